@@ -35,6 +35,9 @@ from areal.runtime.backends.base import Phase
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.records import new_uid
+from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
+from areal.wire.fields import write_fields
+from areal.wire.routing import Readiness
 
 PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
@@ -345,13 +348,13 @@ DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard 
 def route(context: EffectContext, op: Op, number: int) -> None:
     """The model's whole set, none of it draining."""
     cordoned = op.args.get("cordoned", ())
-    held = {"cordoned": True}
-    workers = [
-        {"worker_id": context.uid(run), "worker_addr": context.url(run), **(held if run in cordoned else {})}
+    workers = tuple(
+        ModelWorker(worker_id=context.uid(run), worker_addr=context.url(run), cordoned=run in cordoned)
         for run in op.runs
-    ]
-    settings = {name: op.args[name] for name in ("expected", "readiness")}
-    answer = _post(context, op, "/register_model", {"model": _served(context, op), "workers": workers, **settings})
+    )
+    readiness = Readiness.of(op.args["readiness"])
+    body = RegisterModel(model=_served(context, op), workers=workers, expected=op.args["expected"], readiness=readiness)
+    answer = _post(context, op, "/register_model", write_fields(body))
     for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
         if worker.get("state") == "draining":
             _post(context, op, "/undrain", {"worker_id": worker["worker_id"]})
@@ -360,7 +363,7 @@ def route(context: EffectContext, op: Op, number: int) -> None:
 
 def unroute(context: EffectContext, op: Op, number: int) -> None:
     name = op.args.get("model") or _served(context, op)
-    _post(context, op, "/remove_model", {"model": name}, missing_is_fine=True)
+    _post(context, op, "/remove_model", write_fields(RemoveModel(model=name)), missing_is_fine=True)
 
 
 def _served(context: EffectContext, op: Op) -> str:
@@ -369,7 +372,7 @@ def _served(context: EffectContext, op: Op) -> str:
 
 
 def configure(context: EffectContext, op: Op, number: int) -> None:
-    _post(context, op, "/configure", dict(op.args))
+    _post(context, op, "/configure", write_fields(ConfigureRouter(**op.args)))
 
 
 def synced(context: EffectContext, op: Op, number: int) -> None:
@@ -378,7 +381,8 @@ def synced(context: EffectContext, op: Op, number: int) -> None:
 
 def drain(context: EffectContext, op: Op, number: int) -> None:
     """No new picks, then wait until no request is in flight at the data proxy, or the drain's own deadline."""
-    _post(context, op, "/drain", {"worker_id": op.run, "stopping": True}, missing_is_fine=True)
+    body = NameWorker(worker_id=op.run, stopping=True)
+    _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
     url, seconds, began = context.url(op.run), float(op.args["seconds"]), time.monotonic()
     while True:
         waited_s = time.monotonic() - began

@@ -7,9 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
+from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
+
 MAX_GROUP = 1024
 MAX_EXPORTED = 4096  # sessions in one export
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
+_WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
+_NOT_ALLOWED = "has characters or a length that is not allowed"
+_TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
+_LONGEST_LABEL = 200
 _SESSION_KEY = re.compile(r"[!-~]{8,512}")
 
 
@@ -166,3 +173,128 @@ class RegisterExternal:
         """Our name and the provider's; None unless ours can be one."""
         name, model = self.name or self.model or "", self.model or self.name or ""
         return (name, model) if _MODEL_NAME.fullmatch(name) else None
+
+
+# The router's control routes.
+
+
+def model_name(default: Any = MISSING) -> Any:
+    return checked(_NOT_ALLOWED, _MODEL_NAME.fullmatch, default)
+
+
+def worker_id(default: Any = MISSING) -> Any:
+    return checked(_NOT_ALLOWED, _WORKER_ID.fullmatch, default)
+
+
+def worker_addr(default: Any = MISSING) -> Any:
+    return checked("must be host:port or http://host:port: a host and a port, nothing else", _is_address, default)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(worker_base_url(text))
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AddressedWorker:
+    worker_addr: str = worker_addr()
+
+    @property
+    def addr(self) -> str:
+        return worker_base_url(self.worker_addr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterWorker(_AddressedWorker):
+    worker_id: str | None = worker_id(None)
+    model: str | None = model_name(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease(_AddressedWorker):
+    """How a data proxy registers itself, beside its words of /ready. ``expected``, ``external`` and ``readiness`` count
+    until somebody declares the model. ``held``: it gets no calls until it is declared."""
+
+    worker_id: str = worker_id()
+    model: str = model_name()
+    expected: int = field(default=1, metadata={"least": 1})
+    external: bool = False
+    readiness: Readiness = DEFAULT_READINESS
+    held: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWorker(_AddressedWorker):
+    """``cordoned``: it gets nothing new."""
+
+    worker_id: str = worker_id()
+    cordoned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterModel:
+    """``workers`` are all that the model has. ``expected``: how many of them have to be known before it is served."""
+
+    model: str = model_name()
+    workers: tuple[ModelWorker, ...] = checked(
+        "has two workers with the same worker_id",
+        lambda workers: len({worker.worker_id for worker in workers}) == len(workers),
+    )
+    expected: int | None = field(default=None, metadata={"least": 0})
+    external: bool = False
+    readiness: Readiness | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveModel:
+    """By ``model``, or by ``name``."""
+
+    model: str | None = model_name(None)
+    name: str | None = model_name(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameWorker:
+    """By its id or its address. ``stopping``: a worker that drains goes away after that."""
+
+    worker_id: str | None = worker_id(None)
+    worker_addr: str | None = worker_addr(None)
+    stopping: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouteCall:
+    """A session, by its id, its key or the key's digest, or a model."""
+
+    session_id: str | None = None
+    api_key: str | None = None
+    api_key_digest: str | None = None
+    model: str | None = model_name(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigureRouter:
+    """What is not given stays as it is."""
+
+    strategy: Strategy | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict)
+
+
+def is_target(text: str) -> bool:
+    match = _TARGET.fullmatch(text)
+    return match is not None and int(match[2]) <= 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterTarget:
+    """For Prometheus to scrape, for ``ttl_seconds``; 0 removes it."""
+
+    target: str = checked("must be host:port", is_target)
+    labels: Mapping[str, str] | None = checked(
+        "must be texts, each named as Prometheus names labels",
+        lambda labels: all(_LABEL.fullmatch(name) and len(text) <= _LONGEST_LABEL for name, text in labels.items()),
+        None,
+    )
+    ttl_seconds: float = bounded(0, 3600, 60.0)

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+from areal.wire.fields import read_fields
 
 READY = "ready"
 CORDONED = "cordoned"  # nothing new, but the calls of the sessions that it has
@@ -19,6 +22,17 @@ DEAD = "dead"
 
 Strategy = Literal["auto", "round_robin", "least_loaded", "prefix"]
 STRATEGIES = get_args(Strategy)
+
+
+def worker_base_url(text: str) -> str:
+    """``host:port`` or ``http://host:port`` as a base URL without a trailing slash. Raises ValueError."""
+    url = text if "://" in text else f"http://{text}"
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port is None:
+        raise ValueError(f"worker address {text!r} must be host:port or http://host:port")
+    if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
+        raise ValueError(f"worker address {text!r} must be a host and a port, nothing else")
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 @dataclass(frozen=True)
@@ -40,27 +54,24 @@ class GatewayLimits:
         return replace(self, **{name: type(getattr(self, name))(value) for name, value in given.items()})
 
 
+def _positive(default: float) -> Any:
+    return field(default=default, metadata={"above": 0, "most": 1e9})
+
+
 @dataclass(frozen=True)
 class Readiness:
     """How a model's workers are probed: how often, how long an answer may take, how many lost ones in a row are a
     death, how many answers in a row a recovery."""
 
-    period_seconds: float = 1.0
-    timeout_seconds: float = 2.0
-    failure_threshold: int = 3
-    success_threshold: int = 2
+    period_seconds: float = _positive(1.0)
+    timeout_seconds: float = _positive(2.0)
+    failure_threshold: int = _positive(3)
+    success_threshold: int = _positive(2)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Readiness:
         """Raises ValueError naming what is wrong."""
-        known = {item.name: type(item.default) for item in fields(cls)}
-        for name, value in given.items():
-            if name not in known:
-                raise ValueError(f"unknown setting {name!r}; known: {', '.join(known)}")
-            kind = int if known[name] is int else int | float
-            if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < 1e9:
-                raise ValueError(f"{name} must be a {'whole ' if kind is int else ''}number above 0")
-        return cls(**given)
+        return read_fields(cls, given)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -342,4 +342,5 @@ def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     try:
         return read_fields(cls, data, path, lenient=True)
     except FieldError as error:
-        raise ApiError(400, str(error), code="invalid_value", param=error.field) from error
+        code = "missing_field" if error.problem == "is required" else "invalid_value"
+        raise ApiError(400, str(error), code=code, param=error.field) from error

@@ -38,9 +38,9 @@ from areal.services.inference.engines.base import (
     TokenEngine,
 )
 from areal.services.inference.recorder.storage import PUBLISHED
-from areal.services.inference.router.registry import worker_base_url
 from areal.services.inference.versions import check_grows, read_version
 from areal.wire.processes import DataProxyConfig
+from areal.wire.routing import worker_base_url
 
 
 def api_error(error: EngineError, *, retry: bool = False) -> ApiError:

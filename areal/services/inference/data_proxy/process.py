@@ -45,6 +45,7 @@ from areal.services.inference.engines.base import TokenEngine
 from areal.services.inference.recorder.session import TrajectoryPhase
 from areal.services.inference.recorder.storage import REGISTRATIONS
 from areal.services.inference.recorder.store import JournalStore, open_journal_store
+from areal.wire.bodies import Lease
 from areal.wire.processes import DataProxyConfig, RegistrationConfig
 
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -127,8 +128,8 @@ class RouterLease:
         self, config: RegistrationConfig, service: Service, http: HttpClient, headers: Mapping[str, str], model: str
     ) -> None:
         self._file = Path(config.router_file)
-        self._about = {name: value for name, value in asdict(config).items() if name != "router_file"}
-        self._about["model"] = model
+        self._config = config
+        self._model = model
         self._service = service
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
@@ -158,7 +159,17 @@ class RouterLease:
 
     async def _renew(self, ready: Mapping[str, Any]) -> float:
         """Seconds until the next renewal."""
-        body = orjson.dumps({**ready, **self._about, "worker_addr": self._service.address})
+        config, address = self._config, self._service.address
+        assert address is not None, "a lease is taken by a service that listens"
+        lease = Lease(
+            worker_id=config.worker_id,
+            worker_addr=address,
+            model=self._model,
+            expected=config.expected,
+            readiness=config.readiness,
+            held=config.held,
+        )
+        body = orjson.dumps({**ready, **asdict(lease)})
         try:
             url = json.loads(self._file.read_text())["url"]
             response = await self._http.fetch(

@@ -21,7 +21,8 @@ from areal.services.inference.gateway.exports import ExportRoutes
 from areal.services.inference.gateway.relay import Admission, Relay, RelayMetrics
 from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, SessionRoutes
-from areal.services.inference.router.app import TARGET, target
+from areal.services.inference.router.app import target
+from areal.wire.bodies import is_target
 from areal.wire.processes import GatewayConfig
 from areal.wire.routing import GatewayLimits, ModelEntry
 
@@ -82,7 +83,7 @@ class GatewayRoutes:
         if status != 200:
             return Response(status, body, content_type="application/json")
         asked = request.headers.get("Host", "")
-        url = f"//{asked}" if TARGET.fullmatch(asked) else self._service.address
+        url = f"//{asked}" if is_target(asked) else self._service.address
         return json_response([*([target(url, "gateway")] if url else []), *orjson.loads(body)])
 
 

@@ -22,8 +22,10 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.inference.gateway.routing import RouterClient
-from areal.services.inference.router.registry import worker_base_url
 from areal.services.inference.versions import check_grows, read_version
+from areal.wire.bodies import ModelWorker, RegisterModel
+from areal.wire.fields import write_fields
+from areal.wire.routing import worker_base_url
 
 _BODY_BYTES = 64 * 1024
 _DEADLINE_S = 180.0  # longer than the data proxy's own on its engine
@@ -175,8 +177,8 @@ class Registration:
             known = await self._registered(model)
             await self._router.post("/remove_model", {"model": model})
             untold: list[str] = []
-            if known is not None and known["external"]:
-                untold = await self._forget_external(model, [worker["worker_addr"] for worker in known["workers"]])
+            if known is not None and known.external:
+                untold = await self._forget_external(model, [worker.worker_addr for worker in known.workers])
         return json_response({"status": "ok", "model": model, **({"untold": untold} if untold else {})})
 
     async def _healthy(self) -> list[str]:
@@ -244,32 +246,33 @@ class Registration:
             message = f"the data proxy at {addr} is not ready: {about.get('reason')}"
             raise ApiError(503, message, code="data_proxy_not_ready")
 
-    async def _registered(self, model: str) -> dict[str, Any] | None:
+    async def _registered(self, model: str) -> RegisterModel | None:
         """What the router has under this name, as what would register it again."""
         models = {entry["name"]: entry for entry in (await self._router.get("/models"))["models"]}
         if (entry := models.get(model)) is None:
             return None
-        workers = [{"worker_id": worker["id"], "worker_addr": worker["addr"]} for worker in entry["workers"]]
-        about = {"expected": entry["expected"], "external": entry["external"]}
-        return {"model": model, "workers": workers, **about}
+        workers = tuple(ModelWorker(worker_id=each["id"], worker_addr=each["addr"]) for each in entry["workers"])
+        return RegisterModel(model=model, workers=workers, expected=entry["expected"], external=entry["external"])
 
     async def _put(self, model: str, addrs: list[str], *, external: bool) -> None:
         known = await self._registered(model)
-        ids = {worker["worker_addr"]: worker["worker_id"] for worker in known["workers"]} if known else {}
-        workers = [{"worker_id": ids.get(addr, _worker_id(model, addr)), "worker_addr": addr} for addr in addrs]
-        body = {"model": model, "workers": workers, "external": external}
-        reply = await self._router.post("/register_model", body)
+        ids = {worker.worker_addr: worker.worker_id for worker in known.workers} if known else {}
+        workers = tuple(
+            ModelWorker(worker_id=ids.get(addr, _worker_id(model, addr)), worker_addr=addr) for addr in addrs
+        )
+        body = RegisterModel(model=model, workers=workers, external=external)
+        reply = await self._router.post("/register_model", write_fields(body))
         if lost := [worker["worker_addr"] for worker in reply["workers"] if not worker["healthy"]]:
             message = f"the router does not reach the data proxy at {', '.join(lost)}"
             raise ApiError(502, message, code="data_proxy_unavailable")
 
-    async def _restore(self, model: str, before: dict[str, Any] | None, told: list[str]) -> None:
+    async def _restore(self, model: str, before: RegisterModel | None, told: list[str]) -> None:
         """``told``: data proxies that were told of an external model. Where the model was registered before, its API
         is the new one from now on: nobody but them knew the old one's key."""
         if before is None:
             await self._forget_external(model, told)
         if before is not None:
-            await self._router.post("/register_model", before)
+            await self._router.post("/register_model", write_fields(before))
         elif await self._registered(model) is not None:
             await self._router.post("/remove_model", {"model": model})
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,26 +21,35 @@ import orjson
 from areal.services.http.auth import Access
 from areal.services.http.client import Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_object
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Lifetime, Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.inference.router.declared_file import DeclaredFile
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober, answer_of, expire_leases, report_of
-from areal.services.inference.router.registry import WorkerLease, WorkerRecord, WorkerRegistry, worker_base_url
+from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
 from areal.services.inference.router.sessions import SessionPlacing
+from areal.wire.bodies import (
+    ConfigureRouter,
+    Lease,
+    NameWorker,
+    RegisterModel,
+    RegisterTarget,
+    RegisterWorker,
+    RemoveModel,
+    RouteCall,
+)
 from areal.wire.processes import RouterConfig
 from areal.wire.routing import (
     CORDONED,
     DEAD,
-    DEFAULT_READINESS,
     DRAINING,
     READY,
-    STRATEGIES,
     Readiness,
     Snapshot,
     WorkerEntry,
+    worker_base_url,
 )
 
 # GET /watch: the table now, then after each change the whole table again, or with ``?changes`` only what has changed;
@@ -117,11 +125,7 @@ class Watch:
 # router knows the data proxies and their engines at each moment, also after a rolling update gave them other ports.
 # Trainers register themselves, for a time that they renew. The label ``job`` tells the components apart.
 
-LONGEST_TTL_S = 3600.0
 _MOST = 1000
-TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-_LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
-_LONGEST_VALUE = 200
 
 Target = dict[str, Any]
 
@@ -149,21 +153,14 @@ class RegisteredTargets:
 
     _until: dict[str, tuple[Mapping[str, str], float]] = field(default_factory=dict)
 
-    def register(self, data: Mapping[str, Any], now: float) -> None:
-        """``{"target", "labels", "ttl_seconds"}``; 0 seconds remove it. Raises ValueError."""
-        name, labels, ttl_s = data.get("target"), data.get("labels") or {}, data.get("ttl_seconds", 60)
-        if not isinstance(name, str) or (match := TARGET.fullmatch(name)) is None or int(match[2]) > 65535:
-            raise ValueError("target must be host:port")
-        if not isinstance(labels, dict) or not all(_is_label(*each) for each in labels.items()):
-            raise ValueError("labels must be an object of texts, each named as Prometheus names labels")
-        if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not 0 <= ttl_s <= LONGEST_TTL_S:
-            raise ValueError(f"ttl_seconds must be between 0 and {LONGEST_TTL_S:g}")
+    def register(self, target: RegisterTarget, now: float) -> None:
+        """Raises ValueError where there are too many."""
         self._until = {each: kept for each, kept in self._until.items() if kept[1] > now}
-        self._until.pop(name, None)
-        if ttl_s:
+        self._until.pop(target.target, None)
+        if target.ttl_seconds:
             if len(self._until) >= _MOST:
                 raise ValueError(f"{_MOST} targets are registered already")
-            self._until[name] = dict(labels), now + ttl_s
+            self._until[target.target] = dict(target.labels or {}), now + target.ttl_seconds
 
     def all(self, now: float) -> list[Target]:
         return [
@@ -171,16 +168,9 @@ class RegisteredTargets:
         ]
 
 
-def _is_label(name: object, value: object) -> bool:
-    is_name = isinstance(name, str) and _LABEL.fullmatch(name) is not None
-    return is_name and isinstance(value, str) and len(value) <= _LONGEST_VALUE
-
-
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
 _ON_ITS_WAY_S = 0.1  # what a lease says is as old as this at most; sessions that were placed since count on top
 _REMOVED_AGAIN_S = 5.0
 _TABLE_BYTES = 64 * 1024 * 1024
-_WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
 
 
 class RouterRoutes:
@@ -227,10 +217,8 @@ class RouterRoutes:
         service.route("GET", "/http_sd", self.scrape_targets, Access.METRICS)
 
     async def register(self, request: Request) -> Response:
-        data = await read_object(request)
-        addr = _address(data.get("worker_addr"), "worker_addr")
-        worker_id = _optional(data, "worker_id", _WORKER_ID)
-        worker = self._registry.register(worker_id, addr, _optional(data, "model", _MODEL_NAME))
+        body = await read_body(request, RegisterWorker)
+        worker = self._registry.register(body.worker_id, body.addr, body.model)
         await self._prober.probe([worker])
         return self._accepted(worker_id=worker.id, state=worker.state)
 
@@ -238,38 +226,33 @@ class RouterRoutes:
         """A data proxy registers itself, or renews that: its words of /ready beside what it is. It is to come again
         within ``renew_seconds``. ``registered`` is false for one that was removed."""
         data = await read_object(request)
-        lease = _lease(data)
-        now = time.monotonic()
+        lease, now = body_as(Lease, data), time.monotonic()
         worker = self._registry.renew(lease, answer_of(data), report_of(data, now - _ON_ITS_WAY_S), now)
         again_s = self._registry.renew_s(worker) if worker is not None else _REMOVED_AGAIN_S
         return json_response({"status": "ok", "registered": worker is not None, "renew_seconds": again_s})
 
     async def unregister(self, request: Request) -> Response:
-        worker = self._named(await read_object(request))
+        worker = self._named(await read_body(request, NameWorker))
         self._registry.unregister(worker)
         return self._accepted(worker_id=worker.id)
 
     async def register_model(self, request: Request) -> Response:
-        data = await read_object(request)
-        name = _required(data, "model", _MODEL_NAME)
-        expected = data.get("expected")
-        if expected is not None and (isinstance(expected, bool) or not isinstance(expected, int) or expected < 0):
-            raise bad_request("expected must be a whole number, not below 0", param="expected")
-        external = data.get("external", False)
-        if not isinstance(external, bool):
-            raise bad_request("external must be true or false", param="external")
-        readiness, pairs = _readiness(data.get("readiness")), self._pairs(data)
-        cordoned = [item["worker_id"] for item in data["workers"] if item.get("cordoned") is True]
+        body = await read_body(request, RegisterModel)
         self._registry.register_model(
-            name, pairs, expected=expected, external=external, readiness=readiness, cordoned=cordoned
+            body.model,
+            [(worker.worker_id, worker.addr) for worker in body.workers],
+            expected=body.expected,
+            external=body.external,
+            readiness=body.readiness,
+            cordoned=[worker.worker_id for worker in body.workers if worker.cordoned],
         )
-        workers = self._registry.workers(name)
+        workers = self._registry.workers(body.model)
         await self._prober.probe(worker for worker in workers if not worker.health.seen)
-        return self._accepted(model=name, workers=[worker.to_json() for worker in workers])
+        return self._accepted(model=body.model, workers=[worker.to_json() for worker in workers])
 
     async def remove_model(self, request: Request) -> Response:
-        data = await read_object(request)
-        name = _required(data, "model" if "model" in data else "name", _MODEL_NAME)
+        body = await read_body(request, RemoveModel)
+        name = _required("model", body.model or body.name)
         if not self._registry.remove_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
         return self._accepted(model=name)
@@ -277,20 +260,16 @@ class RouterRoutes:
     async def drain(self, request: Request) -> Response:
         """No new calls for one worker, or ``all``; its sessions move to the model's other workers. With ``stopping`` it
         goes away after that, and calls of sessions wait; else those of sessions that cannot move are refused."""
-        return await self._set_drained(await read_object(request), True)
+        return await self._set_drained(await read_body(request, NameWorker), True)
 
     async def undrain(self, request: Request) -> Response:
-        return await self._set_drained(await read_object(request), False)
+        return await self._set_drained(await read_body(request, NameWorker), False)
 
     async def configure(self, request: Request) -> Response:
-        data = await read_object(request)
-        strategy, limits = data.get("strategy"), data.get("limits") or {}
-        if strategy is not None and strategy not in STRATEGIES:
-            raise bad_request(f"strategy must be one of {', '.join(STRATEGIES)}", param="strategy")
-        if not isinstance(limits, dict):
-            raise bad_request("limits must be an object", param="limits")
+        body = await read_body(request, ConfigureRouter)
+        limits = {name: value for name, value in body.limits.items() if value is not None}
         try:
-            self._registry.configure(strategy, {name: value for name, value in limits.items() if value is not None})
+            self._registry.configure(body.strategy, limits)
         except ValueError as error:
             raise bad_request(str(error), param="limits") from error
         return self._accepted()
@@ -317,11 +296,11 @@ class RouterRoutes:
     async def pick(self, request: Request) -> Response:
         """Where a call would go, by its session or its session's key, else by its model. Relays decide for themselves,
         but for a key that a caller chose; this is for people and other services."""
-        data = await read_object(request)
-        held = await self._placing.holder(data)
+        body = await read_body(request, RouteCall)
+        held = await self._placing.holder(body)
         if held is not None:
             return self._there(held.worker, journal=held.journal)
-        name = _required(data, "model", _MODEL_NAME)
+        name = _required("model", body.model)
         if not self._registry.has_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
         ready = {w.addr: w for w in self._registry.workers(name) if w.state == READY}
@@ -358,7 +337,7 @@ class RouterRoutes:
         return json_response({"workers": [it.to_json() for it in self._registry.workers()], "models": declared})
 
     async def resolve(self, request: Request) -> Response:
-        return json_response(self._named({"worker_id": request.match_info["worker_id"]}).to_json())
+        return json_response(self._named(NameWorker(worker_id=request.match_info["worker_id"])).to_json())
 
     async def scrape_targets(self, request: Request) -> Response:
         """For Prometheus' ``http_sd_configs``."""
@@ -369,7 +348,7 @@ class RouterRoutes:
     async def register_target(self, request: Request) -> Response:
         """Something else to scrape, such as a trainer: until its time to live is over."""
         try:
-            self._scraped.register(await read_object(request), time.monotonic())
+            self._scraped.register(await read_body(request, RegisterTarget), time.monotonic())
         except ValueError as error:
             raise bad_request(str(error)) from error
         return json_response({"status": "ok"})
@@ -385,90 +364,30 @@ class RouterRoutes:
             raise ApiError(507, f"what was declared cannot be kept: {error}", code="storage_full") from error
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
-    async def _set_drained(self, data: dict[str, Any], drained: bool) -> Response:
-        workers = self._registry.workers() if data.get("worker_id") == "all" else [self._named(data)]
+    async def _set_drained(self, body: NameWorker, drained: bool) -> Response:
+        workers = self._registry.workers() if body.worker_id == "all" else [self._named(body)]
         for worker in workers:
-            self._registry.set_drained(worker, drained, stopping=drained and data.get("stopping") is True)
+            self._registry.set_drained(worker, drained, stopping=drained and body.stopping)
         await asyncio.gather(*(self._placing.move(worker) for worker in workers))
         return self._accepted(workers=[worker.to_json() for worker in workers])
 
-    def _named(self, data: dict[str, Any]) -> WorkerRecord:
-        worker_id = _optional(data, "worker_id", _WORKER_ID)
-        if worker_id is None and "worker_addr" not in data:
+    def _named(self, body: NameWorker) -> WorkerRecord:
+        if body.worker_id is None and body.worker_addr is None:
             raise bad_request("worker_id or worker_addr is required", param="worker_id")
-        addr = None if worker_id else _address(data["worker_addr"], "worker_addr")
-        worker = self._registry.find(worker_id=worker_id, addr=addr)
+        addr = worker_base_url(body.worker_addr) if body.worker_addr is not None and body.worker_id is None else None
+        worker = self._registry.find(worker_id=body.worker_id, addr=addr)
         if worker is None:
-            raise ApiError(404, f"no worker {worker_id or addr}", code="worker_not_found", param="worker_id")
+            raise ApiError(404, f"no worker {body.worker_id or addr}", code="worker_not_found", param="worker_id")
         return worker
-
-    def _pairs(self, data: dict[str, Any]) -> list[tuple[str, str]]:
-        workers = data.get("workers")
-        if not isinstance(workers, list):
-            raise bad_request("workers must be a list of {worker_id, worker_addr}", param="workers")
-        pairs = []
-        for index, item in enumerate(workers):
-            if not isinstance(item, dict):
-                raise bad_request("a worker must be {worker_id, worker_addr}", param=f"workers[{index}]")
-            addr = _address(item.get("worker_addr"), f"workers[{index}].worker_addr")
-            pairs.append((_required(item, "worker_id", _WORKER_ID), addr))
-        if len(dict(pairs)) != len(pairs):
-            raise bad_request("two workers have the same worker_id", param="workers")
-        return pairs
 
 
 def _to_response(reply: Fetched) -> Response:
     return Response(reply.status, reply.body, content_type="application/json")
 
 
-def _lease(data: dict[str, Any]) -> WorkerLease:
-    expected = data.get("expected", 1)
-    if type(expected) is not int or expected < 1:
-        raise bad_request("expected must be a whole number from 1", param="expected")
-    return WorkerLease(
-        _required(data, "worker_id", _WORKER_ID),
-        _address(data.get("worker_addr"), "worker_addr"),
-        _required(data, "model", _MODEL_NAME),
-        expected,
-        data.get("external") is True,
-        _readiness(data.get("readiness")) or DEFAULT_READINESS,
-        data.get("held") is True,
-    )
-
-
-def _readiness(value: object) -> Readiness | None:
+def _required(field: str, value: str | None) -> str:
     if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise bad_request("readiness must be an object", param="readiness")
-    try:
-        return Readiness.of(value)
-    except ValueError as error:
-        raise bad_request(str(error), param="readiness") from error
-
-
-def _address(value: object, param: str) -> str:
-    if not isinstance(value, str):
-        raise bad_request(f"{param} must be the worker's address, host:port", param=param)
-    try:
-        return worker_base_url(value)
-    except ValueError as error:
-        raise bad_request(str(error), param=param) from error
-
-
-def _required(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str:
-    value = _optional(data, name, pattern)
-    if value is None:
-        raise bad_request(f"{name} is required", param=name, code="missing_field")
-    return value
-
-
-def _optional(data: dict[str, Any], name: str, pattern: re.Pattern[str]) -> str | None:
-    value = data.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise bad_request(f"{name} has characters or a length that is not allowed", param=name)
+        raise bad_request(f"{field} is required", param=field, code="missing_field")
     return value
 
 

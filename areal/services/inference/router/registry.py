@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
-from urllib.parse import urlsplit
 
+from areal.wire.bodies import Lease
 from areal.wire.routing import (
     CORDONED,
     DEAD,
@@ -30,6 +30,7 @@ from areal.wire.routing import (
     Readiness,
     Snapshot,
     WorkerEntry,
+    worker_base_url,
 )
 
 _REMOVED_KEPT = 1000
@@ -155,20 +156,6 @@ class WorkerRecord:
         }
 
 
-@dataclass(frozen=True)
-class WorkerLease:
-    """How a data proxy registers itself. ``expected``, ``external`` and ``readiness`` count until somebody declares the
-    model. ``held``: it gets no calls until it is declared."""
-
-    worker_id: str
-    addr: str
-    model: str
-    expected: int = 1
-    external: bool = False
-    readiness: Readiness = DEFAULT_READINESS
-    held: bool = False
-
-
 @dataclass
 class _Model:
     """``withheld``: nobody declared it, and not all of its replicas were ready yet."""
@@ -241,7 +228,7 @@ class WorkerRegistry:
             if len(self._removed) > _REMOVED_KEPT:
                 del self._removed[next(iter(self._removed))]
 
-    def renew(self, lease: WorkerLease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
+    def renew(self, lease: Lease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
         """Register a data proxy, or renew its lease, with its present state. None: it was removed, and stays out."""
         if lease.worker_id in self._removed:
             return None
@@ -254,7 +241,7 @@ class WorkerRegistry:
         self._publish(worker)
         return worker
 
-    def _join(self, lease: WorkerLease, former: WorkerRecord | None) -> WorkerRecord:
+    def _join(self, lease: Lease, former: WorkerRecord | None) -> WorkerRecord:
         if (model := self._models.get(lease.model)) is None:
             created = int(time.time())
             self._models[lease.model] = _Model(lease.expected, lease.external, created, lease.readiness, withheld=True)
@@ -566,17 +553,6 @@ class WorkerRegistry:
         else:
             self._changes.append((self.serial, worker.model, worker.id))
         self.on_change()
-
-
-def worker_base_url(text: str) -> str:
-    """``host:port`` or ``http://host:port`` as a base URL without a trailing slash. Raises ValueError."""
-    url = text if "://" in text else f"http://{text}"
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.port is None:
-        raise ValueError(f"worker address {text!r} must be host:port or http://host:port")
-    if parts.path.strip("/") or parts.query or parts.fragment or parts.username:
-        raise ValueError(f"worker address {text!r} must be a host and a port, nothing else")
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _adapters(ready: Sequence[WorkerRecord]) -> tuple[str, ...]:

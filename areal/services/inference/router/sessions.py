@@ -24,6 +24,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.session import GroupName, SessionName, key_digest, tag_of_key
 from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
+from areal.wire.bodies import RouteCall
 from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
 
 
@@ -149,20 +150,20 @@ class SessionPlacing:
 
     # -- finding
 
-    async def holder(self, data: Mapping[str, Any]) -> SessionLocation | None:
+    async def holder(self, body: RouteCall) -> SessionLocation | None:
         """Who has the session that is named, by id, key or key's digest; None where none is named. Raises 404, 503."""
-        session_id, key, digest = (data.get(name) for name in ("session_id", "api_key", "api_key_digest"))
-        if isinstance(session_id, str):
-            name = SessionName.parse(session_id)
+        digest = body.api_key_digest
+        if body.session_id is not None:
+            name = SessionName.parse(body.session_id)
             if name is None:
-                raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
+                raise ApiError(404, f"no session {body.session_id!r}", code="session_not_found", param="session_id")
             return SessionLocation(self._with_journal(name.tag), name.tag)
-        if isinstance(key, str):
-            tag = tag_of_key(key)
+        if body.api_key is not None:
+            tag = tag_of_key(body.api_key)
             if tag is not None:
                 return SessionLocation(self._with_journal(tag), tag)
-            digest = key_digest(key.encode("utf-8", "surrogatepass")).hex()
-        if not isinstance(digest, str):
+            digest = key_digest(body.api_key.encode("utf-8", "surrogatepass")).hex()
+        if digest is None:
             return None
         try:
             held = await self._find(bytes.fromhex(digest))

@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.router.declared_file import DeclaredFile
-from areal.services.inference.router.registry import Answer, WorkerLease, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.wire.bodies import Lease
 from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
 
 
 def renewed(
     registry: WorkerRegistry, number: int, answer: Answer = Answer.READY, now: float = 0.0, **more: object
 ) -> bool:
-    lease = WorkerLease(f"w{number}", f"http://h:{number + 1}", "m", **more)  # type: ignore[arg-type]
+    lease = Lease(worker_id=f"w{number}", worker_addr=f"http://h:{number + 1}", model="m", **more)  # type: ignore[arg-type]
     return registry.renew(lease, answer, WorkerReport(journals=(f"tag{number}",)), now) is not None
 
 
@@ -127,7 +128,7 @@ def test_held_worker_gets_nothing_before_it_is_declared() -> None:
 def test_successor_at_a_dead_workers_address_replaces_it() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
-    registry.renew(WorkerLease("other", "http://h:1", "m"), Answer.READY, WorkerReport(), 0.0)
+    registry.renew(Lease(worker_id="other", worker_addr="http://h:1", model="m"), Answer.READY, WorkerReport(), 0.0)
     assert states(registry) == {"other": READY}
 
 

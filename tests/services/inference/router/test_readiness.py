@@ -36,4 +36,4 @@ def test_readiness_that_makes_no_sense_is_refused(processes: Processes) -> None:
     router = processes.router()
     body = {"model": "m", "workers": [], "readiness": {"period_seconds": -1}}
     answer = router.call("POST", "/register_model", body, key=processes.key)
-    assert answer.status == 400 and "period_seconds must be a number above 0" in answer.json()["error"]["message"]
+    assert answer.status == 400 and "readiness.period_seconds must be above 0" in answer.json()["error"]["message"]

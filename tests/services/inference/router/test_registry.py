@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport, worker_base_url
-from areal.wire.routing import DEAD, DRAINING, READY
+from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport
+from areal.wire.routing import DEAD, DRAINING, READY, worker_base_url
 
 
 def registry_with(*workers: tuple[str, str]) -> WorkerRegistry:

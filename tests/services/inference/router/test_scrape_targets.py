@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.services.inference.router.app import RegisteredTargets, targets_of
-from areal.services.inference.router.registry import Answer, WorkerLease, WorkerRegistry, WorkerReport
+from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport
+from areal.wire.bodies import Lease, RegisterTarget
+from areal.wire.fields import read_fields
 
 
 def addresses(registry: WorkerRegistry) -> list[tuple[str, str]]:
@@ -19,7 +21,7 @@ def addresses(registry: WorkerRegistry) -> list[tuple[str, str]]:
 
 def renew(registry: WorkerRegistry, worker_id: str, port: int, model: str = "m") -> None:
     report = WorkerReport(engine_url=f"http://user:secret@h:{port + 1}")
-    registry.renew(WorkerLease(worker_id, f"http://h:{port}", model), Answer.READY, report, 0.0)
+    registry.renew(Lease(worker_id=worker_id, worker_addr=f"http://h:{port}", model=model), Answer.READY, report, 0.0)
 
 
 def test_list_follows_a_rolling_update_that_changes_ports() -> None:
@@ -41,15 +43,19 @@ def test_data_proxy_of_several_models_is_scraped_once() -> None:
     assert len(addresses(registry)) == 2
 
 
+def target(**data: Any) -> RegisterTarget:
+    return read_fields(RegisterTarget, data, lenient=True)
+
+
 def test_target_that_registers_itself_is_listed_until_its_time_is_over() -> None:
     targets = RegisteredTargets()
-    targets.register({"target": "127.0.0.1:9", "labels": {"job": "areal-trainer"}, "ttl_seconds": 30}, 0.0)
+    targets.register(target(target="127.0.0.1:9", labels={"job": "areal-trainer"}, ttl_seconds=30), 0.0)
     assert targets.all(29.0) == [{"targets": ["127.0.0.1:9"], "labels": {"job": "areal-trainer"}}]
-    targets.register({"target": "127.0.0.1:9", "ttl_seconds": 30}, 29.0)
+    targets.register(target(target="127.0.0.1:9", ttl_seconds=30), 29.0)
     assert targets.all(58.0) == [{"targets": ["127.0.0.1:9"], "labels": {}}]
     assert targets.all(59.0) == []
-    targets.register({"target": "[::1]:9"}, 60.0)
-    targets.register({"target": "[::1]:9", "ttl_seconds": 0}, 61.0)
+    targets.register(target(target="[::1]:9"), 60.0)
+    targets.register(target(target="[::1]:9", ttl_seconds=0), 61.0)
     assert targets.all(61.0) == []
 
 
@@ -69,10 +75,8 @@ def test_target_that_registers_itself_is_listed_until_its_time_is_over() -> None
     ],
 )
 def test_what_is_no_target_is_refused(wrong: dict[str, Any]) -> None:
-    targets = RegisteredTargets()
     with pytest.raises(ValueError):
-        targets.register(wrong, 0.0)
-    assert targets.all(0.0) == []
+        target(**wrong)
 
 
 _FIELDS = st.sampled_from(["target", "labels", "ttl_seconds"])
@@ -83,4 +87,4 @@ _VALUES = st.none() | st.text() | st.floats() | st.integers() | st.dictionaries(
 @given(st.dictionaries(_FIELDS, _VALUES))
 def test_any_body_is_a_target_or_a_value_error(data: dict[str, Any]) -> None:
     with contextlib.suppress(ValueError):
-        RegisteredTargets().register(data, 0.0)
+        RegisteredTargets().register(target(**data), 0.0)
