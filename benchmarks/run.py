@@ -62,6 +62,7 @@ CATALOG = (
         {"idleMb.gateway*": "lower"},
         least_spread=0.15,
     ),
+    Benchmark("http_server", _WEB, {}, None, 0.25, ratios=True),
     Benchmark(
         "weight_push",
         ("areal/services/weight_update", _EMBEDDED),

@@ -79,19 +79,30 @@ class Floor:
         return child.pid, until(port, f"{argv} to say where it listens")
 
     def service(self, module: str, *argv: str) -> tuple[int, int]:
-        keyed = ("--port", "0", "--admin-key-file", str(self._key_file))
-        name = f"areal.services.inference.{module}"
-        return self.start(sys.executable, "-m", name, *keyed, *argv, says=r"listens on \S+ port (\d+)")
+        return self.keyed(sys.executable, "-m", f"areal.services.inference.{module}", *argv)
 
-    def gateway(self, *workers: str, relays: int = 1) -> tuple[int, int]:
-        """A gateway whose one model has these workers, all of them ready."""
+    def keyed(self, *argv: str) -> tuple[int, int]:
+        """A service of ours, by its command: it takes any free port, and the admin key."""
+        flags = ("--port", "0", "--admin-key-file", str(self._key_file))
+        return self.start(*argv, *flags, says=r"listens on \S+ port (\d+)")
+
+    def router(self, *workers: str) -> int:
+        """The port of a router whose one model has these workers."""
         _, router = self.service("router")
         listed = [{"worker_id": f"mock-{place}", "worker_addr": url} for place, url in enumerate(workers)]
         ask(router, "POST", "/register_model", {"model": MODEL, "workers": listed})
-        pid, port = self.service("gateway", "--router-url", f"http://127.0.0.1:{router}", "--relays", str(relays))
+        until(lambda: all_ready(router, len(workers)) or None, "all workers to be ready")
+        return router
+
+    def gateway(self, *workers: str, relays: int = 1) -> tuple[int, int]:
+        """A gateway whose one model has these workers, all of them ready."""
+        url = f"http://127.0.0.1:{self.router(*workers)}"
+        return self.serving(*self.service("gateway", "--router-url", url, "--relays", str(relays)))
+
+    def serving(self, pid: int, port: int) -> tuple[int, int]:
+        """The same gateway, once it serves its model."""
         until(lambda: answers(port, "/ready") or None, "the gateway to have a routing table")
         until(lambda: MODEL in ask(port, "GET", "/v1/models")["models"] or None, "the gateway to list its model")
-        until(lambda: all_ready(router, len(workers)) or None, "all workers to be ready")
         return pid, port
 
     def data_proxy(self, engine: int, tokenizer: Path) -> tuple[int, int]:
@@ -126,6 +137,12 @@ def free_port() -> int:
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
 
 
 def answers(port: int, path: str) -> bool:

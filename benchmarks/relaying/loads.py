@@ -24,12 +24,16 @@ def request_body(stream: bool) -> str:
 
 
 def relayed(port: int, connections: int, requests: int, *, stream: bool = False) -> dict[str, float]:
+    return repeated(port, "/v1/chat/completions", request_body(stream), connections, requests)
+
+
+def repeated(port: int, path: str, body: str, connections: int, requests: int) -> dict[str, float]:
     """The same call again and again."""
     order = {
         "port": port,
-        "path": "/v1/chat/completions",
+        "path": path,
         "headers": {"Authorization": f"Bearer {KEY}"},
-        "body": request_body(stream),
+        "body": body,
         "connections": connections,
         "requests": requests,
     }

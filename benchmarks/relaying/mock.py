@@ -33,7 +33,7 @@ def _answer() -> bytes:
     return json.dumps({"id": "chatcmpl-1", "object": "chat.completion", "model": "mock", "choices": choices}).encode()
 
 
-def _event(text: str, finish: str | None) -> bytes:
+def event(text: str, finish: str | None) -> bytes:
     choices = [{"index": 0, "delta": {"content": text}, "finish_reason": finish}]
     body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "mock", "choices": choices}
     return b"data: " + json.dumps(body).encode() + b"\n\n"
@@ -58,7 +58,7 @@ def _line(last: bool) -> bytes:
 PLAIN = _response(_answer())
 OK = _response(json.dumps({"status": "ready", "component": "mock", "in_flight": 0, "version": 3}).encode())
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
-EVENTS = [_chunk(_event("word ", "stop" if n == CHUNKS - 1 else None)) for n in range(CHUNKS)]
+EVENTS = [_chunk(event("word ", "stop" if n == CHUNKS - 1 else None)) for n in range(CHUNKS)]
 EVENTS.append(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 LINES = [_chunk(_line(n == CHUNKS - 1)) for n in range(CHUNKS)]
 LINES[-1] += b"0\r\n\r\n"

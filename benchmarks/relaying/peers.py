@@ -1,7 +1,8 @@
 """Other people's proxies before the same mock, each None where it is not installed.
 
 nginx is looked for on the path. LiteLLM's proxy and sglang-router live in environments of their own, whose ``bin``
-folders are named by ``AREAL_BENCH_LITELLM`` and ``AREAL_BENCH_SGLANG_ROUTER``.
+folders are named by ``AREAL_BENCH_LITELLM`` and ``AREAL_BENCH_SGLANG_ROUTER``; so do the HTTP servers uvicorn and
+granian, by ``AREAL_BENCH_HTTP_SERVERS``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from benchmarks.relaying.floor import KEY, MODEL, Floor, System, answers, children, free_port, until
+from benchmarks.relaying.floor import KEY, MODEL, PARTS, Floor, System, answers, children, free_port, listens, until
 
 _START_S = 180.0  # LiteLLM imports for half a minute on a busy machine
 
@@ -72,6 +73,52 @@ def sglang_router(floor: Floor, mock: int) -> System | None:
     return System("sglang-router", port, {"router": pid})
 
 
+def http_servers(floor: Floor) -> list[System]:
+    """uvicorn and granian with the handler of ``handler.py``; none where they are not installed."""
+    folder = _bin("AREAL_BENCH_HTTP_SERVERS")
+    if folder is None:
+        return []
+    quiet = ("--host", "127.0.0.1", "--log-level", "warning", "--loop", "uvloop", "--port")
+    uvicorn = ("uvicorn", "--http", "httptools", "--ws", "none", "--lifespan", "off", "--no-access-log", *quiet)
+    granian = ("granian", "--http", "1", "--no-ws", *quiet)
+    found = []
+    for name, (program, *flags), more in (
+        ("uvicorn", uvicorn, ("benchmarks.relaying.handler:asgi",)),
+        ("granian, ASGI", granian, ("--interface", "asginl", "benchmarks.relaying.handler:asgi")),
+        ("granian, RSGI", granian, ("--interface", "rsgi", "benchmarks.relaying.handler:rsgi")),
+    ):
+        port = free_port()
+        pid, _ = floor.start(str(folder / program), *flags, str(port), *more, says=r"")
+        until(lambda port=port: listens(port) or None, f"{name} to listen")  # type: ignore[misc]
+        workers = children(pid)  # granian's supervisor serves nothing
+        found.append(System(name, port, {"server": workers[0] if workers else pid}))
+    return found
+
+
+def hosted_gateways(floor: Floor, router: int) -> list[System]:
+    """The gateway under uvicorn and granian: ``hosted_gateway.py``."""
+    folder = _bin("AREAL_BENCH_HTTP_SERVERS")
+    if folder is None:
+        return []
+    found = []
+    for server in ("uvicorn", "granian"):
+        command = (str(folder / "python"), str(PARTS / "hosted_gateway.py"), server)
+        pid, port = floor.serving(*floor.keyed(*command, "--router-url", f"http://127.0.0.1:{router}"))
+        found.append(System(f"gateway on {server}", port, {"gateway": pid}))
+    return found
+
+
+def http_server_versions() -> dict[str, str]:
+    folder = _bin("AREAL_BENCH_HTTP_SERVERS")
+    names = ("uvicorn", "granian", "httptools", "uvloop")
+    return {} if folder is None else {name: _version(folder, name) for name in names}
+
+
+def _version(folder: Path, name: str) -> str:
+    code = f"from importlib.metadata import version; print(version({name!r}))"
+    return subprocess.check_output([str(folder / "python"), "-c", code], text=True).strip()
+
+
 def _bin(variable: str) -> Path | None:
     text = os.environ.get(variable)
     return Path(text) if text and Path(text).is_dir() else None
@@ -82,8 +129,7 @@ def versions() -> dict[str, str]:
     found = {}
     for name, variable in (("litellm", "AREAL_BENCH_LITELLM"), ("sglang-router", "AREAL_BENCH_SGLANG_ROUTER")):
         if (folder := _bin(variable)) is not None:
-            code = f"from importlib.metadata import version; print(version({name!r}))"
-            found[name] = subprocess.check_output([str(folder / "python"), "-c", code], text=True).strip()
+            found[name] = _version(folder, name)
     program = shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin")
     if program is not None:
         said = subprocess.run([program, "-v"], stderr=subprocess.PIPE, text=True, check=True).stderr
