@@ -47,6 +47,7 @@ from areal.cli.output import (
 )
 from areal.cli.remote import local_options
 from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageFault
+from areal.resources.kinds import API_VERSION, check_name
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import ApplyRequest, Context, Outcome
@@ -244,6 +245,50 @@ def _markdown(plan: Plan) -> str:
 # -- manifests that the flags of a shortcut stand for
 
 Manifest = Mapping[str, Any]
+FLAG_FIELDS = {
+    "host": "gateway.host",
+    "port": "gateway.port",
+    "routing_strategy": "router.strategy",
+    "admin_api_key_file": "auth.adminKeyFrom.file",
+    "scheduler": "scheduler.type",
+    "log_level": "logLevel",
+    "service": "service",
+    "backend": "backend",
+    "model_path": "path",
+    "tokenizer_path": "tokenizerPath",
+    "engine_args": "engineArgs",
+    "proxy_args": "proxyArgs",
+    "served_model_name": "servedModelName",
+    "replicas": "replicas",
+    "model_health_timeout": "probes.startup.deadlineSeconds",
+    "api_url": "external.url",
+    "provider_model": "external.model",
+    "provider_api": "external.api",
+    "allow_private": "external.allowPrivate",
+    "provider_api_key_env": "external.apiKeyFrom.env",
+    "driver": "driver",
+    "config": "config",
+    "restart": "restart.policy",
+    "max_restarts": "restart.maxRestarts",
+}
+"""The field of the spec that a flag sets."""
+
+
+def spec_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec that flags stand for. Flags that are not given set nothing: defaults are never written down."""
+    spec: dict[str, Any] = {}
+    for name, path in FLAG_FIELDS.items():
+        if given.get(name) not in (None, {}):
+            *parents, field = path.split(".")
+            part = spec
+            for parent in parents:
+                part = part.setdefault(parent, {})
+            part[field] = given[name]
+    return spec
+
+
+def resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": check_name(name)}, "spec": spec}
 
 
 def preview(
@@ -298,30 +343,9 @@ def _flags_request(
 # -- errors in terms of flags
 
 _FLAGS = {
-    "spec.gateway.host": "--host",
-    "spec.gateway.port": "--port",
-    "spec.router.strategy": "--routing-strategy",
+    **{f"spec.{path}": f"--{name.replace('_', '-')}" for name, path in FLAG_FIELDS.items()},
     "spec.auth.adminKeyFrom": "--admin-api-key-file",
-    "spec.scheduler.type": "--scheduler",
-    "spec.logLevel": "--log-level",
-    "spec.service": "--service",
-    "spec.backend": "--backend",
-    "spec.path": "--model-path",
-    "spec.tokenizerPath": "--tokenizer-path",
-    "spec.engineArgs": "--engine-args",
-    "spec.proxyArgs": "--proxy-args",
-    "spec.replicas": "--replicas",
-    "spec.servedModelName": "--served-model-name",
-    "spec.probes.startup.deadlineSeconds": "--model-health-timeout",
-    "spec.external.url": "--api-url",
     "spec.external.apiKeyFrom": "--provider-api-key-env",
-    "spec.external.model": "--provider-model",
-    "spec.external.api": "--provider-api",
-    "spec.external.allowPrivate": "--allow-private",
-    "spec.driver": "--driver",
-    "spec.config": "--config",
-    "spec.restart.policy": "--restart",
-    "spec.restart.maxRestarts": "--max-restarts",
     "spec.workingDir": "the working folder",
     "spec.overrides": "",  # the message names the one that is meant
     "spec": "",

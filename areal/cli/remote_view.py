@@ -264,12 +264,9 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
     return document
 
 
-def model_rows(chosen: GatewayClient) -> list[Document]:
+def model_rows(chosen: GatewayClient, told: GatewayAnswers | None = None) -> list[Document]:
     """For ``inf models``."""
-    return _model_rows(chosen, look(chosen))
-
-
-def _model_rows(chosen: GatewayClient, told: GatewayAnswers) -> list[Document]:
+    told = told or look(chosen)
     owners = {} if isinstance(told.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in told.listed}
     return [
         {
@@ -292,7 +289,7 @@ def service_status(chosen: GatewayClient) -> Document:
         told = look(chosen)
     except ArealError as error:
         return {**document, "phase": "Unreachable", "healthy": False, "message": error.message}
-    own, models = service_health(told), _model_rows(chosen, told)
+    own, models = service_health(told), model_rows(chosen, told)
     return {
         **document,
         "phase": own.phase,
@@ -329,7 +326,11 @@ def wait_remote(
             if not unmet:
                 cli.say("met")
                 return 0
-            why = f"not yet: {', '.join(_unmet(ref, healths.get(ref.name)) for ref in unmet)}"
+            phases = [
+                f"{ref} is {health.phase}: {health.message}" if health is not None else f"{ref} is not known"
+                for ref, health in ((ref, healths.get(ref.name)) for ref in unmet)
+            ]
+            why = f"not yet: {', '.join(phases)}"
         if time.monotonic() + _POLL_S > until:
             raise TimedOut(f"waited {deadline_s:g} s; {why}")
         time.sleep(_POLL_S)
@@ -340,7 +341,3 @@ def _met(health: Health | None, told: GatewayAnswers, wanted: Sequence[Sequence[
     gone = health is None and not isinstance(told.listed, ArealError) and not isinstance(told.workers, ArealError)
     now = {"ready": health is not None and health.phase == "Ready", "deleted": gone}
     return all(any(now[word] for word in alternatives) for alternatives in wanted)
-
-
-def _unmet(ref: Ref, health: Health | None) -> str:
-    return f"{ref} is not known" if health is None else f"{ref} is {health.phase}: {health.message}"

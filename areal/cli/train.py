@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli import options
-from areal.cli.apply import converge, preview
+from areal.cli.apply import converge, preview, resource
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import HomeView, complete_names, recorded, stored
@@ -31,7 +31,7 @@ from areal.cli.options import (
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
-from areal.resources.kinds import API_VERSION, MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
+from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ def job_manifest(
     if overrides:
         spec["overrides"] = list(overrides)
     called = {key: overridden(key, overrides) or content.get(key) for key in _NAMING}
-    found = name or name_from(called, path or Path(file or "run"))
-    return {"apiVersion": API_VERSION, "kind": TRAIN_JOB, "metadata": {"name": check_name(found)}, "spec": spec}
+    return resource(TRAIN_JOB, name or name_from(called, path or Path(file or "run")), spec)
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:

@@ -187,21 +187,16 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     workers = [each["worker_id"] for each in chosen.get("/workers")["workers"] if each["model"] == model]
     if not workers:
         raise NotFound(f"no worker of the model {model!r} is known to {chosen.url}", hint="areal inf status")
-    results = [_released(chosen, worker) for worker in workers]
+    results: list[dict[str, Any]] = []
+    for worker in workers:
+        path = f"/weights/release/{quote(worker, safe='')}"
+        status, document = chosen.ask("POST", path, {})
+        results += chosen.checked("POST", path, 200 if status == 207 else status, document)["results"]
     if failed := [result for result in results if not result["ok"]]:
         raise ArealError(f"model/{model} was not released", detail="; ".join(str(each["error"]) for each in failed))
     text = f"model/{model} released: engines that start serve their own weights"
     emit_one(cli, {"model": model, "results": results}, name=f"model/{model}", text=lambda: text)
     return 0
-
-
-def _released(chosen: GatewayClient, worker: str) -> dict[str, Any]:
-    path = f"/weights/release/{quote(worker, safe='')}"
-    status, document = chosen.ask("POST", path, {})
-    if status == 207:
-        status = 200  # the result tells
-    (result,) = chosen.checked("POST", path, status, document)["results"]
-    return dict(result)
 
 
 # -- which gateway

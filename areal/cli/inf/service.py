@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.apply import converge, preview
+from areal.cli.apply import converge, preview, resource, spec_of
 from areal.cli.logs import LogQuery, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import (
@@ -31,7 +31,7 @@ from areal.cli.objects import (
 from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.errors import Conflict, UsageFault
-from areal.resources.kinds import API_VERSION, BACKENDS, INFERENCE_SERVICE, MODEL, Ref, check_name
+from areal.resources.kinds import BACKENDS, INFERENCE_SERVICE, MODEL, Ref
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome
@@ -46,8 +46,6 @@ _STRATEGIES = {
     "least_busy": "least_loaded",
     "prefix": "prefix",
 }
-
-Manifest = dict[str, Any]
 MODEL_S = 1800.0  # to become ready
 
 
@@ -68,18 +66,10 @@ class ModelFlags(NamedTuple):
         return [f"--{name.replace('_', '-')}" for name, value in self._asdict().items() if value not in (None, ())]
 
     def spec(self) -> dict[str, Any]:
-        spec: dict[str, Any] = {
-            "backend": self.backend,
-            "path": self.model_path,
-            "tokenizerPath": self.tokenizer_path,
-            "engineArgs": arguments(self.engine_args, "--engine-args"),
-            "proxyArgs": arguments(self.proxy_args, "--proxy-args"),
-            "servedModelName": self.served_model_name,
-            "replicas": self.replicas,
-        }
-        if self.model_health_timeout is not None:
-            spec["probes"] = {"startup": {"deadlineSeconds": self.model_health_timeout}}
-        return {key: value for key, value in spec.items() if value not in (None, {})}
+        flags = self._asdict()
+        for name in ("engine_args", "proxy_args"):
+            flags[name] = arguments(flags[name], f"--{name.replace('_', '-')}")
+        return spec_of(flags)
 
 
 model_options = gather(
@@ -147,44 +137,6 @@ def _typed(text: str) -> Any:
         return text
 
 
-def service_manifest(
-    name: str,
-    *,
-    host: str | None = None,
-    port: int | None = None,
-    admin_api_key_file: str | None = None,
-    routing_strategy: str | None = None,
-    scheduler: str | None = None,
-    log_level: str | None = None,
-) -> Manifest:
-    """The given settings only: defaults are never written down."""
-    spec: dict[str, Any] = {}
-    gateway = {key: value for key, value in (("host", host), ("port", port)) if value is not None}
-    if gateway:
-        spec["gateway"] = gateway
-    if routing_strategy:
-        spec["router"] = {"strategy": _STRATEGIES[routing_strategy]}
-    if admin_api_key_file:
-        path = os.path.abspath(os.path.expanduser(admin_api_key_file))  # noqa: PTH100, PTH111 - symlinks stay
-        spec["auth"] = {"adminKeyFrom": {"file": path}}
-    if scheduler:
-        spec["scheduler"] = {"type": scheduler}
-    if log_level:
-        spec["logLevel"] = log_level
-    return resource(INFERENCE_SERVICE, name, spec)
-
-
-def model_manifest(name: str, service: str, spec: dict[str, Any]) -> Manifest:
-    return resource(MODEL, name, {"service": service, **spec})
-
-
-def resource(kind: str, name: str, spec: dict[str, Any]) -> Manifest:
-    return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": check_name(name)}, "spec": spec}
-
-
-routing_strategies = tuple(_STRATEGIES)
-
-
 # -- run and stop
 
 
@@ -194,7 +146,7 @@ routing_strategies = tuple(_STRATEGIES)
 @click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1].")
 @click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Its port  [default: 8080].")
 @click.option("--admin-api-key-file", metavar="FILE", help="File with the admin key  [default: generated, 0600].")
-@click.option("--routing-strategy", type=click.Choice(routing_strategies), help="How replicas are picked.")
+@click.option("--routing-strategy", type=click.Choice(tuple(_STRATEGIES)), help="How replicas are picked.")
 @click.option(
     "--scheduler",
     metavar="BACKEND",
@@ -235,14 +187,19 @@ def run(
     ref = Ref(INFERENCE_SERVICE, service_name(cli, service or name))
     if flags.given and not model:
         raise UsageFault(f"{flags.given[0]} describes a model, and --model NAME is missing")
-    wanted, found = service_manifest(ref.name, **settings), None if force else recorded(cli, ref)
+    if strategy := settings["routing_strategy"]:
+        settings["routing_strategy"] = _STRATEGIES[strategy]
+    if file := settings["admin_api_key_file"]:
+        settings["admin_api_key_file"] = os.path.abspath(os.path.expanduser(file))  # noqa: PTH100, PTH111 - symlinks stay
+    wanted = resource(INFERENCE_SERVICE, ref.name, spec_of(settings))
+    found = None if force else recorded(cli, ref)
     if found is not None:  # the flags given, over the last applied spec: `run` again changes only what it names
         applied = next((layer.spec for layer in found.layers if layer.manager == "apply"), {})
         wanted = {**manifest(found), "spec": merge(dict(applied), wanted["spec"])}
     manifests = [wanted]
     seconds = launch_timeout if launch_timeout is not None else _LAUNCH_S
     if model:
-        manifests.append(model_manifest(model, ref.name, flags.spec()))
+        manifests.append(resource(MODEL, model, {"service": ref.name, **flags.spec()}))
         seconds += flags.model_health_timeout if flags.model_health_timeout is not None else MODEL_S
     seconds = cli.timeout_s or seconds
     if dry_run:
@@ -366,16 +323,13 @@ def stop(
 @change_options(timeout(what="Give up waiting after this long in all (exit 7)"), destructive=True)
 def register(
     cli: Invocation,
+    /,
     model: str,
     service: str | None,
     flags: ModelFlags,
-    api_url: str | None,
-    provider_api_key_env: str | None,
-    provider_model: str | None,
-    provider_api: str | None,
-    allow_private: bool,
     force: bool,
     dry_run: str | None,
+    **external: Any,
 ) -> int:
     """Add a model to a service: replicas of our own, or an external endpoint.
 
@@ -384,10 +338,7 @@ def register(
     areal inf register --model gpt --api-url https://api.openai.com/v1 --provider-api-key-env OPENAI_API_KEY
     """
     name = service_name(cli, service)
-    more: dict[str, Any] = {"model": provider_model, "api": provider_api, "allowPrivate": allow_private or None}
-    more["apiKeyFrom"] = {"env": provider_api_key_env} if provider_api_key_env else None
-    spec = _spec(flags, api_url, {field: value for field, value in more.items() if value is not None})
-    manifests = [model_manifest(model, name, spec)]
+    manifests = [resource(MODEL, model, {"service": name, **_model_spec(flags, external)})]
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
     ref = Ref(INFERENCE_SERVICE, name)
@@ -401,20 +352,20 @@ def register(
     )
 
 
-def _spec(flags: ModelFlags, url: str | None, external: dict[str, Any]) -> dict[str, Any]:
-    """``external``: the fields of an external model beside its URL."""
-    if url is None:
-        if external:
+def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in external.items() if value not in (None, False)}
+    if "api_url" not in given:
+        if given:
             raise UsageFault("--provider-... and --allow-private describe an external model: --api-url is missing")
         absent = [f"--{name}" for name in ("backend", "model-path") if not getattr(flags, name.replace("-", "_"))]
         if absent:
             raise UsageFault(f"{absent[0]} is missing", hint="give --backend and --model-path, or --api-url")
         return flags.spec()
-    served, flags = flags.served_model_name, flags._replace(served_model_name=None)
-    if flags.given:
-        raise UsageFault(f"{flags.given[0]} does not go with --api-url, which has no engine of ours")
-    spec: dict[str, Any] = {"servedModelName": served} if served else {}
-    return {**spec, "external": {"url": _external_url(url, allow_private="allowPrivate" in external), **external}}
+    unused = flags._replace(served_model_name=None).given
+    if unused:
+        raise UsageFault(f"{unused[0]} does not go with --api-url, which has no engine of ours")
+    given["api_url"] = _external_url(given["api_url"], allow_private="allow_private" in given)
+    return spec_of({**given, "served_model_name": flags.served_model_name})
 
 
 def _external_url(text: str, *, allow_private: bool) -> str:
