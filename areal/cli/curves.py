@@ -162,13 +162,14 @@ def draw(groups: Sequence[CurveGroup], path: str) -> None:
         metrics = list(dict.fromkeys(each.metric for each in group.series))
         for each in group.series:
             number, job = metrics.index(each.metric), jobs.index(each.job)
+            names = (each.metric if len(metrics) > 1 or len(jobs) == 1 else "", each.job if len(jobs) > 1 else "")
             axis.plot(
                 *zip(*each.curve, strict=True),
                 marker="o" if len(each.curve) < _DOTTED else None,
                 markersize=3,
                 color=f"C{(job if len(jobs) > 1 else number) % 10}",
                 linestyle=("-", "--", ":", "-.")[number % 4] if len(jobs) > 1 else "-",
-                label=_label(each, several_metrics=len(metrics) > 1, several_jobs=len(jobs) > 1),
+                label=" ".join(filter(None, names)),
             )
         axis.grid(alpha=0.3)
         axis.set_title(group.title if len(metrics) > 1 else metrics[0])
@@ -182,11 +183,6 @@ def draw(groups: Sequence[CurveGroup], path: str) -> None:
         figure.savefig(Path(path))
     except (OSError, ValueError) as error:
         raise ArealError(f"cannot draw into {path}: {error}") from error
-
-
-def _label(series: Series, *, several_metrics: bool, several_jobs: bool) -> str:
-    words = [series.metric] if several_metrics or not several_jobs else []
-    return " ".join([*words, *([series.job] if several_jobs else [])])
 
 
 # -- the verb
@@ -269,6 +265,7 @@ def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str,
 
 
 def _emit_curves(cli: Invocation, groups: Sequence[CurveGroup], *, several: bool) -> None:
+    """A table with the groups' titles between its lines; the curves have the room that is left on a terminal."""
     rows = [
         {
             "group": group.title,
@@ -283,12 +280,6 @@ def _emit_curves(cli: Invocation, groups: Sequence[CurveGroup], *, several: bool
     if not cli.format.is_table:
         emit_rows(cli, rows, (), name=lambda row: str(row["metric"]))
         return
-    show(_charts(groups, rows, several=several, wide=cli.format.kind == "wide"))
-
-
-def _charts(groups: Sequence[CurveGroup], rows: Sequence[Mapping[str, Any]], *, several: bool, wide: bool) -> str:
-    """A table with the groups' titles between its lines; the curves have the room that is left on a terminal."""
-    titled = {group.title for group in groups if len({each.metric for each in group.series}) > 1}
     columns = [
         Column("METRIC", lambda row: row["metric"]),
         *([field("JOB", "job")] if several else []),
@@ -298,15 +289,15 @@ def _charts(groups: Sequence[CurveGroup], rows: Sequence[Mapping[str, Any]], *, 
         Column("MIN", lambda row: min(row["values"]), wide=True, right=True),
         Column("MAX", lambda row: max(row["values"]), wide=True, right=True),
     ]
-    head, *lines = render_table(rows, columns, wide=wide).split("\n")
+    head, *lines = render_table(rows, columns, wide=cli.format.kind == "wide").split("\n")
     width = max(map(len, (head, *lines))) + 2
     room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else WIDTH
     span, found, rest = span_of(groups), [f"  {head:<{width}}CURVE"], iter(lines)
     for group in groups:
         low, high = group.scale
-        if group.title in titled:
+        if len({each.metric for each in group.series}) > 1:
             found.append(f"{group.title}: {text_of(low)} to {text_of(high)}")
         for each in group.series:
             curve = sparkline(each.curve, span, (low, high), max(_NARROWEST, min(WIDTH, room)))
             found.append(f"  {next(rest):<{width}}{curve}")
-    return "\n".join(found)
+    show("\n".join(found))

@@ -168,7 +168,10 @@ class Conversation:
             raise
         self.messages.append({"role": "assistant", "content": answer.text})
         if show:
-            _end(answer)
+            write("\n" if not answer.text.endswith("\n") else "")
+            if answer.logprobs:
+                write(render_table(answer.tokens, _LOGPROBS))
+            sys.stdout.flush()
         return answer
 
     def _deltas(self) -> Generator[ChatDelta]:
@@ -228,14 +231,6 @@ def _absolute(path: str) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _end(answer: ChatAnswer) -> None:
-    """After the last token: a line's end, and the logprobs when they were asked for."""
-    write("\n" if not answer.text.endswith("\n") else "")
-    if answer.logprobs:
-        write(render_table(answer.tokens, _LOGPROBS))
-    sys.stdout.flush()
-
-
 # -- the prompt
 
 _QUOTES = '"""'
@@ -284,17 +279,14 @@ class Repl:
                 if text.startswith("/"):
                     leave = self._command(text[1:])
                 elif text.strip():
-                    self._ask(text)
+                    answer = self._talk.ask(text, show=True)
+                    if answer.stopped:
+                        self._cli.say("(stopped)")
+                    elif answer.finish_reason == "length":
+                        self._cli.say("(cut at the longest answer; /set max_tokens N allows more)")
             except ArealError as error:
                 report(error, self._cli)
         return 0
-
-    def _ask(self, text: str) -> None:
-        answer = self._talk.ask(text, show=True)
-        if answer.stopped:
-            self._cli.say("(stopped)")
-        elif answer.finish_reason == "length":
-            self._cli.say("(cut at the longest answer; /set max_tokens N allows more)")
 
     def _next(self) -> str:
         line = self._read(">>> ")
@@ -328,13 +320,11 @@ class Repl:
         self._talk.set(name, value.strip().strip('"'))
 
     def _save(self, rest: str) -> None:
-        path = _path(rest, "/save")
-        self._talk.save(path)
+        self._talk.save(path := _path(rest, "/save"))
         self._cli.say(f"saved {len(self._talk.messages)} messages to {path}")
 
     def _load(self, rest: str) -> None:
-        path = _path(rest, "/load")
-        self._talk.load(path)
+        self._talk.load(path := _path(rest, "/load"))
         self._cli.say(f"loaded {len(self._talk.messages)} messages from {path}")
 
     def _clear(self, rest: str) -> None:

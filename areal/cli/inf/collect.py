@@ -24,7 +24,6 @@ from areal.terminal import ESCAPE, fancy
 
 if TYPE_CHECKING:
     from areal.cli.remote import GatewayClient
-    from areal.dataset.examples import ExampleSet
     from areal.rollout.collection import Agent, RewardScorer
     from areal.rollout.collection_output import CollectionProgress, OutputFolder
 
@@ -87,6 +86,9 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     9 some episodes failed, 8 all of them did, 130 interrupted.
     """
     from areal.dataset.examples import load_examples
+    from areal.rollout.collection import Collection, CollectionPlan
+    from areal.rollout.collection_output import open_folder
+    from areal.rollout.sessions import SessionService
 
     if given["parquet"]:
         from areal.trajectories.reading import pyarrow
@@ -97,11 +99,30 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     agent = _agent(given)
     given["model"] = model_at(cli, given["service"], given["model"]) or _only_model(chosen)
     interrupted = threading.Event()
-    with _open(given, dataset) as output:
+    service = SessionService(chosen.url, chosen.key, given["discount"], given["style"])
+    # A resumed run must agree in model, workflow and sampling; limits and speed may differ.
+    same = ("model", "workflow", "reward", "system", "discount", "style", *_SAMPLING)
+    asked = {"dataset": dataset.digest, **{name: given[name] for name in same}}
+    folder = Path(given["directory"])
+    with open_folder(folder, asked, parquet=given["parquet"], resume=given["resume"]) as output:
         began = time.monotonic()
-        with graceful(interrupted, "finishing the episodes at hand"):
-            progress = _run(cli, given, chosen, dataset, agent, output, interrupted)
-        return _finish(cli, given, output, progress, time.monotonic() - began, interrupted)
+        with (
+            graceful(interrupted, "finishing the episodes at hand"),
+            _scoring(given) as pool,
+            ProgressDisplay(quiet=cli.quiet) as line,
+        ):
+            plan = CollectionPlan(
+                given["model"],
+                given["n_samples"],
+                given["concurrency"],
+                given["retries"],
+                cli.timeout_s or _EPISODE_S,
+                pool is not None and pool.wants_tokens,
+            )
+            score, examples = pool.score if pool is not None else None, dataset.examples[: given["limit"]]
+            collection = Collection(service, agent, score, output, examples, plan)
+            collection.run(interrupted, line)
+        return _finish(cli, given, output, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 
 def _agent(given: dict[str, Any]) -> Agent:
@@ -124,39 +145,6 @@ def _only_model(chosen: GatewayClient) -> str:
     return names[0]
 
 
-def _open(given: dict[str, Any], dataset: ExampleSet) -> OutputFolder:
-    """Open the output folder. A resumed run must agree in model, workflow and sampling; limits and speed may differ."""
-    from areal.rollout.collection_output import open_folder
-
-    same = ("model", "workflow", "reward", "system", "discount", "style", *_SAMPLING)
-    asked = {"dataset": dataset.digest, **{name: given[name] for name in same}}
-    return open_folder(Path(given["directory"]), asked, parquet=given["parquet"], resume=given["resume"])
-
-
-def _run(
-    cli: Invocation,
-    given: dict[str, Any],
-    chosen: GatewayClient,
-    dataset: ExampleSet,
-    agent: Agent,
-    output: OutputFolder,
-    interrupted: threading.Event,
-) -> CollectionProgress:
-    from areal.rollout.collection import Collection, CollectionPlan
-    from areal.rollout.sessions import SessionService
-
-    service = SessionService(chosen.url, chosen.key, given["discount"], given["style"])
-    with _scoring(given) as pool, ProgressDisplay(quiet=cli.quiet) as line:
-        score, tokens = (pool.score, pool.wants_tokens) if pool is not None else (None, False)
-        seconds = cli.timeout_s or _EPISODE_S
-        plan = CollectionPlan(
-            given["model"], given["n_samples"], given["concurrency"], given["retries"], seconds, tokens
-        )
-        collection = Collection(service, agent, score, output, dataset.examples[: given["limit"]], plan)
-        collection.run(interrupted, line)
-    return collection.progress
-
-
 def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardScorer | None]:
     """The reward's processes while they are needed; None where no --reward is given."""
     from areal.rollout.collection import RewardScorer
@@ -173,7 +161,7 @@ def _finish(
     output: OutputFolder,
     progress: CollectionProgress,
     seconds: float,
-    interrupted: threading.Event,
+    interrupted: bool,
 ) -> int:
     from areal.rollout.collection_output import failed_for, summary
 
@@ -183,7 +171,7 @@ def _finish(
     emit_one(cli, document, name=str(output.path), text=lambda: summary_page(document))
     if complete:
         return 0
-    if interrupted.is_set():
+    if interrupted:
         cli.say(f"interrupted with {progress.done} of {progress.planned} done; the same command with --resume goes on")
         return EXIT_INTERRUPTED
     why = f"{progress.planned - progress.done} of {progress.planned} episodes failed: {failed_for(progress.failed)}"

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 _PAGE = 200  # a data proxy answers a page in one go, while its calls wait
-_STATES = ("active", "ended", "removed")
 
 
 def _age(row: Row) -> str:
@@ -60,7 +59,7 @@ _TURNS = (
 
 @click.command()
 @service_option
-@click.option("--state", type=click.Choice(_STATES), help="Only sessions in this state.")
+@click.option("--state", type=click.Choice(["active", "ended", "removed"]), help="Only sessions in this state.")
 @click.option("--task", metavar="PREFIX", help="Only of tasks whose id begins so.")
 @click.option("--group", metavar="ID", help="Only of this group.")
 @click.option("--ready", is_flag=True, help="Only those with a trajectory that waits to be exported.")
@@ -68,15 +67,7 @@ _TURNS = (
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most so many."
 )
 @read_options()
-def sessions_list(
-    cli: Invocation,
-    service: str | None,
-    state: str | None,
-    task: str | None,
-    group: str | None,
-    ready: bool,
-    limit: int,
-) -> int:
+def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: Any) -> int:
     """List sessions: state, turns, rewards, trajectories ready for export, age. Filters are joined by "and".
 
     \b
@@ -86,10 +77,10 @@ def sessions_list(
 
     def wanted(row: Row) -> bool:
         return (
-            (state is None or row["state"] == state)
-            and (task is None or str(row["task_id"]).startswith(task))
-            and (group is None or row["group_id"] == group)
-            and (not ready or row["ready"] > 0)
+            given["state"] in (None, row["state"])
+            and str(row["task_id"]).startswith(given["task"] or "")
+            and given["group"] in (None, row["group_id"])
+            and (not given["ready"] or row["ready"] > 0)
         )
 
     chosen = gateway_of(cli, service)
@@ -130,8 +121,7 @@ def read_session(chosen: GatewayClient, session: str, *, rows: bool = False) -> 
     status, document = chosen.ask("GET", f"/rl/sessions/{quote(session, safe='')}" + ("?rows=true" if rows else ""))
     if status == 404:
         raise NotFound(f"{chosen.url} has no session {session}", hint="areal inf sessions list")
-    found: dict[str, Any] = chosen.checked("GET", "/rl/sessions/...", status, document)
-    return found
+    return dict(chosen.checked("GET", "/rl/sessions/...", status, document))
 
 
 def _page(document: Mapping[str, Any]) -> str:
