@@ -65,7 +65,7 @@ CATALOG = (
     Benchmark("http_server", _WEB, {}, None, 0.25, ratios=True),
     Benchmark(
         "weight_push",
-        ("areal/services/weight_update", _EMBEDDED),
+        ("areal/services/weight_update", "areal/services/weight_transfer", _EMBEDDED),
         {"*.wall_ratio_lowest": "lower", "*.cpu_ratio": "lower"},
         least_spread=0.2,
         ratios=True,

@@ -41,8 +41,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.group import BroadcastGroup, join_store, open_store
-from areal.services.weight_update.memory import MemoryFile
+from areal.services.weight_transfer.group import BroadcastGroup, join_store, open_store
+from areal.services.weight_transfer.memory import MemoryFile
 from areal.services.weight_update.publisher import TrainerPair, serving
 from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files

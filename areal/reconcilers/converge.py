@@ -38,7 +38,8 @@ from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec
 from areal.state.events import EventLog
-from areal.state.journal import Journal, Operation, crash_point, orphans
+from areal.state.files import crash_point
+from areal.state.journal import Journal, Operation, orphans
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore, StoreSnapshot
 from areal.state.records import StoredObject

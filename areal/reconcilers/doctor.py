@@ -20,7 +20,8 @@ from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, Problem, RunState
 from areal.state import upkeep
-from areal.state.journal import crash_point, orphans
+from areal.state.files import crash_point
+from areal.state.journal import orphans
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 

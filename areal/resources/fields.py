@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
@@ -103,47 +103,28 @@ class Unit:
     name: str
 
 
-def _check_name(name: str) -> str:
-    problem = name_problem(name)
-    if problem is not None:
-        raise PydanticCustomError("areal_name", "{problem}", {"problem": problem})
-    return name
+def _checked(kind: str, problem: Callable[[str], str | None]) -> AfterValidator:
+    """A validator that refuses a text for the ``problem`` that it has."""
 
+    def check(value: str) -> str:
+        if (found := problem(value)) is not None:
+            raise PydanticCustomError(kind, "{problem}", {"problem": found})
+        return value
 
-def _check_quantity(size: str) -> str:
-    if _QUANTITY.fullmatch(size) is None:
-        raise PydanticCustomError(
-            "areal_quantity", 'must be a size like "64Gi" or "500M", got "{text}"', {"text": size}
-        )
-    return size
+    return AfterValidator(check)
 
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_MULTIPLES = {
-    "": 1,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-}
 
 
-def quantity_bytes(size: str) -> int:
-    """``"64Gi"`` in bytes."""
-    match = _QUANTITY.fullmatch(size)
-    if match is None:
-        raise ValueError(f'"{size}" is not a size')
-    return int(float(match[1]) * _MULTIPLES[match[2] or ""])
+def _quantity_problem(size: str) -> str | None:
+    return None if _QUANTITY.fullmatch(size) else f'must be a size like "64Gi" or "500M", got "{size}"'
 
 
 NAME_SCHEMA: Schema = {**text(NAME_PATTERN), "maxLength": MAX_NAME_LENGTH}
-Name: TypeAlias = Annotated[str, AfterValidator(_check_name), WithJsonSchema(NAME_SCHEMA)]
+Name: TypeAlias = Annotated[str, _checked("areal_name", name_problem), WithJsonSchema(NAME_SCHEMA)]
 Quantity: TypeAlias = Annotated[
-    str, AfterValidator(_check_quantity), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
+    str, _checked("areal_quantity", _quantity_problem), WithJsonSchema(text(_QUANTITY.pattern)), Unit("bytes")
 ]
 Text: TypeAlias = Annotated[str, Field(min_length=1)]
 

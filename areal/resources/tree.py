@@ -235,3 +235,76 @@ class UpdateClass(IntEnum):
     """The old processes stop before the new ones start: requests fail in between."""
     IMMUTABLE = 4
     """Only by deleting and creating the object (``--replace``)."""
+
+
+# -- changes of a job's configuration from a command line or a manifest. ``key=value`` sets a key; ``+key=value`` (or
+# ``++``) one that may be new; ``~key`` removes a key, ``~key=value`` only where it has that value. Keys are dotted,
+# list items are numbers: ``actor.optimizer.lr=1e-4``, ``rollout.scheduling_spec.0.gpu=1``. A value is YAML.
+
+_OVERRIDE = re.compile(r"(?P<op>\+\+|\+|~)?(?P<key>[^=+~\s][^=\s]*)(?P<eq>=(?P<value>.*))?", re.S)
+
+
+@dataclass(frozen=True)
+class Override:
+    """``op`` is "", "+" or "~". ``value`` is text in YAML, None where none was given."""
+
+    text: str
+    op: str
+    path: FieldPath
+    value: str | None
+
+
+class BadOverride(ValueError):
+    pass
+
+
+def parse_override(text: str) -> Override:
+    """Raises BadOverride."""
+    match = _OVERRIDE.fullmatch(text)
+    if match is None:
+        raise BadOverride(f"{text!r} is no override: write key=value, +key=value or ~key")
+    op = "+" if match["op"] == "++" else match["op"] or ""
+    if op != "~" and match["eq"] is None:
+        raise BadOverride(f"{text!r} has no value: write {match['key']}=value")
+    parts = match["key"].split(".")
+    if not all(parts):
+        raise BadOverride(f"{text!r}: a part of the key is empty")
+    return Override(text, op, tuple(int(part) if part.isdecimal() else part for part in parts), match["value"])
+
+
+def apply_override(tree: Any, override: Override, value: Any) -> None:
+    """Change ``tree`` in place, making the maps on the way; ``value`` is the decoded one. Raises BadOverride."""
+    *way, last = override.path
+    missing = BadOverride(f"~{dotted(override.path)}: the file has no such key")
+    node = tree
+    for depth, part in enumerate(way):
+        slot = _place(node, part, override.path[:depth])
+        below = node.get(slot) if isinstance(node, dict) else node[slot]
+        if below is None and override.op == "~":
+            raise missing
+        if below is None:
+            below = node[slot] = {}
+        node = below
+    if override.op != "~":
+        node[_place(node, last, tuple(way))] = value
+    elif not isinstance(node, dict) or last not in node:
+        raise missing
+    elif override.value is not None and node[last] != value:
+        raise BadOverride(f"~{dotted(override.path)}: the file says {node[last]!r} there")
+    else:
+        del node[last]
+
+
+def _place(node: Any, part: Step, at: FieldPath) -> Any:
+    """The key or index that ``part`` means in ``node``, which stands at ``at``. Raises BadOverride."""
+    if isinstance(node, list) and isinstance(part, int):
+        if part >= len(node):
+            raise BadOverride(f"{dotted(at)} has {len(node)} items, there is none with number {part}")
+        return part
+    if not isinstance(node, dict):
+        raise BadOverride(f"{dotted(at)} is {node!r}, it has no keys")
+    return str(part)
+
+
+def dotted(path: FieldPath) -> str:
+    return ".".join(map(str, path))

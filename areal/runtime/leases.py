@@ -21,10 +21,11 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from areal.errors import ArealError, NoCapacity, TimedOut
 from areal.runtime import procfs
@@ -151,6 +152,8 @@ def _user_name(uid: int) -> str:
 
 
 # -- leases
+
+T = TypeVar("T")
 
 LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
 _DEFAULT = "/dev/shm/areal-leases"
@@ -402,6 +405,8 @@ def gpu_lease(uuid: str) -> str:
 
 
 class Claims:
+    """Leases that this process has chosen and not yet handed to a shim, by name."""
+
     def __init__(self, leases: LeaseDir) -> None:
         self._leases = leases
         self._chosen: dict[str, ResourceLease] = {}
@@ -409,43 +414,37 @@ class Claims:
 
     def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
         """``count`` ports that nobody holds and nobody listens on, ``prefer`` first; raises NoCapacity."""
-        found: list[ResourceLease] = []
-        ports: list[int] = []
-        for port in (*prefer, *candidates(owner)):
-            if len(ports) == count:
-                break
-            if port in ports:
-                continue
-            lease = self._leases.try_acquire(port_lease(port), owner=owner)
-            if lease is None:
-                continue
-            if bind_error(port):
-                lease.close()
-                continue
-            found.append(lease)
-            ports.append(port)
-        if len(ports) < count:
-            _close(found)
-            raise NoCapacity(f"{owner} needs {count} ports and only {len(ports)} are free", hint="areal doctor")
-        self._keep(found)
-        return tuple(ports)
+        wanted = (*prefer, *candidates(owner))
+        return self._choose(count, owner, wanted, port_lease, "ports", lambda port: bind_error(port) is None)
 
     def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:
         """The first ``count`` of ``uuids`` that nobody holds; raises NoCapacity and then holds none."""
-        found: list[ResourceLease] = []
-        chosen: list[str] = []
-        for uuid in uuids:
-            if len(chosen) == count:
+        return self._choose(count, owner, uuids, gpu_lease, "GPUs", lambda uuid: True)
+
+    def _choose(
+        self,
+        count: int,
+        owner: str,
+        wanted: Sequence[T],
+        lease_name: Callable[[T], str],
+        noun: str,
+        is_usable: Callable[[T], bool],
+    ) -> tuple[T, ...]:
+        found: dict[T, ResourceLease] = {}
+        for item in wanted:
+            if len(found) == count:
                 break
-            lease = self._leases.try_acquire(gpu_lease(uuid), owner=owner)
-            if lease is not None:
-                found.append(lease)
-                chosen.append(uuid)
-        if len(chosen) < count:
-            _close(found)
-            raise NoCapacity(f"{owner} needs {count} GPUs and only {len(chosen)} are free", hint="areal doctor")
-        self._keep(found)
-        return tuple(chosen)
+            lease = self._leases.try_acquire(lease_name(item), owner=owner) if item not in found else None
+            if lease is not None and is_usable(item):
+                found[item] = lease
+            elif lease is not None:
+                lease.close()
+        if len(found) < count:
+            _close(found.values())
+            raise NoCapacity(f"{owner} needs {count} {noun} and only {len(found)} are free", hint="areal doctor")
+        with self._lock:
+            self._chosen.update((lease.name, lease) for lease in found.values())
+        return tuple(found)
 
     def release(self, names: Iterable[str] | None = None) -> None:
         """Give back chosen leases that will not be started (all of them when None)."""
@@ -459,9 +458,9 @@ class Claims:
         held: list[ResourceLease] = []
         try:
             for port in sorted(spec.ports):
-                held.append(self._exclusive(port, spec))
+                held.append(self._port(port, spec, shared=False))
             for port in sorted(spec.shared_ports):
-                held.append(self._shared(port, spec))
+                held.append(self._port(port, spec, shared=True))
             for uuid in sorted(spec.gpus):
                 name = gpu_lease(uuid)
                 held.append(self._pop(name, spec) or self._leases.acquire(name, owner=spec.owner, uid=spec.uid))
@@ -470,27 +469,20 @@ class Claims:
             raise
         return held
 
-    def _exclusive(self, port: int, spec: RunSpec) -> ResourceLease:
-        chosen = self._pop(port_lease(port), spec)
-        if chosen:
+    def _port(self, port: int, spec: RunSpec, *, shared: bool) -> ResourceLease:
+        name = port_lease(port)
+        chosen = self._pop(name, spec)
+        if chosen is not None:
+            if shared:
+                self._leases.share(chosen)
             return chosen
-        lease = self._leases.acquire(port_lease(port), owner=spec.owner, uid=spec.uid)
-        _refuse_stranger(port, lease)
-        return lease
-
-    def _shared(self, port: int, spec: RunSpec) -> ResourceLease:
-        chosen = self._pop(port_lease(port), spec)
-        if chosen:
-            self._leases.share(chosen)
-            return chosen
-        lease, first = self._leases.acquire_shared(port_lease(port), owner=spec.owner, uid=spec.uid)
-        if first:
+        if shared:
+            lease, is_first = self._leases.acquire_shared(name, owner=spec.owner, uid=spec.uid)
+        else:
+            lease, is_first = self._leases.acquire(name, owner=spec.owner, uid=spec.uid), True
+        if is_first:
             _refuse_stranger(port, lease)
         return lease
-
-    def _keep(self, leases: Iterable[ResourceLease]) -> None:
-        with self._lock:
-            self._chosen.update((lease.name, lease) for lease in leases)
 
     def _pop(self, name: str, spec: RunSpec) -> ResourceLease | None:
         with self._lock:
@@ -512,6 +504,6 @@ def _refuse_stranger(port: int, lease: ResourceLease) -> None:
     raise NoCapacity(f"port {port} cannot be bound: {error.strerror}", hint="choose another port")
 
 
-def _close(leases: list[ResourceLease]) -> None:
+def _close(leases: Iterable[ResourceLease]) -> None:
     for lease in leases:
         lease.close()

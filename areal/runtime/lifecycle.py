@@ -66,52 +66,39 @@ class Shim:
         self.uid = uid
         self.run_dir = run_dir
         self.process = process
-        self._gate = gate
-        self._ack = ack
+        self._gate = os.fdopen(gate, "wb", buffering=0)
+        self._ack = os.fdopen(ack, "rb", buffering=0)
 
     def go(self) -> None:
-        with suppress(BrokenPipeError):  # it is dead already: the ack will say so
-            os.write(self._gate, GO)
-        self._close_gate()
+        with suppress(BrokenPipeError), self._gate:  # it is dead already: the ack will say so
+            self._gate.write(GO)
 
     def close(self) -> None:
         """Let go of the pipes, at any time. A shim that was not told to go leaves by itself."""
-        self._close_gate()
-        self._close_ack()
+        self._gate.close()
+        self._ack.close()
 
     def wait_ack(self, timeout_s: float = _ACK_TIMEOUT_S) -> None:
         """Return once the shim has recorded itself and started the component."""
-        try:
-            answer = self._read_ack(timeout_s)
-        finally:
-            self._close_ack()
-        if answer == ACK:
-            return
-        code = self.process.wait(10)
-        raise ArealError(
-            f"the supervisor of run {self.uid} failed to start (exit {code})",
-            detail=_read_text(f"{self.run_dir}/{records.LOG_FOLDER}/{records.SHIM_LOG}"),
-            hint="free space, or check the file modes of the home folder",
-        )
-
-    def _read_ack(self, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s
         poller = select.poll()
         poller.register(self._ack, select.POLLIN)
-        while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            if time.monotonic() >= deadline:
-                raise TimedOut(f"the supervisor of run {self.uid} did not start within {timeout_s:g} s")
-        return os.read(self._ack, 1)
-
-    def _close_gate(self) -> None:
-        if self._gate >= 0:
-            os.close(self._gate)
-            self._gate = -1
-
-    def _close_ack(self) -> None:
-        if self._ack >= 0:
-            os.close(self._ack)
-            self._ack = -1
+        with self._ack:
+            while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                if time.monotonic() >= deadline:
+                    raise TimedOut(f"the supervisor of run {self.uid} did not start within {timeout_s:g} s")
+            if self._ack.read(1) == ACK:
+                return
+        code = self.process.wait(10)
+        try:
+            log = Path(self.run_dir, records.LOG_FOLDER, records.SHIM_LOG).read_text("utf-8", "replace")
+        except OSError:
+            log = ""
+        raise ArealError(
+            f"the supervisor of run {self.uid} failed to start (exit {code})",
+            detail=log.strip()[-4000:],
+            hint="free space, or check the file modes of the home folder",
+        )
 
 
 def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapping[str, str]) -> Shim:
@@ -139,13 +126,6 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
         for fd in (gate_read, ack_write, log):
             os.close(fd)
     return Shim(uid, run_dir, process, gate_write, ack_read)
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace").strip()[-4000:]
-    except OSError:
-        return ""
 
 
 # -- signals to a proved process, and the end of what a run left

@@ -25,7 +25,6 @@ from types import TracebackType
 from typing import Any
 
 from areal.state.files import (
-    CRASH_POINTS,
     GroupCommit,
     crash_point,
     explain,
@@ -132,16 +131,6 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
         return None
     return entry if isinstance(entry, dict) and "type" in entry else None
 
-
-__all__ = [
-    "CRASH_POINTS",
-    "Journal",
-    "OpenTransaction",
-    "Operation",
-    "Transaction",
-    "crash_point",
-    "orphans",
-]
 
 _SUFFIX = ".jsonl"
 

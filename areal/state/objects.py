@@ -53,7 +53,6 @@ from areal.state.records import (
     decode_revision,
     encode,
     encode_revision,
-    new_uid,
 )
 
 # -- revisions
@@ -216,8 +215,6 @@ def _keep_quarantined(home: Home, leftover: Path) -> None:
         name = leftover.name.removeprefix(_TRASH)
         path.rename(kept / f"{leftover.parent.name}.{name}.{path.name}")
 
-
-__all__ = ["Layer", "Listing", "ObjectStore", "Revision", "StoreSnapshot", "StoredObject", "Unreadable", "new_uid"]
 
 _FILE = "object.json"
 

@@ -8,15 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal.resources.expressions import (
-    FUNCTIONS,
-    MAX_NODES,
-    MAX_TEXT,
-    EnvironmentVariables,
-    ExpressionError,
-    Scope,
-    parse_template,
-)
+from areal.resources.expressions import EnvironmentVariables, ExpressionError, Scope, parse_template
+from areal.resources.operations import FUNCTIONS, MAX_NODES, MAX_TEXT
 
 _VALUES = {
     "n": 3,

@@ -9,7 +9,7 @@ import pytest
 
 from areal.errors import InvalidManifest
 from areal.resources.explain import default_text, field_docs, model_doc, plain_default, type_text
-from areal.resources.fields import FieldInfo, Metadata, SpecModel, all_fields, fields_of, quantity_bytes
+from areal.resources.fields import FieldInfo, Metadata, SpecModel, all_fields, fields_of
 from areal.resources.kinds import KINDS, Any
 from areal.resources.overlay import Overlay
 from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
@@ -256,11 +256,3 @@ def test_update_classes_follow_the_design() -> None:
         ("TrainJob", ("config",)): UpdateClass.IMMUTABLE,
     }
     assert {key: update_class(*key) for key in expected} == expected
-
-
-def test_quantity_reads_binary_and_decimal_multiples() -> None:
-    assert quantity_bytes("64Gi") == 64 * 2**30
-    assert quantity_bytes("1.5G") == 1_500_000_000
-    assert quantity_bytes("512") == 512
-    with pytest.raises(ValueError, match="not a size"):
-        quantity_bytes("64 GB")

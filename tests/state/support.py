@@ -16,8 +16,7 @@ import pytest
 
 from areal.resources.kinds import Ref
 from areal.state.home import Home
-from areal.state.objects import StoredObject
-from areal.state.records import Layer
+from areal.state.records import Layer, StoredObject
 
 QWEN = Ref("Model", "qwen")
 PRELUDE = """
@@ -27,8 +26,11 @@ from areal.errors import ArealError, Locked
 from areal.resources.kinds import Ref
 from areal.state.home import Home
 from areal.state.records import Layer
-from areal.state.objects import ObjectStore, StoredObject, Unreadable
-from areal.state.journal import Journal, crash_point, orphans
+from areal.state.files import Unreadable
+from areal.state.objects import ObjectStore
+from areal.state.records import StoredObject
+from areal.state.files import crash_point
+from areal.state.journal import Journal, orphans
 from areal.state.locks import holder, lock_objects
 from areal.state.events import EventLog
 from areal.state.files import read_json, write_atomic, write_json

@@ -11,11 +11,11 @@ import pytest
 
 from areal.errors import NotFound, UsageFault
 from areal.resources.kinds import Ref
-from areal.state.files import seal
+from areal.state.files import Unreadable, seal
 from areal.state.home import Home
 from areal.state.locks import lock_store
-from areal.state.objects import ObjectStore, StoredObject, Unreadable
-from areal.state.records import Layer, encode
+from areal.state.objects import ObjectStore
+from areal.state.records import Layer, StoredObject, encode
 
 from .support import QWEN, an_object, contents, read_only, run, running
 

@@ -20,7 +20,7 @@ from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from areal.errors import did_you_mean
-from areal.resources.overrides import KeyPath
+from areal.resources.tree import FieldPath
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,17 @@ T = TypeVar("T")
 class Faults:
     """``inert``: accepted fields without effect."""
 
-    found: list[tuple[KeyPath, str]] = field(default_factory=list)
-    inert: list[tuple[KeyPath, Inert]] = field(default_factory=list)
+    found: list[tuple[FieldPath, str]] = field(default_factory=list)
+    inert: list[tuple[FieldPath, Inert]] = field(default_factory=list)
 
-    def add(self, path: KeyPath, message: str) -> None:
+    def add(self, path: FieldPath, message: str) -> None:
         self.found.append((path, message))
 
 
 _BAD = object()
 
 
-def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: KeyPath = ()) -> T | None:
+def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPath = ()) -> T | None:
     """An instance, or None where something under ``path`` is wrong."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     before = len(faults.found)
@@ -165,7 +165,7 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: KeyPath
         return None
 
 
-def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: KeyPath) -> Mapping[str, Any] | None:
+def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPath) -> Mapping[str, Any] | None:
     """The values of the named preset, where the class has presets."""
     presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
     if presets is None:
@@ -197,7 +197,7 @@ def _named(message: str, hints: Mapping[str, Any], values: Mapping[str, Any]) ->
 _KEY = re.compile(r"[a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*")
 
 
-def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: KeyPath) -> None:
+def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: FieldPath) -> None:
     if get_origin(hint) is not Annotated or value == default_of(cls, key):
         return
     for mark in hint.__metadata__:
@@ -212,7 +212,7 @@ def default_of(cls: type, key: str) -> Any:
     return found.default if found.default_factory is MISSING else found.default_factory()
 
 
-def _convert(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
+def _convert(hint: Any, value: Any, faults: Faults, path: FieldPath) -> Any:
     """``value`` as ``hint`` wants it, or _BAD with a fault noted."""
     if get_origin(hint) is Annotated:
         return _convert(hint.__origin__, value, faults, path)
@@ -236,7 +236,7 @@ def _convert(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
     return _scalar(hint, value, faults, path)
 
 
-def _bad(faults: Faults, path: KeyPath, wanted: str, value: Any, guess: str = "") -> Any:
+def _bad(faults: Faults, path: FieldPath, wanted: str, value: Any, guess: str = "") -> Any:
     faults.add(path, f"must be {wanted}, not {_shown(value)}{guess}")
     return _BAD
 
@@ -249,7 +249,7 @@ def _shown(value: Any) -> str:
     return "a list" if isinstance(value, list) else repr(value)
 
 
-def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
     """The first option that takes the value; the faults are those of the first option."""
     if value is None and type(None) in options:
         return None
@@ -265,13 +265,13 @@ def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath)
     return _BAD
 
 
-def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
     if isinstance(value, bool) and (word := "on" if value else "off") in options:
         return word  # YAML's own reading of the word
     return value if value in options else _not_one_of(list(map(str, options)), value, faults, path)
 
 
-def _enum(cls: type[Enum], value: Any, faults: Faults, path: KeyPath) -> Any:
+def _enum(cls: type[Enum], value: Any, faults: Faults, path: FieldPath) -> Any:
     """A member, also by its name or value."""
     for member in cls:
         if value is member or value == member.value or value == member.name:
@@ -279,11 +279,11 @@ def _enum(cls: type[Enum], value: Any, faults: Faults, path: KeyPath) -> Any:
     return _not_one_of([str(member.value) for member in cls], value, faults, path)
 
 
-def _not_one_of(names: list[str], value: Any, faults: Faults, path: KeyPath) -> Any:
+def _not_one_of(names: list[str], value: Any, faults: Faults, path: FieldPath) -> Any:
     return _bad(faults, path, f"one of {', '.join(names)}", value, did_you_mean(str(value), names))
 
 
-def _nested(cls: type, value: Any, faults: Faults, path: KeyPath) -> Any:
+def _nested(cls: type, value: Any, faults: Faults, path: FieldPath) -> Any:
     if isinstance(value, cls):
         return value
     if not isinstance(value, Mapping):
@@ -303,7 +303,7 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
 """The types that a YAML list is converted to."""
 
 
-def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
     is_list = isinstance(value, list | tuple)
     fixed = origin is tuple and bool(kinds) and kinds[-1] is not Ellipsis
     if not is_list or (fixed and len(value) != len(kinds)):
@@ -315,7 +315,7 @@ def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, p
     return tuple(items) if origin is tuple else _LISTS[origin](items)
 
 
-def _mapping(hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: KeyPath) -> Any:
+def _mapping(hint: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
     if not isinstance(value, Mapping):
         return _bad(faults, path, "a map", value)
     items = {str(key): _convert(kinds[1] if kinds else Any, item, faults, (*path, key)) for key, item in value.items()}
@@ -361,7 +361,7 @@ _SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
 }
 
 
-def _scalar(hint: Any, value: Any, faults: Faults, path: KeyPath) -> Any:
+def _scalar(hint: Any, value: Any, faults: Faults, path: FieldPath) -> Any:
     if hint in _SCALARS:
         wanted, read = _SCALARS[hint]
         converted = read(value)

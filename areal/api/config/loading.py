@@ -1,7 +1,7 @@
 """``load_expr_config``: a driver's configuration from a YAML file and its command line.
 
 ``key=value`` sets a key that the file or the configuration class has; ``+key=value`` (or ``++``) sets any; ``~key``
-removes a key of the file (``areal.resources.overrides``).
+removes a key of the file (``areal.resources.tree``).
 
 Nothing is written, and the only global that is set is ``sys.excepthook``: a plain ``python driver.py`` reports an error
 that its user can fix in one line, with a hint and the exit status of its kind, as the command line and jobs do. An
@@ -30,22 +30,22 @@ from areal.api.config.experiment import BaseExperimentConfig
 from areal.api.config.fields import Faults, build, hints_of, over
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
-from areal.resources.overrides import BadOverride, KeyPath, apply, dotted, parse_override
+from areal.resources.tree import BadOverride, FieldPath, apply_override, dotted, parse_override
 
 Mark = tuple[int, int]
 """Line and column, from 1."""
 
 
-def key_marks(text: str) -> dict[KeyPath, Mark]:
+def key_marks(text: str) -> dict[FieldPath, Mark]:
     """The position of every key and list item. Raises yaml.YAMLError."""
-    marks: dict[KeyPath, Mark] = {}
+    marks: dict[FieldPath, Mark] = {}
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
         _walk(root, (), marks)
     return marks
 
 
-def _walk(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark]) -> None:
+def _walk(node: yaml.Node, path: FieldPath, marks: dict[FieldPath, Mark]) -> None:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             at = (*path, str(key.value))
@@ -57,7 +57,7 @@ def _walk(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark]) -> None:
             _walk(item, (*path, number), marks)
 
 
-def mark_of(path: KeyPath, marks: Mapping[KeyPath, Mark]) -> Mark | None:
+def mark_of(path: FieldPath, marks: Mapping[FieldPath, Mark]) -> Mark | None:
     """The position of ``path``, or of the nearest key around it."""
     for length in range(len(path), 0, -1):
         if (mark := marks.get(path[:length])) is not None:
@@ -68,12 +68,12 @@ def mark_of(path: KeyPath, marks: Mapping[KeyPath, Mark]) -> Mark | None:
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
-def is_declared(cls: type, path: KeyPath) -> bool:
+def is_declared(cls: type, path: FieldPath) -> bool:
     """Whether the classes have such a field; free maps and lists take any key."""
     return _undeclared(cls, path) is None
 
 
-def _undeclared(cls: type, path: KeyPath) -> tuple[type, KeyPath] | None:
+def _undeclared(cls: type, path: FieldPath) -> tuple[type, FieldPath] | None:
     """The class that lacks the first part of the path which no class has (``str`` for a plain value), with that part's
     path."""
     if path[0] == "trainer" and len(path) > 2 and path[1] in TRAINERS:
@@ -107,7 +107,7 @@ def _is_open(hint: Any) -> bool:
     )
 
 
-def suggestion(cls: type, path: KeyPath) -> str:
+def suggestion(cls: type, path: FieldPath) -> str:
     """`` (did you mean "a.b"?)``, or nothing."""
     lacking = _undeclared(cls, path)
     if lacking is None or lacking[0] is str:
@@ -146,7 +146,7 @@ class ConfigFault:
     """``override``: the one that set the key. ``mark``: line and column in the file, from 1; None where the file does
     not have the key."""
 
-    path: KeyPath
+    path: FieldPath
     message: str
     file: str = ""
     mark: tuple[int, int] | None = None
@@ -191,7 +191,7 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
 
 def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     """Raises ConfigError with every fault, NotFound for a file that is not there."""
-    source, set_by, refused = _read(file), dict[KeyPath, str](), list[ConfigFault]()
+    source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
     faults = Faults()
@@ -212,9 +212,9 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
 class _ConfigFile:
     file: str
     text: str
-    marks: dict[KeyPath, tuple[int, int]]
+    marks: dict[FieldPath, tuple[int, int]]
 
-    def fault(self, path: KeyPath, message: str, set_by: dict[KeyPath, str]) -> ConfigFault:
+    def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str]) -> ConfigFault:
         """``set_by``: the override that set a key, by its path."""
         for length in range(len(path), 0, -1):
             for key in _places(path[:length]):
@@ -224,7 +224,7 @@ class _ConfigFile:
         return ConfigFault(path, message, self.file, mark)
 
 
-def _places(path: KeyPath) -> list[KeyPath]:
+def _places(path: FieldPath) -> list[FieldPath]:
     """The places of a key in a file: AReaL-lite has it below ``trainer.grpo``."""
     return [path, *(("trainer", name, *path) for name in TRAINERS)] if path else []
 
@@ -251,7 +251,7 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 
 
 @contextlib.contextmanager
-def _positioned(source: _ConfigFile, set_by: dict[KeyPath, str], cls: type) -> Iterator[None]:
+def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type) -> Iterator[None]:
     """OmegaConf's errors, and those of overrides, with their place."""
     from omegaconf.errors import OmegaConfBaseException
 
@@ -261,7 +261,7 @@ def _positioned(source: _ConfigFile, set_by: dict[KeyPath, str], cls: type) -> I
         raise _yaml_fault(source.file, error) from error
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "")
-        path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
+        path: FieldPath = tuple(int(part) if part.isdecimal() else part for part in _parts(key))
         message = str(getattr(error, "msg", None) or error).splitlines()[0]
         if (missing := _MISSING.search(message)) is not None:
             message += suggestion(cls, tuple(_parts(missing[1])))
@@ -277,7 +277,7 @@ def _parts(key: str) -> list[str]:
 
 
 def _merged(
-    source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[KeyPath, str], refused: list[ConfigFault]
+    source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[FieldPath, str], refused: list[ConfigFault]
 ) -> dict[str, Any]:
     """The file with the overrides, interpolations resolved. Into ``set_by`` goes which override set what, into
     ``refused`` what is wrong with overrides."""
@@ -297,20 +297,20 @@ def _merged(
     return resolved
 
 
-def _apply_override(tree: Any, text: str, cls: type, set_by: dict[KeyPath, str]) -> None:
+def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str]) -> None:
     """Raises BadOverride."""
     override = parse_override(text)
     value = _value(override.value)
     if override.op == "~":
         try:
-            apply(tree, override, value)
+            apply_override(tree, override, value)
         except BadOverride as error:
             raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
         return
     if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
         near = suggestion(cls, override.path)
         raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
-    apply(tree, override, value)
+    apply_override(tree, override, value)
     set_by[override.path] = text
 
 
@@ -357,7 +357,7 @@ def _value(text: str | None) -> Any:
         raise BadOverride(f"the value {text!r} is no YAML: quote it") from error
 
 
-def _known(tree: Any, path: KeyPath) -> bool:
+def _known(tree: Any, path: FieldPath) -> bool:
     for part in path:
         if isinstance(tree, list) and isinstance(part, int) and part < len(tree):
             tree = tree[part]

@@ -30,11 +30,10 @@ from areal.reconcilers.desired import Wanted
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
-from areal.resources.overrides import BadOverride, apply, dotted, parse_override
 from areal.resources.paths import file_fault, import_fault, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER
-from areal.resources.tree import path_text
+from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
 
 BUILT_IN = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")}
 BUILT_IN["null"] = "areal.training.drivers:evaluate"
@@ -164,7 +163,7 @@ class JobConfig:
         for text in job.spec.get("overrides") or ():
             with suppress(BadOverride, yaml.YAMLError):  # the driver reports it
                 override = parse_override(str(text))
-                apply(tree, override, yaml.safe_load(override.value or ""))
+                apply_override(tree, override, yaml.safe_load(override.value or ""))
         return cls(job, tree, folder)
 
     def get(self, key: str, default: Any = None, depth: int = 0) -> Any:

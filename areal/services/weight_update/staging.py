@@ -25,8 +25,8 @@ from torch import Tensor
 
 from areal.errors import ArealError
 from areal.services.http.errors import ApiError
-from areal.services.weight_update.group import Sender, open_group, open_store, release
-from areal.services.weight_update.memory import Image, MemoryFile, TransferProgress, ends, layout_of
+from areal.services.weight_transfer.group import Sender, open_group, open_store, release
+from areal.services.weight_transfer.memory import Image, MemoryFile, TransferProgress, ends, layout_of
 
 _FILE = "model.safetensors"
 _KEPT = 2

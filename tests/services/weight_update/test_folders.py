@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from areal.services.weight_update.memory import MemoryLease
+from areal.services.weight_transfer.memory import MemoryLease
 from areal.services.weight_update.staging import FolderPublisher, StagedWeights
 
 

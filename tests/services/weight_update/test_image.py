@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from areal.services.weight_update.memory import Image, header_of, layout_of, views
+from areal.services.weight_transfer.memory import Image, header_of, layout_of, views
 
 
 def made(value: int) -> dict[str, torch.Tensor]:

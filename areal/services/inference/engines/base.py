@@ -300,7 +300,7 @@ class WeightVerifier(Protocol):
 
 @runtime_checkable
 class GroupReceiver(Protocol):
-    """An engine that takes weights from a process group (``areal.services.weight_update.group``).
+    """An engine that takes weights from a process group (``areal.services.weight_transfer.group``).
 
     ``group_form``: ``plain`` is a ``BroadcastGroup``, ``named`` a ``NamedGroup``.
     """

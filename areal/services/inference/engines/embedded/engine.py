@@ -42,7 +42,7 @@ from areal.services.inference.engines.embedded.scheduler import (
     TopLogprobs,
     joined,
 )
-from areal.services.weight_update.memory import TransferProgress
+from areal.services.weight_transfer.memory import TransferProgress
 
 T = TypeVar("T")
 P = ParamSpec("P")

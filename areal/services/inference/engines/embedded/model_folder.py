@@ -29,7 +29,7 @@ from areal.errors import ArealError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from areal.services.weight_update.memory import MemoryLease
+    from areal.services.weight_transfer.memory import MemoryLease
 
 _QKV_BIAS = {"llama": False, "mistral": False, "qwen2": True, "qwen3": False}  # when attention_bias is not given
 _ROPE_TYPES = ("default", "linear", "llama3")
@@ -288,7 +288,7 @@ class MappedWeights:
     def open(self, file: Path) -> tuple[Mapping[str, Tensor], MemoryLease] | None:
         """Tensors by name; None where ``file`` is on a disk, whose files come and go under one number. Raises
         ArealError while it is written."""
-        from areal.services.weight_update.memory import MemoryLease, header_of, is_memory_file, views
+        from areal.services.weight_transfer.memory import MemoryLease, header_of, is_memory_file, views
 
         if not is_memory_file(file):
             return None

@@ -36,7 +36,7 @@ from areal.services.inference.engines.embedded.model_folder import (
     open_checkpoint,
 )
 from areal.services.inference.engines.embedded.scheduler import Copy, Drop, Keep, Move, Restore, SchedulerLimits, Spread
-from areal.services.weight_update.memory import TransferProgress
+from areal.services.weight_transfer.memory import TransferProgress
 
 Adapters = Sequence[Adapter | None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

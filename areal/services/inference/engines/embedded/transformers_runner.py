@@ -26,7 +26,7 @@ from areal.services.inference.engines.embedded.linear import Adapter
 from areal.services.inference.engines.embedded.model_folder import is_finite
 from areal.services.inference.engines.embedded.runner import Adapters, WeightOffload, return_freed_memory
 from areal.services.inference.engines.embedded.scheduler import Copy, Move
-from areal.services.weight_update.memory import TransferProgress
+from areal.services.weight_transfer.memory import TransferProgress
 
 _DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
 _CACHES = ("past_key_values", "cache_params", "state")  # as architectures name it, in and out

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, UsageFault
-from areal.services.weight_update.memory import TransferProgress
+from areal.services.weight_transfer.memory import TransferProgress
 
 if TYPE_CHECKING:
     import torch
 
-    from areal.services.weight_update.group import BroadcastGroup
-    from areal.services.weight_update.memory import Image
+    from areal.services.weight_transfer.group import BroadcastGroup
+    from areal.services.weight_transfer.memory import Image
 
 _TIMEOUT_S = 300.0
 _CONNECT_S = 30.0
@@ -129,7 +129,7 @@ class WeightGroups:
 
 
 def _form(host: str, port: int, rank: int, size: int, device: torch.device, given_up: threading.Event) -> Any:
-    from areal.services.weight_update.group import BroadcastGroup, join_store
+    from areal.services.weight_transfer.group import BroadcastGroup, join_store
 
     store = join_store(host, port, size, _CONNECT_S)
     return BroadcastGroup(store, rank, size, _TIMEOUT_S, device, given_up)
@@ -167,7 +167,7 @@ def _one_thread() -> ThreadPoolExecutor:
 
 def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
     """One that the engine does not compute with. Where it has both on lease, the older one is its alone from now on."""
-    from areal.services.weight_update.memory import Image, ends, read_layout
+    from areal.services.weight_transfer.memory import Image, ends, read_layout
 
     layout = read_layout(given)
     for image in member.images:

@@ -20,8 +20,8 @@ from areal.services.inference.engines.base import (
     WeightStager,
     check_weights,
 )
-from areal.services.weight_update.group import open_group, open_store
-from areal.services.weight_update.memory import Image, layout_of
+from areal.services.weight_transfer.group import open_group, open_store
+from areal.services.weight_transfer.memory import Image, layout_of
 from tests.services.inference.engines.conformance.conftest import Subject
 from tests.services.inference.engines.conformance.engines import start
 from tests.services.inference.engines.conformance.models import TOLERANCE, Models, gap, probe

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded import runner
-from areal.services.weight_update.memory import Image, TransferProgress, ends, layout_of
+from areal.services.weight_transfer.memory import Image, TransferProgress, ends, layout_of
 
 from .support import FAMILIES, Harness, gap, make_model
 
