@@ -1,9 +1,10 @@
-"""The engine's life: pause, abort, close, and what a failing step leaves behind."""
+"""The engine's life: pause, abort, close, commands, and what a failing step leaves behind."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from areal.errors import ArealError, Conflict
 from areal.services.inference.engines.embedded.decoder import Span
+from areal.services.inference.engines.embedded.engine import CommandQueue
 from areal.services.inference.engines.embedded.runner import Adapters, DecoderRunner
 from areal.services.inference.engines.embedded.scheduler import Finish
 
@@ -170,3 +172,70 @@ def test_weights_that_fail_half_way_end_the_engine(llama: tuple[Path, Any], star
     harness.wait(running)
     assert running.finish is Finish.LOST
     assert [type(failure) for failure in harness.failures] == [MemoryError]
+
+
+# -- commands
+
+
+def test_calls_run_in_order_and_return_what_they_did() -> None:
+    commands = CommandQueue()
+    done: list[int] = []
+
+    def act(number: int) -> int:
+        done.append(number)
+        return number
+
+    futures = [commands.call(partial(act, number)) for number in range(3)]
+    while not commands.is_empty:
+        commands.run_next(wait=False)
+    assert done == [0, 1, 2]
+    assert [future.result(0) for future in futures] == [0, 1, 2]
+
+
+def test_call_that_raises_tells_its_caller_and_nobody_else() -> None:
+    commands = CommandQueue()
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    failed, fine = commands.call(fail), commands.call(lambda: 1)
+    commands.run_next(wait=True)
+    commands.run_next(wait=True)
+    with pytest.raises(KeyError):
+        failed.result(0)
+    assert fine.result(0) == 1
+
+
+def test_close_refuses_pending_and_later_calls_but_not_cancelled_ones() -> None:
+    commands = CommandQueue()
+    pending, cancelled = commands.call(lambda: 1), commands.call(lambda: 2)
+    assert cancelled.cancel()
+    commands.close(RuntimeError("over"))
+    with pytest.raises(RuntimeError, match="over"):
+        pending.result(0)
+    with pytest.raises(RuntimeError, match="over"):
+        commands.call(lambda: 3)
+    assert cancelled.cancelled()
+
+
+def test_calls_racing_with_close_are_all_answered() -> None:
+    commands = CommandQueue()
+    answers: list[object] = []
+
+    def ask() -> None:
+        for _ in range(200):
+            try:
+                answers.append(commands.call(lambda: 1).exception(10))
+            except RuntimeError as refusal:
+                answers.append(refusal)
+
+    asking = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in asking:
+        thread.start()
+    for _ in range(50):
+        commands.run_next(wait=True)
+    commands.close(RuntimeError("over"))
+    for thread in asking:
+        thread.join(20)
+    assert len(answers) == 4 * 200
+    assert answers.count(None) == 50

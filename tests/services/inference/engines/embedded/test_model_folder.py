@@ -18,6 +18,7 @@ from areal.services.inference.engines.embedded.model_folder import (
     buffer_shapes,
     buffer_slices,
     end_tokens,
+    is_finite,
     open_checkpoint,
     parse,
     read_config,
@@ -156,3 +157,21 @@ def test_end_tokens_of_all_files_are_joined(tmp_path: Path) -> None:
 def test_end_tokens_of_bare_folder_are_none(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("not json")
     assert end_tokens(tmp_path, {"eos_token_id": None}) == frozenset()
+
+
+# -- values that are not finite
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [0, 517, 1023])
+def test_is_finite_with_one_bad_value_is_false(dtype: torch.dtype, value: float, at: int) -> None:
+    tensor = torch.full((1024,), 6e4, dtype=dtype)  # the sum of these overflows half precision
+    assert is_finite(tensor)
+    tensor[at] = value
+    assert not is_finite(tensor.view(32, 32))
+
+
+def test_is_finite_of_whole_numbers_and_of_nothing_is_true() -> None:
+    assert is_finite(torch.arange(5))
+    assert is_finite(torch.empty(0))
