@@ -13,7 +13,7 @@ TOKEN_ENGINES = ("embedded", "vllm", "sglang")
 
 
 def open_engine(kind: str, http: HttpClient, url: str, headers: dict[str, str]) -> TokenEngine:
-    """The client of one engine process. Raises ValueError for a kind that is none."""
+    """The client of one engine process. Raises ValueError for an unknown kind."""
     if kind == "embedded":
         from areal.services.inference.engines.embedded_client import EmbeddedClient
 

@@ -143,7 +143,7 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "lo
 
 @dataclass
 class Capabilities:
-    """What an engine honours beyond plain sampling; a field it lacks is refused by name.
+    """The features of an engine beyond plain sampling; a field it lacks is refused by name.
 
     No value but what is known by now: some of it an engine tells once it is up (``TokenEngine.state``).
     """
@@ -269,7 +269,7 @@ class PromptScorer(Protocol):
 
 @dataclass(frozen=True)
 class Broadcast:
-    """What the process group's rank 0 sends next: the tensors of ``layout``."""
+    """The process group's rank 0 sends the tensors of ``layout`` next."""
 
     group: str
     layout: Any
@@ -318,7 +318,7 @@ class GroupReceiver(Protocol):
 
 
 class Dialect(StrEnum):
-    """What is spoken over there."""
+    """The protocol of an external API."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"

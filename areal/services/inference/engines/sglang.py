@@ -257,7 +257,7 @@ def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass
 class StreamOffsets:
-    """How many tokens of each choice were passed on already."""
+    """Counts the tokens of each choice that were passed on already."""
 
     call: EngineCall
     seen: dict[int, int] = field(default_factory=dict)

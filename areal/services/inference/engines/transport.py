@@ -40,7 +40,7 @@ ReadObject = Callable[[dict[str, Any]], Iterable[EngineDelta]]
 """The deltas in one JSON object of an answer. Raises EngineFailed for one that says that the engine failed."""
 
 MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""What reading raises where a field is missing, or is of another kind."""
+"""Raised by reading an answer in which a field is missing, or is of another kind."""
 
 
 def malformed_answer(error: Exception) -> EngineFailed:

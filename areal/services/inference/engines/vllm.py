@@ -204,7 +204,7 @@ class VllmClient(EngineClient):
             await self._command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
 
     async def _told_version(self) -> int | None:
-        """What an earlier data proxy of this engine set."""
+        """The version that an earlier data proxy of this engine set."""
         _, about = await self._get("/weight_info")
         text = str(about.get("weight_version"))
         if text in ("None", "default"):  # none was set: a fresh engine

@@ -232,7 +232,7 @@ class SessionCache:
         return self._keys.get(digest)
 
     def put(self, held: CachedSession) -> None:
-        """What was read from disk."""
+        """A session read from disk."""
         self._drop(held.session.number)
         self._sessions[held.session.number] = held
         self._weight += held.weight

@@ -108,8 +108,8 @@ def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | 
 
 
 def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[tuple[TrajectoryKey, ...], Errors]:
-    """What the request takes, in its order, and what of it is damaged. Raises 404 for a session or trajectory that is
-    not there, or a session that ended with nothing left; 425 for one that is not ready yet."""
+    """The trajectories that the request takes, in its order, and the damaged ones. Raises 404 for a session or
+    trajectory that is not there, or a session that ended with nothing left; 425 for one that is not ready yet."""
     items: list[TrajectoryKey] = []
     errors: list[dict[str, Any]] = []
     for session_id in request.session_ids:

@@ -1,8 +1,7 @@
 """One journal: sessions recorded in one folder, served by the one process that holds it.
 
 All changes go through the group commit and return when they are durable. Light reads use a connection of their own on
-the event loop; exports read in a thread. What is in memory of sessions is bounded (``cache``, ``recent``): those not in
-use cost disk only.
+the event loop; exports read in a thread. Sessions not in use cost disk only: what is held in memory is bounded.
 """
 
 from __future__ import annotations
@@ -330,13 +329,13 @@ class SessionJournal:
                 return kept, built
 
     async def check_export(self, request: ExportRequest) -> Export:
-        """What ``export`` would answer, or raise; takes nothing."""
+        """The answer that ``export`` would give, or its error; takes nothing."""
         return (await self._read_apart(lambda tables: self._build(tables, request)))[2]
 
     def _build(
         self, tables: SessionTables, request: ExportRequest
     ) -> tuple[tuple[TrajectoryKey, ...], tuple[TrajectoryKey, ...], Export]:
-        """What the request means, what of it can be handed out, and the answer."""
+        """The trajectories that the request means, those that can be handed out, and the answer."""
         now = self.clock()
         try:
             kept = exporting.find_export(tables, request.digest, now)

@@ -59,19 +59,16 @@ def digest_conversation(messages: Iterable[Mapping[str, Any]]) -> ConversationDi
 
 
 def _following(before: bytes, message: Mapping[str, Any]) -> bytes:
+    content = message.get("content") or ""
+    if isinstance(content, list):  # one text part, or several, weigh the same as their text
+        parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        texts = [text for text in parts if isinstance(text, str)]
+        if len(texts) == len(parts):
+            content = "\n".join(texts)
     calls = message.get("tool_calls") or []
-    essence = [message.get("role"), _text(message.get("content")), [_call(call) for call in calls]]
+    essence = [message.get("role"), content, [_call(call) for call in calls]]
     encoded = orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return blake2b(before + encoded, digest_size=DIGEST_BYTES).digest()
-
-
-def _text(content: object) -> object:
-    """One text part, or several, weigh the same as their text."""
-    if not isinstance(content, list):
-        return content or ""
-    parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-    texts = [part for part in parts if isinstance(part, str)]
-    return "\n".join(texts) if len(texts) == len(parts) else content
 
 
 def _call(call: object) -> object:
@@ -199,7 +196,7 @@ class RecordedTurn:
         return self.finish_reason == TRUNCATED
 
     def size(self) -> dict[str, int]:
-        """How long it is, for people."""
+        """Its lengths, for people."""
         return {}
 
 
@@ -362,7 +359,7 @@ class RecentTurns:
 
 @dataclass(frozen=True)
 class CallIdentity:
-    """What tells a call from another. ``retry``: the caller says that it is a repetition of the same body."""
+    """Two calls of one identity are one call. ``retry``: the caller says that it repeats the same body."""
 
     session: tuple[str, int]  # the journal's tag and the session's number
     digest: bytes
@@ -383,7 +380,7 @@ def read_retry_count(text: str | None) -> bool:
 
 
 def check_idempotency_key(text: str | None) -> str | None:
-    """Raises 400 for a key that is none."""
+    """Raises 400 for an empty, long or unprintable key."""
     if text is None:
         return None
     if not 1 <= len(text) <= 255 or not text.isprintable():

@@ -256,7 +256,7 @@ class TrajectoryExport:
 
 @dataclass(frozen=True)
 class Export:
-    """What an export answers: columns of token rows and, beside them, the interactions of external models.
+    """The answer of an export: columns of token rows and, beside them, the interactions of external models.
 
     ``rows`` has an entry for each row of the columns, then one for each interaction. ``errors`` names what was
     requested and is left out.

@@ -41,14 +41,14 @@ class TrajectoryPhase(IntEnum):
 
 
 class TrajectoryKind(IntEnum):
-    """What the calls of a trajectory are made of: tokens of an engine, or messages of an external model."""
+    """A trajectory has tokens of an engine, or messages of an external model."""
 
     TOKENS = 0
     TEXT = 1
 
 
 class SealReason(IntEnum):
-    """What made a trajectory ready."""
+    """The event that made a trajectory ready."""
 
     NOT = 0
     REWARD = 1
@@ -66,7 +66,7 @@ class SessionState(IntEnum):
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
     """``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in
-    online mode. ``next_trajectory``: no number is used again, even when what had it is gone."""
+    online mode. ``next_trajectory``: no number is used again."""
 
     number: int
     task: str
@@ -299,7 +299,7 @@ def tag_of_key(key: str) -> str | None:
 
 
 def key_digest(key: bytes) -> bytes:
-    """What is stored of a session key. The keys are random, so one round of SHA-256 is enough."""
+    """The stored form of a session key. The keys are random, so one round of SHA-256 is enough."""
     return hashlib.sha256(key).digest()
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,7 @@ from areal.services.http.errors import ApiError
 from areal.services.http.tasks import until_beat
 from areal.services.inference.recorder.exporting import TrajectoryKey, error_entry
 from areal.services.inference.recorder.journal import SessionJournal, open_journal
-from areal.services.inference.recorder.records import CorruptRecord
-from areal.services.inference.recorder.rows import Export, RewardOverflow, TrajectoryExport, join_exports
+from areal.services.inference.recorder.rows import Export, TrajectoryExport, join_exports
 from areal.services.inference.recorder.session import LeaseName, TrajectoryKind, key_digest, tag_of_key
 from areal.services.inference.recorder.storage import JournalFolder, lock_folder, other_folders, read_tag, wait_for_lock
 from areal.wire.processes import Retention
@@ -152,7 +151,13 @@ class JournalStore:
             journal = await open_journal(folder, self.own.retention, self.own.clock)
             self._serve(journal)
             self.own = journal
-        self._handing = asyncio.create_task(self._leave_when_idle(leaving), name="hand-over")
+
+        async def leave_all() -> None:
+            async with asyncio.TaskGroup() as group:
+                for journal in leaving:
+                    group.create_task(self._leave(journal), name=f"leave-{journal.tag}")
+
+        self._handing = asyncio.create_task(leave_all(), name="hand-over")
         return [journal.tag for journal in leaving]
 
     async def keep(self) -> None:
@@ -160,11 +165,6 @@ class JournalStore:
         if self._handing is not None:
             self._handing.cancel()
             await asyncio.wait([self._handing])
-
-    async def _leave_when_idle(self, journals: Sequence[SessionJournal]) -> None:
-        async with asyncio.TaskGroup() as group:
-            for journal in journals:
-                group.create_task(self._leave(journal), name=f"leave-{journal.tag}")
 
     async def _leave(self, journal: SessionJournal) -> None:
         await journal.wait_idle()
@@ -273,7 +273,7 @@ class TrajectoryLeases:
             await self._store.wait_ready(min(left, self._next_return()))
 
     async def wait_for_any(self, wait_s: float, kind: TrajectoryKind | None = None) -> int:
-        """How many could be leased now, waiting for the first of them up to ``wait_s``; none is leased."""
+        """The number that could be leased now, waiting for the first of them up to ``wait_s``; none is leased."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -307,13 +307,10 @@ class TrajectoryLeases:
                     LeasedTrajectory(LeaseName(journal.tag, *item), part.session_id, item[1], join_exports([part]))
                 )
             elif part is not None:
-                self._skip(journal, item, part)
+                session_id = journal.session_id(item[0]) or str(item[0])
+                self.skipped[journal.tag, item] = error_entry(session_id, item[1], part)
+                self._on_skip(part.code)
         return leased
-
-    def _skip(self, journal: SessionJournal, item: TrajectoryKey, error: CorruptRecord | RewardOverflow) -> None:
-        session_id = journal.session_id(item[0]) or str(item[0])
-        self.skipped[journal.tag, item] = error_entry(session_id, item[1], error)
-        self._on_skip(error.code)
 
     def give_back(self, leases: Iterable[LeaseName]) -> None:
         """The response did not reach the caller."""

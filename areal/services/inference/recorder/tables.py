@@ -205,7 +205,7 @@ class SessionTables:
         return count
 
     def totals(self, session: int) -> tuple[int, float | None]:
-        """How many interactions a session holds, and the sum of the rewards that were given; None when none was."""
+        """Interactions that a session holds, and the sum of the rewards given; None when none was."""
         rows = session_rows(session)
         query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
         return self.count(*rows), self._value(query, *rows)

@@ -311,8 +311,8 @@ class LlamaDecoder:
             self._head.adopt(self._head.forms(self._tensors["embed"], borrowed=True))
 
     def stage(self, name: str, values: Tensor, *, borrowed: bool = False) -> Iterator[tuple[str, Tensor | MatrixForms]]:
-        """What ``adopt`` takes to give a buffer these values; by any thread. They are copied, but for those that are
-        ``borrowed``, which stay what they are for as long as we compute with them."""
+        """The input of ``adopt`` that gives a buffer these values; by any thread. They are copied unless ``borrowed``:
+        then they stay as they are for as long as we compute with them."""
         if name in self._matrices:
             yield name, self._matrices[name].forms(values, borrowed=borrowed)
         elif name == "embed":

@@ -266,7 +266,7 @@ class Engine:
         self._staged = (version, self._runner.prepare(folder, arrival))
 
     def drop_staged(self) -> None:
-        """What was staged before makes room."""
+        """Earlier staged weights make room."""
         self._staged = None
 
     def load_staged(self, version: int) -> object:

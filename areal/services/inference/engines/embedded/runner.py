@@ -162,7 +162,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def return_freed_memory(device: torch.device) -> None:
-    """What was freed goes back to whom it came from: allocators keep it for themselves otherwise."""
+    """Allocators keep freed memory for themselves otherwise."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return
@@ -318,11 +318,24 @@ class DecoderRunner:
             wanted = self._bytes_made if borrowed else self._bytes  # beside the weights in use
             if wanted * _ROOM < free_bytes(self.device):
                 new = self._stage(read, source.in_memory, arrival)
-                return lambda: self._adopt(new, source)
+
+                def adopt() -> object:
+                    old = self._decoder.adopt(new)
+                    self._end_lease()
+                    self._source = source
+                    return old
+
+                return adopt
             for group in self._pieces.values():
                 for piece in group:
                     read(piece.source)  # reads each page once, ahead of the swap
-        return lambda: self._overwrite(checkpoint, source)
+
+        def overwrite() -> None:
+            self._copy(checkpoint)  # ``source`` has kept it as it was found
+            source.end()
+            self._end_lease()
+
+        return overwrite
 
     def forget(self) -> None:
         self._maps.forget()
@@ -341,18 +354,6 @@ class DecoderRunner:
             values, is_made = self._assemble(pieces, read)
             new |= self._decoder.stage(target, values, borrowed=is_made or in_memory)
         return new
-
-    def _adopt(self, new: dict[str, Tensor | MatrixForms], source: TensorReader) -> object:
-        old = self._decoder.adopt(new)
-        self._end_lease()
-        self._source = source
-        return old
-
-    def _overwrite(self, checkpoint: WeightFiles, source: TensorReader) -> None:
-        """``source`` has kept it as it was found."""
-        self._copy(checkpoint)
-        source.end()
-        self._end_lease()
 
     def _end_lease(self) -> None:
         """Nothing is computed with borrowed weights any more."""

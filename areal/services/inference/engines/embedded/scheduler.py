@@ -371,8 +371,8 @@ class BatchScheduler:
             self.decoding.append(sequence)
 
     def forget_cache(self) -> tuple[Copy, ...]:
-        """What is cached is worth nothing any more: everything goes back to the queue, in order of arrival, and is
-        computed again."""
+        """Cached positions are void: every sequence goes back to the queue, in order of arrival, and is computed
+        again."""
         for sequence in sorted(self.running, key=lambda each: each.arrival, reverse=True):
             sequence.row, sequence.cached = None, 0
             self.waiting.appendleft(sequence)
@@ -442,7 +442,8 @@ class BatchScheduler:
         return self.limits.copies_rows and chunk.completes and fresh and same
 
     def _shared(self, sequence: TokenSequence, row: int) -> tuple[int, Copy | None]:
-        """How many of the sequence's first positions are computed somewhere, and the copy that brings them to ``row``.
+        """The number of the sequence's first positions that are computed already, and the copy that brings them to
+        ``row``.
 
         Never all of them: the last token is computed in any case, for its logits.
         """

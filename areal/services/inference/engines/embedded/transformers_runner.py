@@ -212,7 +212,7 @@ _CANNOT = (
 
 
 def _max_positions(config: Any) -> int:
-    """How long a sequence may be; not past the length at which its rotation would change."""
+    """The longest sequence: not past the length at which its rotation would change."""
     most = getattr(config, "max_position_embeddings", None)
     longest = most if isinstance(most, int) and most > 0 else _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}

@@ -48,7 +48,7 @@ class WeightGroups:
         self._thread = _one_thread()
 
     async def join(self, name: str, place: Mapping[str, Any], device: torch.device) -> None:
-        """``device`` is the engine's. Raises UsageFault for a place that is none, ArealError where the group does not
+        """``device`` is the engine's. Raises UsageFault for an incomplete place, ArealError where the group does not
         form."""
         host, port, rank, size = (place.get(field) for field in ("host", "port", "rank", "world_size"))
         numbers = (port, rank, size)
@@ -111,7 +111,7 @@ class WeightGroups:
             self._abandon_thread()
 
     def _abandon_thread(self) -> None:
-        """What is still waiting there may do so for minutes."""
+        """A call that still waits there may do so for minutes."""
         self._thread.shutdown(wait=False)
         self._thread = _one_thread()
 
@@ -136,7 +136,7 @@ def _form(host: str, port: int, rank: int, size: int, device: torch.device, give
 
 
 def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) -> None:
-    """What is broadcast, into ``body``. Raises ArealError."""
+    """Receive a broadcast into ``body``. Raises ArealError."""
     held = [member.group]
     try:
         if held[0] is None:

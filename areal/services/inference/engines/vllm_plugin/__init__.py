@@ -1,1 +1,1 @@
-"""What runs inside vLLM's worker processes: this folder goes on their PYTHONPATH, and nothing else of areal does."""
+"""This folder goes on the PYTHONPATH of vLLM's worker processes; nothing else of areal does."""

@@ -1,5 +1,5 @@
-"""What areal adds to vLLM's worker processes, by ``--worker-extension-cls areal_vllm.Worker``: weights from a folder,
-or from a process group that the trainer broadcasts in.
+"""Methods that ``--worker-extension-cls areal_vllm.Worker`` adds to vLLM's worker processes: weights from a folder, or
+from a process group that the trainer broadcasts in.
 
 vLLM's own reload answers well and goes on computing with an old head where the head is tied to the embedding: on a CPU
 the head's matrix was repacked at load, and the packed copy is not made again. So it is made again here. New weights are
@@ -91,7 +91,7 @@ class Worker:
         return None
 
     def areal_forget(self, group: str | None = None) -> None:
-        """What is staged, and what is under way."""
+        """Staged weights, and an operation under way."""
         self._areal_side.give_up()
         if group is not None:
             self._areal_side.leave(group)
@@ -285,7 +285,7 @@ def _of_folder(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
-    """Why they cannot replace what is served: not the same tensors, or values that are no numbers."""
+    """Why they cannot replace the served weights: not the same tensors, or values that are not finite."""
     import torch
 
     new: dict[str, list[int]] = {}

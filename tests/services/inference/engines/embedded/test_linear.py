@@ -1,5 +1,5 @@
-"""A matrix multiplies as its weight does in whatever form it is kept; a sequence with a LoRA adapter is computed as by the
-model that the adapter was merged into."""
+"""A matrix multiplies as its weight does, whatever its form; a sequence with a LoRA adapter is computed as by the model
+that the adapter was merged into."""
 
 from __future__ import annotations
 
