@@ -154,7 +154,11 @@ class StatsTracker:
         """Values since the last call, or only those under ``key``."""
         with self._lock:
             self._read_tensors()
-            found = {name: sums for name, sums in self._recorded.items() if key is None or _is_under(name, key)}
+            found = {
+                name: sums
+                for name, sums in self._recorded.items()
+                if key is None or name == key or name.startswith(f"{key}/")
+            }
             if reset:
                 self._recorded = {name: sums for name, sums in self._recorded.items() if name not in found}
                 self._masks = {} if key is None else self._masks
@@ -200,10 +204,6 @@ class StatsTracker:
 
 def _one(value: float) -> Sums:
     return Sums(ReduceType.SCALAR, value, 1.0, value, value)
-
-
-def _is_under(name: str, key: str) -> bool:
-    return name == key or name.startswith(f"{key}/")
 
 
 def _of_all_ranks(recorded: Recorded, group: Any) -> Recorded:

@@ -149,9 +149,6 @@ class RewardPool:
             if worker.is_alive():
                 return worker
             await self._discard(worker)  # it was killed while it waited, which is nobody's fault
-        return await self._start()
-
-    async def _start(self) -> _RewardWorker:
         worker = await _RewardWorker.start()
         self._all.add(worker)
         return worker

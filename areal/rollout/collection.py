@@ -76,19 +76,17 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
         if status != 200:
             raise refusal(status, document)
         try:
-            return _answer(document, tokens=endpoint.tokens)
+            choice = document["choices"][0]
+            text = choice["message"].get("content") or ""
+            prompt_ids, completion_ids = document.get("prompt_token_ids") or [], choice.get("token_ids") or []
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise EpisodeFailed(
                 FailureKind.REFUSED, f"{endpoint.base_url} answered no completion: {error!r}"
             ) from error
+        tokens = {"prompt_ids": prompt_ids, "completion_ids": completion_ids} if endpoint.tokens else {}
+        return AgentResult(text, tokens=tokens)
 
     return ask
-
-
-def _answer(document: Any, *, tokens: bool) -> AgentResult:
-    choice = document["choices"][0]
-    ids = {"prompt_ids": document.get("prompt_token_ids") or [], "completion_ids": choice.get("token_ids") or []}
-    return AgentResult(choice["message"].get("content") or "", tokens=ids if tokens else {})
 
 
 def named_agent(text: str) -> Agent:

@@ -166,6 +166,7 @@ class RolloutController:
         self._tasks: dict[str, int] = {}
         self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
         self._thread: LoopThread | None = None
+        self._opened = contextlib.AsyncExitStack()
         self._workflows = WorkflowResolver(config.agent or config.openai, whole=drop_incomplete_group)
 
     def __enter__(self) -> Self:
@@ -195,10 +196,14 @@ class RolloutController:
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
 
     async def _open(self, service: ServiceAddress) -> None:
-        config = self.config
+        config, opened = self.config, self._opened
+        opened.push_async_callback(close_shared_http_client)
         self._client, self._context = await open_service(service, config)
+        opened.push_async_callback(self._client.close)
         self._batcher = PromptBatcher(self._client, await servers_of(self._client))
+        opened.push_async_callback(self._batcher.close)
         pool_of_this_loop(config.reward_workers)
+        opened.push_async_callback(close_pool_of_this_loop)
         window = StalenessWindow(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
         runner = EpisodeRunner(
             self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
@@ -206,6 +211,7 @@ class RolloutController:
         most_failures = max(_LEAST_FAILURES, 2 * config.consumer_batch_size)
         staleness = StalenessManager(window, seed=self._seed)
         self._executor = Executor(staleness, runner, most_failures, self._failed)
+        opened.push_async_callback(self._executor.close)
 
     def destroy(self) -> None:
         """Cancel running episodes. Idempotent; the service goes on."""
@@ -213,19 +219,9 @@ class RolloutController:
         if thread is None:
             return
         try:
-            thread.run(self._close())
+            thread.run(self._opened.aclose())
         finally:
             thread.close()
-
-    async def _close(self) -> None:
-        if (executor := getattr(self, "_executor", None)) is not None:
-            await executor.close()
-        if (batcher := getattr(self, "_batcher", None)) is not None:
-            await batcher.close()
-        if (client := getattr(self, "_client", None)) is not None:
-            await client.close()
-        await close_shared_http_client()
-        await close_pool_of_this_loop()
 
     def _engine(self, item: EpisodeSpec) -> EpisodeEngine:
         config = self.config

@@ -248,16 +248,13 @@ class StalenessManager:
             del self.accepted[rollout.number]
             self.counts.accepted -= 1
             self.counts.dropped += 1
-            self._run_again(rollout.item)
+            drops = self._drops.pop(rollout.number, 0) + 1
+            if drops >= _RUNS:
+                self._abandon(rollout.item)
+            else:
+                self._drops[rollout.number] = drops
+                self.pending.appendleft(rollout.item)
         return len(stale)
-
-    def _run_again(self, item: EpisodeSpec) -> None:
-        drops = self._drops.pop(item.number, 0) + 1
-        if drops >= _RUNS:
-            self._abandon(item)
-        else:
-            self._drops[item.number] = drops
-            self.pending.appendleft(item)
 
     def _abandon(self, item: EpisodeSpec) -> None:
         self.counts.abandoned += 1

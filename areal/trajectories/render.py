@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any, Literal
@@ -61,17 +62,11 @@ def _tree(found: Sequence[Stretch], before: str = "  ") -> list[str]:
 
 def legend(paint: Paint | None, versions: Sequence[int] = ()) -> str:
     if paint == "logprob":
-        steps = [(f"p>{_share(least)}", colour) for least, colour in LOGPROB_STEPS[:-1]]
+        steps = [(f"p>{math.exp(least):.2g}", colour) for least, colour in LOGPROB_STEPS[:-1]]
         return "  ".join(_coloured(text, colour) for text, colour in [*steps, ("less", LOGPROB_STEPS[-1][1])])
     if paint == "version":
         return "  ".join(_coloured(f"version {each}", _version_colour(each, versions)) for each in versions)
     return ""
-
-
-def _share(logprob: float) -> str:
-    import math
-
-    return f"{math.exp(logprob):.2g}"
 
 
 def _head(episode: Episode, paint: Paint | None) -> str:

@@ -227,8 +227,11 @@ def _convert(hint: Any, value: Any, faults: Faults, path: FieldPath) -> Any:
         return _sequence(origin, kinds, value, faults, path)
     if not isinstance(origin, type):
         return _scalar(hint, value, faults, path)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _nested(hint, value, faults, path)
+    if dataclasses.is_dataclass(origin) and isinstance(value, Mapping):
+        built = build(origin, value, faults, path)
+        return _BAD if built is None else built
+    if dataclasses.is_dataclass(origin):
+        return value if isinstance(value, origin) else _bad(faults, path, "a map", value)
     if issubclass(origin, Mapping):
         return _mapping(hint, kinds, value, faults, path)
     if issubclass(origin, Enum):
@@ -283,15 +286,6 @@ def _not_one_of(names: list[str], value: Any, faults: Faults, path: FieldPath) -
     return _bad(faults, path, f"one of {', '.join(names)}", value, did_you_mean(str(value), names))
 
 
-def _nested(cls: type, value: Any, faults: Faults, path: FieldPath) -> Any:
-    if isinstance(value, cls):
-        return value
-    if not isinstance(value, Mapping):
-        return _bad(faults, path, "a map", value)
-    built = build(cls, value, faults, path)
-    return _BAD if built is None else built
-
-
 _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     list: list,
     set: set,
@@ -339,25 +333,17 @@ def _number(value: Any) -> Any:
     return number if math.isfinite(number) or not isinstance(value, str) else _BAD
 
 
-def _flag(value: Any) -> Any:
-    return value if isinstance(value, bool) else _BAD
-
-
 def _text(value: Any) -> Any:
     """Also of a number: a trial named 1."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _BAD
 
 
-def _file_path(value: Any) -> Any:
-    return FilePath(value) if isinstance(value, str | FilePath) else _BAD
-
-
 _SCALARS: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     int: ("a whole number", _whole),
     float: ("a number", _number),
-    bool: ("true or false", _flag),
+    bool: ("true or false", lambda value: value if isinstance(value, bool) else _BAD),
     str: ("text", _text),
-    FilePath: ("a path", _file_path),
+    FilePath: ("a path", lambda value: FilePath(value) if isinstance(value, str | FilePath) else _BAD),
 }
 
 
