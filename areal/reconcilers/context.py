@@ -30,18 +30,18 @@ class Progress:
     eta_s: float | None = None
 
 
-def _silent(progress: Progress) -> None:
-    """Nobody is looking."""
-
-
 @dataclass(frozen=True)
 class Context:
     home: Home
     actor: str
     command: str
     lock_timeout_s: float = 0.0
-    progress: Callable[[Progress], None] = _silent
+    progress: Callable[[Progress], None] = lambda progress: None
     interrupted: threading.Event = field(default_factory=threading.Event)
+
+    def tell(self, ref: str, stage: str) -> None:
+        """Before a slow step."""
+        self.progress(Progress(ref, stage))
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, TimedOut, UsageFault
-from areal.reconcilers.context import Context, Outcome, Progress
+from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
 from areal.reconcilers.kinds import controller_of, controllers, host_of
@@ -209,7 +209,7 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
     starting = {target.ref: target.object for target in prepared.scope.all if target.ref in refs}
     for kind in sorted({item.kind for item in starting.values()}):
         mine = {ref: item for ref, item in starting.items() if item.kind == kind}
-        controller_of(kind).check_start(mine, lambda ref, stage: command.ctx.progress(Progress(ref, stage)))
+        controller_of(kind).check_start(mine, command.ctx.tell)
 
 
 def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
@@ -230,7 +230,7 @@ def _locked(
             ctx.lock_timeout_s,
             ctx.command,
             interrupted=ctx.interrupted,
-            on_wait=lambda message: ctx.progress(Progress("", message)),
+            on_wait=partial(ctx.tell, ""),
         ) as held:
             again = prepare()
             if again.touched <= refs:

@@ -39,18 +39,6 @@ def object_document(
         "annotations": dict(found.annotations),
         "dependsOn": list(found.depends_on),
     }
-    optional = {"owner": found.owner, "set": found.set_name, "protected": found.protected or None}
-    metadata.update({key: value for key, value in optional.items() if value is not None})
-    return {
-        "apiVersion": API_VERSION,
-        "kind": found.kind,
-        "metadata": metadata,
-        "spec": dict(found.spec if spec is None else spec),
-        "status": status_document(found, status),
-    }
-
-
-def status_document(found: StoredObject, status: ObjectStatus) -> dict[str, Any]:
     shown: dict[str, Any] = {
         **found.status,
         "phase": status.phase,
@@ -61,12 +49,15 @@ def status_document(found: StoredObject, status: ObjectStatus) -> dict[str, Any]
         "message": status.message,
         "conditions": [condition.to_json() for condition in status.conditions],
     }
-    return {key: value for key, value in shown.items() if value is not None}
-
-
-def assess(ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None = None) -> Health:
-    """``host``: the spec of the object that this one is attached to, None where it is not recorded."""
-    return controller_of(ref.partition("/")[0]).health(ref, spec, seen, host)
+    optional = {"owner": found.owner, "set": found.set_name, "protected": found.protected or None}
+    metadata.update({key: value for key, value in optional.items() if value is not None})
+    return {
+        "apiVersion": API_VERSION,
+        "kind": found.kind,
+        "metadata": metadata,
+        "spec": dict(found.spec if spec is None else spec),
+        "status": {key: value for key, value in shown.items() if value is not None},
+    }
 
 
 _TIMEOUT_S = 1.5  # for all probes together: whoever asks for a status waits for it
@@ -97,10 +88,6 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
     return {str(item.ref): _status(item, seen, hosts) for item in mine}
 
 
-def object_status(home: Home, obj: StoredObject, runs: Runs) -> ObjectStatus:
-    return statuses(home, [obj], runs)[str(obj.ref)]
-
-
 def gateway_address(ref: str, states: Iterable[RunState]) -> str:
     """Where users reach the object, from its processes' records; "" where nobody answers."""
     runs = (ObservedRun(state) for state in states if state.spec.owner == ref)
@@ -110,7 +97,8 @@ def gateway_address(ref: str, states: Iterable[RunState]) -> str:
 def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> Health:
     """``hosts``: the recorded objects that others are attached to, by reference."""
     host = hosts.get(host_of(obj) or "")
-    return assess(str(obj.ref), obj.spec, seen, host.spec if host is not None else None)
+    spec = host.spec if host is not None else None
+    return controller_of(obj.kind).health(str(obj.ref), obj.spec, seen, spec)
 
 
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
@@ -122,11 +110,13 @@ def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObj
 
 
 def _status(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> ObjectStatus:
-    now = time.time()
+    now, ref = time.time(), str(obj.ref)
     health = health_of(obj, seen, hosts)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
-    failure = _stored_failure(obj, previous)
-    ref = str(obj.ref)
+    # why the last rollout failed, while it is about this generation; a later one that succeeds takes it back
+    mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
+    failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
+    failure = (failures[0] if failures else "") or None
     return ObjectStatus(
         ref,
         "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version serves on
@@ -138,15 +128,6 @@ def _status(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]
         failure or health.message,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
     )
-
-
-def _stored_failure(obj: StoredObject, previous: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why the last rollout failed, while it is about this generation; a later one that succeeds takes it back."""
-    for condition in previous:
-        current = condition.get("observedGeneration") == obj.generation
-        if condition.get("type") == "Degraded" and condition.get("reason") == "RolloutFailed" and current:
-            return str(condition.get("message", "")) or None
-    return None
 
 
 # -- ``areal wait``: one deadline for all objects, and failure at once when a condition can no longer be met
@@ -163,41 +144,36 @@ def wait(
     is not waited for. Raises TimedOut, TargetFailed, NotFound."""
     from areal.reconcilers.context import ObjectOutcome, Outcome
 
-    store = ObjectStore(ctx.home)
-    backend = Backends(ctx.home.root)
-    deadline = time.monotonic() + timeout_s
+    store, backend, words = ObjectStore(ctx.home), Backends(ctx.home.root), _words(conditions)
     began = time.monotonic()
     pending = list(dict.fromkeys(refs))
-    _refuse_unknown(store, pending, conditions)
+    for ref in pending:
+        if store.get(ref) is None and not _awaits_end(conditions):
+            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
     while True:
         runs = backend.observe()
         found = {ref: stored for ref in pending if (stored := store.get(ref)) is not None}
         seen = statuses(ctx.home, found.values(), runs)
         pending = [ref for ref in pending if not _met(ctx, ref, found.get(ref), seen.get(str(ref)), conditions)]
         if not pending:
-            return Outcome(tuple(ObjectOutcome(str(ref), "met", _words(conditions)) for ref in refs))
+            return Outcome(tuple(ObjectOutcome(str(ref), "met", words) for ref in refs))
         if ctx.interrupted.is_set():
             return Outcome(notes=("interrupted",), exit_code=130)
-        if time.monotonic() >= deadline:
+        waited_s = time.monotonic() - began
+        if waited_s >= timeout_s:
             names = ", ".join(str(ref) for ref in pending)
-            raise TimedOut(
-                f"timed out after {timeout_s:g} s waiting for {_words(conditions)}: {names}",
-                hint=f"areal describe {pending[0]}",
-            )
+            message = f"timed out after {timeout_s:g} s waiting for {words}: {names}"
+            raise TimedOut(message, hint=f"areal describe {pending[0]}")
         for ref in pending:
             status = seen.get(str(ref))
             if stopped_fails and status is not None and status.phase == "Stopped":
                 raise TargetFailed(f"{ref} was stopped", hint=f"areal resume {ref} goes on with it")
-            ctx.progress(_progress(ctx.home, ref, status, _words(conditions), time.monotonic() - began))
+            ctx.progress(_progress(ctx.home, ref, status, words, waited_s))
         time.sleep(_POLL_S)
 
 
-def _refuse_unknown(store: ObjectStore, refs: Sequence[Ref], conditions: Conditions) -> None:
-    if any("deleted" in alternatives for alternatives in conditions):
-        return
-    for ref in refs:
-        if store.get(ref) is None:
-            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+def _awaits_end(conditions: Conditions) -> bool:
+    return any("deleted" in alternatives for alternatives in conditions)
 
 
 def _met(
@@ -207,7 +183,7 @@ def _met(
         return True
     if status is not None and stored is not None:
         _refuse_hopeless(ctx.home, ref, status, conditions)
-    elif stored is None and not any("deleted" in alternatives for alternatives in conditions):
+    elif stored is None and not _awaits_end(conditions):
         raise TargetFailed(f"{ref} was deleted while it was waited for")
     return False
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.reconcilers.context import Progress
 from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of
-from areal.reconcilers.status import assess
+from areal.reconcilers.status import _progress
+from areal.resources.kinds import Ref
 from areal.runtime.backends.base import Phase
+from areal.state.home import Home
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
-from tests.reconcilers.worlds import MODEL, SERVICE, front, model, replica, service, steady, table, world
+from tests.reconcilers.worlds import MODEL, SERVICE, assess, front, model, replica, service, steady, table, world
 
 
 def health(observed: Observed, count: int = 1) -> Health:
@@ -179,3 +186,27 @@ def test_job_that_is_stopped_by_a_signal_or_waits_for_its_next_attempt_is_not_re
         found = assess(JOB, {}, Observed({JOB: (run,)}))
         assert (found.phase, found.fraction) == ("Running", "0/1")
     assert "kill -CONT 7" in assess(JOB, {}, Observed({JOB: (halted,)})).message
+
+
+# -- the progress of a job that is waited for
+
+STEP = {"step": 12, "total_steps": 200, "time/step": 0.5, "reward/mean": 0.41, "bottleneck": "training"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "told"),
+    [
+        ("Running", STEP, Progress(JOB, "step", 12, 200, 90.0, "reward 0.410, training", 94.0)),
+        ("Running", {"step": 12}, Progress(JOB, "step 12", 12, None, 90.0)),
+        ("Running", {}, Progress(JOB, "waiting for completed", elapsed_s=7.0)),
+        ("Pending", STEP, Progress(JOB, "waiting for completed", elapsed_s=7.0)),
+    ],
+)
+def test_job_that_runs_tells_its_step_its_age_and_what_is_left(
+    tmp_path: Path, phase: str, step: dict[str, Any], told: Progress
+) -> None:
+    home = Home(tmp_path)
+    home.job_metrics("grpo").parent.mkdir(parents=True)
+    home.job_metrics("grpo").write_text(json.dumps(step) + "\n" if step else "")
+    status: Any = SimpleNamespace(phase=phase, age_s=90.0)
+    assert _progress(home, Ref("TrainJob", "grpo"), status, "completed", 7.0) == told

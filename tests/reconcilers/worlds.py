@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from areal.reconcilers.desired import Target, Wanted, target_for
+from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.model_replicas import gpus_per_replica
-from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
+from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import Layer, StoredObject
@@ -133,3 +134,7 @@ def without(observed: Observed, uid: str, phase: Phase = Phase.BACKOFF) -> Obser
         for ref, items in observed.runs.items()
     }
     return replace(observed, runs=runs)
+
+
+def assess(ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None = None) -> Health:
+    return controller_of(ref.partition("/")[0]).health(ref, spec, seen, host)

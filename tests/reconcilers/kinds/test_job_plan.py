@@ -17,10 +17,9 @@ from areal.reconcilers.observe import Observed, ObservedRun
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.reconcilers.status import assess
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import Layer, StoredObject
-from tests.reconcilers.worlds import created, steady, unchanged
+from tests.reconcilers.worlds import assess, created, steady, unchanged
 
 JOB = "TrainJob/grpo"
 SPEC: dict[str, Any] = {"driver": "my.code:main", "resources": {"gpus": 0}}
