@@ -14,7 +14,7 @@ from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, body_as, decode_object, read_body, read_object
 from areal.services.http.service import Service, json_response
-from areal.services.inference.data_proxy.sessions import Caller, CallerResolver
+from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
@@ -34,7 +34,7 @@ from areal.services.inference.recorder.session import (
     parse_kind,
     tag_of_key,
 )
-from areal.services.inference.recorder.storage import SEQUENCES, held_elsewhere
+from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases
 from areal.wire.bodies import EndSession, ExportTrajectories, SetReward, StartSession
 
@@ -106,18 +106,16 @@ class JournalSessionRoutes:
         caller = self._callers.resolve(request.headers)
         body = body_as(EndSession, decode_object(await request.read(_BODY_BYTES) or b"{}"))
         if body.group_id is not None:
-            return json_response({"ended": [await self._end(each) for each in self._group(caller, body.group_id)]})
+            if not caller.admin:
+                raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
+            journal, members = _group_members(self._store, body.group_id)
+            ended = [await self._end(Caller(journal, number, admin=True)) for number, _ in members]
+            return json_response({"ended": ended})
         return json_response(await self._end(self._callers.selected(caller, body.session_id)))
 
     async def _end(self, caller: Caller) -> dict[str, Any]:
         ended = await caller.journal.end(caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
-
-    def _group(self, caller: Caller, group_id: str) -> list[Caller]:
-        if not caller.admin:
-            raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
-        journal, members = _group_members(self._store, group_id)
-        return [Caller(journal, number, admin=True) for number, _ in members]
 
     async def drain(self, request: Request) -> Response:
         """The sessions move to the model's other data proxies: ``journals`` are handed over, each when its running
@@ -316,20 +314,14 @@ class TrajectoryRoutes:
         if len(tags) > 1:
             message = "these sessions are recorded in several places: export them through the gateway"
             raise bad_request(message, param="session_ids", code="several_journals")
-        journal = self._store.journal(tags.pop())
-        if journal is None:
-            raise held_elsewhere()
-        return journal
+        return journal_of(self._store, tags.pop())
 
     async def acknowledge_exports(self, request: Request) -> Response:
         export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")
         name = ExportName.parse(export_id) if isinstance(export_id, str) else None
         if name is None:
             raise bad_request("export_id must be that of an export", param="export_id")
-        journal = self._store.journal(name.tag)
-        if journal is None:
-            raise held_elsewhere()
-        released = await journal.acknowledge(name)
+        released = await journal_of(self._store, name.tag).acknowledge(name)
         self._acknowledged.inc(int(released))
         return json_response({"status": "ok", "released": released})
 
@@ -346,7 +338,7 @@ class TrajectoryRoutes:
         kind = parse_kind(request.query.get("kind"))
         if limit == 0:
             return json_response({"items": [], "ready": await self._leases.wait_for_any(wait_s, kind)})
-        lent = await self._leases.lease(limit, wait_s, kind)
+        leased = await self._leases.lease(limit, wait_s, kind)
         try:
             items = [
                 {
@@ -356,14 +348,14 @@ class TrajectoryRoutes:
                     "traj": each.export.traj(),
                     "rows": each.export.rows,
                 }
-                for each in lent
+                for each in leased
             ]
             skipped = list(self._leases.skipped.values())
             more = {"skipped": skipped[:_MOST_SKIPPED], "skipped_count": len(skipped)}
             response = json_response({"items": items, **more})
             await request.answer(response)
         except BaseException:
-            self._leases.give_back(each.lease for each in lent)
+            self._leases.give_back(each.lease for each in leased)
             raise
         return response
 
@@ -373,8 +365,8 @@ class TrajectoryRoutes:
         if not isinstance(given, list) or None in leases:
             raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
         known = [lease for lease in leases if lease is not None]
-        if any(self._store.journal(lease.tag) is None for lease in known):
-            raise held_elsewhere()
+        for lease in known:
+            journal_of(self._store, lease.tag)
         return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
 
 

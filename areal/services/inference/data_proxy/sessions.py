@@ -42,6 +42,14 @@ _log = logging.getLogger(__name__)
 _COUNTED_REFUSALS = ("context_length_exceeded",)  # 4xx codes that describe the rollout
 
 
+def journal_of(store: JournalStore, tag: str) -> SessionJournal:
+    """Raises 421 where another data proxy has it."""
+    journal = store.journal(tag)
+    if journal is None:
+        raise held_elsewhere()
+    return journal
+
+
 @dataclass(frozen=True)
 class Caller:
     """A session of this data proxy. ``admin``: the caller has the admin key and may name other sessions."""
@@ -73,8 +81,8 @@ class CallerResolver:
         if held is not None:
             return Caller(*held, admin=self._key is None)
         tag = tag_of_key(key.decode("ascii"))
-        if tag is not None and self._store.journal(tag) is None:
-            raise held_elsewhere()
+        if tag is not None:
+            journal_of(self._store, tag)
         if self._key is None and tag is None:
             return self._human()
         raise unknown_key()
@@ -97,9 +105,7 @@ class CallerResolver:
         name = SessionName.parse(session_id)
         if name is None:
             raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
-        journal = self._store.journal(name.tag)
-        if journal is None:
-            raise held_elsewhere()
+        journal = journal_of(self._store, name.tag)
         return Caller(journal, journal.session_by_name(name).number, admin=True)
 
     def selected(self, caller: Caller, session_id: str | None) -> Caller:

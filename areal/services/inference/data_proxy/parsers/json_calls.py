@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.parsers.reader import (
     Output,
+    Quotes,
     Steps,
     TextSource,
     Tools,
@@ -31,8 +32,7 @@ class JsonValue:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._quoted = False
-        self._escaped = False
+        self._quotes = Quotes('"')
         self._scalar: bool | None = None  # unknown before the first character
 
     def feed(self, text: str) -> int | None:
@@ -42,32 +42,12 @@ class JsonValue:
             if self._scalar:
                 if char in _SCALAR_ENDS:
                     return position
-            elif self._quoted:
-                if self._closes_quote(char) and self._depth == 0:
-                    return position + 1
-            elif self._bracket(char):
+                continue
+            if not self._quotes.covers(char):
+                self._depth += (char in "{[") - (char in "}]")
+            if not self._depth and not self._quotes.open:
                 return position + 1
         return None
-
-    def _closes_quote(self, char: str) -> bool:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._quoted = False
-            return True
-        return False
-
-    def _bracket(self, char: str) -> bool:
-        if char == '"':
-            self._quoted = True
-        elif char in "{[":
-            self._depth += 1
-        elif char in "}]":
-            self._depth -= 1
-            return self._depth == 0
-        return False
 
 
 def read_value(source: TextSource) -> Steps[str]:

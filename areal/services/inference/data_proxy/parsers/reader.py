@@ -205,6 +205,28 @@ class _Run:
         return next((position for position, char in enumerate(text) if not self._belongs(char)), None)
 
 
+class Quotes:
+    """Follows quoted text. ``open``: the mark that will end it, empty outside."""
+
+    def __init__(self, marks: str) -> None:
+        self._marks = marks
+        self._escaped = False
+        self.open = ""
+
+    def covers(self, char: str) -> bool:
+        """Whether the next character is quoted or a quotation mark."""
+        if not self.open:
+            self.open = char if char in self._marks else ""
+            return bool(self.open)
+        if self._escaped:
+            self._escaped = False
+        elif char == "\\":
+            self._escaped = True
+        elif char == self.open:
+            self.open = ""
+        return True
+
+
 def discard(text: str) -> None:
     """For text that is markup and nothing else."""
 

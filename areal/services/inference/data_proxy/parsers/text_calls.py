@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from areal.services.inference.data_proxy.parsers.reader import (
     Output,
+    Quotes,
     Steps,
     TextSource,
     Tools,
@@ -223,30 +224,16 @@ class _Literal:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._quote = ""
-        self._escaped = False
+        self._quotes = Quotes("\"'")
 
     def feed(self, text: str) -> int | None:
         for position, char in enumerate(text):
-            if self._quote:
-                self._in_quotes(char)
-            elif char in "\"'":
-                self._quote = char
-            elif char in "([{":
-                self._depth += 1
-            elif self._depth == 0 and char in ",)]}":
+            if self._quotes.covers(char):
+                continue
+            if self._depth == 0 and char in ",)]}":
                 return position
-            elif char in ")]}":
-                self._depth -= 1
+            self._depth += (char in "([{") - (char in ")]}")
         return None
-
-    def _in_quotes(self, char: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == self._quote:
-            self._quote = ""
 
 
 def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
