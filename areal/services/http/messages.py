@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from areal.services.http.errors import ApiError, ErrorForm
+from areal.services.http.errors import ApiError, ErrorForm, bad_request
 from areal.services.http.headers import REQUEST_ID, Headers, unique_id
 from areal.wire.fields import FieldError, read_fields
 
@@ -344,3 +344,24 @@ def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     except FieldError as error:
         code = "missing_field" if error.problem == "is required" else "invalid_value"
         raise ApiError(400, str(error), code=code, param=error.field) from error
+
+
+def query_int(request: Request, name: str, default: int, least: int, most: int) -> int:
+    """A whole number of the query. Raises 400."""
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or not least <= int(text) <= most:
+        raise bad_request(f"{name} must be a whole number from {least} to {most}", param=name)
+    return int(text)
+
+
+def query_seconds(request: Request, name: str, most: float) -> float:
+    """Seconds in the query, 0 where there are none. Raises 400."""
+    try:
+        seconds = float(request.query.get(name) or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= most:
+        raise bad_request(f"{name} must be between 0 and {most:g} seconds", param=name)
+    return seconds

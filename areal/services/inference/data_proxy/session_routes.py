@@ -12,7 +12,16 @@ import orjson
 from areal.services.http import headers as names
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import Request, Response, body_as, decode_object, read_body, read_object
+from areal.services.http.messages import (
+    Request,
+    Response,
+    body_as,
+    decode_object,
+    query_int,
+    query_seconds,
+    read_body,
+    read_object,
+)
 from areal.services.http.service import Service, json_response
 from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
@@ -156,7 +165,7 @@ class JournalSessionRoutes:
 
     async def sessions(self, request: Request) -> Response:
         """A page of them in the order in which they were started; ``after`` is the last id of the page before."""
-        limit = _limit(request.query.get("limit"), _PAGE, 1, 1000)
+        limit = query_int(request, "limit", _PAGE, 1, 1000)
         after = SessionName.parse(request.query.get("after", ""))
         found: list[dict[str, Any]] = []
         for journal in sorted(self._store, key=lambda journal: journal.tag):
@@ -189,15 +198,6 @@ def _group_members(store: JournalStore, group_id: str) -> tuple[SessionJournal, 
     if group is None or journal is None:
         raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
     return journal, journal.members(group)
-
-
-def _limit(text: str | None, default: int, low: int, high: int) -> int:
-    """The query's ``limit``. Raises 400."""
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdecimal() or not low <= int(text) <= high:
-        raise bad_request(f"limit must be a whole number from {low} to {high}", param="limit")
-    return int(text)
 
 
 def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, Any]:
@@ -328,13 +328,8 @@ class TrajectoryRoutes:
     async def lease(self, request: Request) -> Response:
         """With ``limit=0`` nothing is leased; the response tells whether anything could be. ``skipped``: ready
         trajectories that cannot be exported."""
-        limit = _limit(request.query.get("limit"), 1, 0, _MOST_ITEMS)
-        try:
-            wait_s = float(request.query.get("wait") or 0)
-        except ValueError:
-            wait_s = -1.0
-        if not 0 <= wait_s <= _LONGEST_WAIT_S:
-            raise bad_request(f"wait must be between 0 and {_LONGEST_WAIT_S:g} seconds", param="wait")
+        limit = query_int(request, "limit", 1, 0, _MOST_ITEMS)
+        wait_s = query_seconds(request, "wait", _LONGEST_WAIT_S)
         kind = parse_kind(request.query.get("kind"))
         if limit == 0:
             return json_response({"items": [], "ready": await self._leases.wait_for_any(wait_s, kind)})

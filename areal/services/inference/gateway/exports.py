@@ -17,12 +17,11 @@ import orjson
 from areal.services.http import headers as names
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import Request, Response, decode_object, read_object
+from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.inference.gateway.sessions import (
     JournalClient,
     WorkerReply,
-    read_limit,
     tag_of_session,
     to_response,
 )
@@ -112,12 +111,12 @@ class ExportRoutes:
     async def lend(self, request: Request) -> Response:
         """From every data proxy that has something, none waiting for another."""
         keepers, headers = self._journals.keepers(), self._journals.for_admin(request)
-        wait_s = _wait(request.query.get("wait"))
+        wait_s = query_seconds(request, "wait", 300.0)
         if len(keepers) == 1:
             reply = await self._journals.at(keepers[0], request.target, headers, wait_s + 30.0)
             if reply is not None and reply.status != 503:
                 return to_response(reply)
-        limit = read_limit(request.query.get("limit"), default=1, most=1024)
+        limit = query_int(request, "limit", 1, 1, 1024)
         wanted = parse_kind(request.query.get("kind"))
         kind = f"&kind={wanted.name.lower()}" if wanted is not None else ""
         deadline = asyncio.get_running_loop().time() + wait_s
@@ -218,16 +217,6 @@ def _error_of(reply: WorkerReply) -> dict[str, Any]:
 
 def _has_some(reply: WorkerReply | None) -> bool:
     return reply is not None and reply.status == 200 and orjson.loads(reply.body).get("ready", 0) > 0
-
-
-def _wait(text: str | None) -> float:
-    try:
-        wait_s = float(text or 0)
-    except ValueError:
-        wait_s = -1.0
-    if not 0 <= wait_s <= 300.0:
-        raise bad_request("wait must be between 0 and 300 seconds", param="wait")
-    return wait_s
 
 
 # Exports of several data proxies as one: the same columns, padded to one width, rows in the order of the request.

@@ -16,7 +16,7 @@ from areal.services.http import headers as names
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
 from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, decode_object
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
 from areal.services.http.service import Service, json_response
 from areal.services.inference.gateway.relay import Admission, Relay
 from areal.services.inference.gateway.routing import ROUTER_AWAY, Follower, LiveTable, RouterClient
@@ -383,7 +383,7 @@ class SessionRoutes:
     async def sessions(self, request: Request) -> Response:
         """One page over all data proxies, in the order of journals and numbers. ``journals_away``: those of which
         nobody serves the sessions just now."""
-        limit = read_limit(request.query.get("limit"), default=100, most=1000)
+        limit = query_int(request, "limit", 100, 1, 1000)
         answers = await self._journals.each(f"/rl/sessions?{request.query_string}", self._journals.for_admin(request))
         found: list[dict[str, Any]] = []
         more = False
@@ -426,15 +426,6 @@ def _tag_of(data: Mapping[str, Any]) -> str:
     if group is None:
         raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
     return group.tag
-
-
-def read_limit(text: str | None, *, default: int, most: int) -> int:
-    """Raises 400."""
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= most:
-        raise bad_request(f"limit must be a whole number from 1 to {most}", param="limit")
-    return int(text)
 
 
 def tag_of_session(session_id: str) -> str:
