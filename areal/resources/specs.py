@@ -367,6 +367,10 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
 
 _FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 DRIVER = rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$"
+_TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
+DRIVERS = {kind: (f"areal.training.drivers:{kind}", f"{kind.upper()}Config") for kind in _TRAINERS}
+DRIVERS["null"] = ("areal.training.drivers:evaluate", "PPOConfig")
+"""The built-in drivers by ``trainer.type``, each with the class of its configuration."""
 
 
 class JobResources(SpecModel):

@@ -26,8 +26,6 @@ from areal.errors import ArealError
 from areal.hub import is_id
 from areal.resources.paths import import_fault, looks_local
 
-_RLVR = "areal.workflow.rlvr:RLVRWorkflow"
-
 
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
     """``config`` (the class), ``file`` or its ``text``, ``overrides``; ``built_in``: the driver is, so that data sets,
@@ -77,7 +75,8 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[tuple[str, ...]
     for path, name in named:
         if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"
-    if config.workflow == _RLVR and not (any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs):
+    rewarded = any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs
+    if config.workflow == PPOConfig.workflow and not rewarded:  # the default one needs a reward
         yield (
             ("reward_fn",),
             "is needed: what an answer is worth, as module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",

@@ -31,6 +31,7 @@ _FILES, _CRC = "files", "crc32"
 _OF_RANK = re.compile(r"__(\d+)_")  # the name of a rank's shard begins so
 _PART, _BLOCK = 64 << 20, 1 << 20
 _READERS = 8
+_KEPT = 2
 
 
 class CheckpointFailed(ArealError):
@@ -75,12 +76,10 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run. ``keep`` newest stay; ``keep_every`` also keeps each whose step it divides."""
+    """The checkpoints of a run, of which the newest two stay."""
 
-    def __init__(self, root: Path, *, keep: int = 2, keep_every: int | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._keep = keep
-        self._keep_every = keep_every
 
     def all(self) -> list[Checkpoint]:
         """Whole ones, oldest first."""
@@ -94,7 +93,7 @@ class Checkpoints:
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
     def newest(self) -> Checkpoint | None:
-        return max(self.all(), key=lambda checkpoint: checkpoint.step, default=None)
+        return next(reversed(self.all()), None)
 
     def newest_whole(self, before: int | None = None) -> Checkpoint | None:
         """Of those before the step ``before``. Those that are newer and damaged are set aside, and logged."""
@@ -166,16 +165,10 @@ class Checkpoints:
         partial.rename(final)
         _flush(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
-        self._remove_old()
-
-    def _remove_old(self) -> None:
-        kept = self.all()
-        for checkpoint in kept[: -self._keep] if self._keep else []:
-            if self._keep_every is None or checkpoint.step % self._keep_every:
-                # Renamed first: a half-removed folder must not look like a checkpoint.
-                gone = checkpoint.folder.with_suffix(".tmp")
-                checkpoint.folder.rename(gone)
-                shutil.rmtree(gone, ignore_errors=True)
+        for old in self.all()[:-_KEPT]:
+            gone = old.folder.with_suffix(".tmp")
+            old.folder.rename(gone)  # a folder that is removed in part must not look like a checkpoint
+            shutil.rmtree(gone, ignore_errors=True)
 
 
 def _summary(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:

@@ -7,18 +7,13 @@ imported once the configuration and the data are there: a fault in those is not 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from areal.api.cli_args import DPOConfig, GRPOConfig, PPOConfig, RWConfig, SFTConfig, load_expr_config
 from areal.api.config.experiment import BaseExperimentConfig
 from areal.errors import UsageFault
 from areal.rollout.workflows import WORKFLOWS
-
-ENTRY_POINTS = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")} | {
-    "null": "areal.training.drivers:evaluate"
-}
-"""By ``trainer.type``."""
 
 
 def grpo(args: Sequence[str]) -> None:
@@ -78,15 +73,16 @@ def _online(config: PPOConfig) -> None:
 def _workflow(config: PPOConfig) -> dict[str, Any]:
     """The keywords of ``train``. A workflow gets what it takes of ``tokenizer``, ``gconfig``, ``reward_fn`` and its
     ``reward_weights`` from the configuration, where ``workflow_kwargs`` do not say it. Raises UsageFault."""
-    if config.is_online and config.workflow == RLVR:
+    if config.is_online and config.workflow == PPOConfig.workflow:
         return {}  # conversations come from elsewhere
-    takes = _parameters(config.workflow)
+    workflow = WORKFLOWS.resolve(config.workflow)
+    takes = inspect.signature(workflow).parameters if inspect.isclass(workflow) else {}
     common: dict[str, Any] = {
         "tokenizer": config.tokenizer_path,
         "gconfig": config.gconfig,
         "reward_fn": config.reward_fn,
+        "reward_weights": config.reward_weights,
     }
-    common["reward_weights"] = config.reward_weights
     kwargs = {name: value for name, value in common.items() if name in takes and value} | dict(config.workflow_kwargs)
     for name in ("reward_fn", "reward_weights"):
         if common[name] and name not in kwargs:
@@ -99,15 +95,6 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
         )
     evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in takes else kwargs
     return {"workflow": config.workflow, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
-
-
-def _parameters(workflow: str) -> Mapping[str, inspect.Parameter]:
-    """Of its class. Raises UsageFault."""
-    found = WORKFLOWS.resolve(workflow)
-    return inspect.signature(found).parameters if inspect.isclass(found) else {}
-
-
-RLVR = "areal.workflow.rlvr:RLVRWorkflow"
 
 
 def _tokenizer(config: BaseExperimentConfig) -> Any:

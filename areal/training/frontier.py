@@ -53,9 +53,6 @@ class DataOrder:
     def batches_per_epoch(self) -> int:
         return -(-self.epoch_size // self.batch_size)
 
-    def epoch(self, position: int) -> int:
-        return position // self.epoch_size
-
     def row(self, position: int) -> int:
         epoch, place = divmod(position, self.epoch_size)
         return _permutation(self.count, self.seed, epoch)[place] if self.shuffle else place
@@ -84,10 +81,6 @@ class Counts:
     rejected: int = 0
     returned: int = 0
     given_up: int = 0
-
-    @property
-    def spent(self) -> int:
-        return self.trained + self.rejected + self.given_up
 
 
 @dataclass

@@ -120,11 +120,11 @@ def open_trackers(config: BaseExperimentConfig, folder: Path) -> list[Tracker]:
     if asked.tensorboard.path is not None:
         trackers.append(_TensorBoard(asked.tensorboard.path))
     if asked.wandb.mode != "disabled":
-        trackers.append(_WandB(config, folder))
+        trackers.append(_open_wandb(config, folder))
     if asked.swanlab.mode != "disabled":
-        trackers.append(_SwanLab(config, folder))
+        trackers.append(_open_swanlab(config, folder))
     if asked.trackio.mode != "disabled":
-        trackers.append(_Trackio(config))
+        trackers.append(_open_trackio(config))
     return trackers
 
 
@@ -153,74 +153,66 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _WandB:
-    def __init__(self, config: BaseExperimentConfig, folder: Path) -> None:
-        wandb = _package("wandb", "wandb")
-        asked = config.stats_logger.wandb
-        self._run: Any = wandb.init(
-            mode=asked.mode,
-            project=asked.project or config.experiment_name,
-            name=asked.name or config.trial_name,
-            entity=asked.entity,
-            group=asked.group,
-            tags=asked.tags,
-            notes=asked.notes,
-            job_type=asked.job_type,
-            config=asked.config,
-            dir=str(folder),
-            id=f"{config.experiment_name}-{config.trial_name}{asked.id_suffix or ''}".replace("/", "-"),
-            resume="allow",
-        )
+@dataclass
+class _TrackedRun:
+    """A run of wandb, or of a package with wandb's interface."""
+
+    run: Any
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        self.run.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        self._run.finish()
+        self.run.finish()
 
 
-class _SwanLab:
-    def __init__(self, config: BaseExperimentConfig, folder: Path) -> None:
-        asked = config.stats_logger.swanlab
-        self._swanlab = _package("swanlab", "swanlab")
-        if asked.api_key:
-            self._swanlab.login(api_key=asked.api_key)
-        self._swanlab.init(
-            project=asked.project or config.experiment_name,
-            experiment_name=asked.name or config.trial_name,
-            config=asked.config,
-            logdir=asked.logdir or str(folder / "swanlog"),
-            mode=asked.mode,
+def _open_wandb(config: BaseExperimentConfig, folder: Path) -> Tracker:
+    wandb, asked = _package("wandb", "wandb"), config.stats_logger.wandb
+    run = wandb.init(
+        mode=asked.mode,
+        project=asked.project or config.experiment_name,
+        name=asked.name or config.trial_name,
+        entity=asked.entity,
+        group=asked.group,
+        tags=asked.tags,
+        notes=asked.notes,
+        job_type=asked.job_type,
+        config=asked.config,
+        dir=str(folder),
+        id=f"{config.experiment_name}-{config.trial_name}{asked.id_suffix or ''}".replace("/", "-"),
+        resume="allow",
+    )
+    return _TrackedRun(run)
+
+
+def _open_swanlab(config: BaseExperimentConfig, folder: Path) -> Tracker:
+    swanlab, asked = _package("swanlab", "swanlab"), config.stats_logger.swanlab
+    if asked.api_key:
+        swanlab.login(api_key=asked.api_key)
+    swanlab.init(
+        project=asked.project or config.experiment_name,
+        experiment_name=asked.name or config.trial_name,
+        config=asked.config,
+        logdir=asked.logdir or str(folder / "swanlog"),
+        mode=asked.mode,
+    )
+    return _TrackedRun(swanlab)
+
+
+def _open_trackio(config: BaseExperimentConfig) -> Tracker:
+    trackio, asked = _package("trackio", "trackio"), config.stats_logger.trackio
+    space = asked.space_id or os.environ.get("TRACKIO_SPACE_ID")
+    if asked.mode == "online" and not space:
+        raise UsageFault(
+            "stats_logger.trackio: mode online needs the name of a Space",
+            hint="stats_logger.trackio.space_id=USER/NAME, or mode=local",
         )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._swanlab.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._swanlab.finish()
-
-
-class _Trackio:
-    def __init__(self, config: BaseExperimentConfig) -> None:
-        asked = config.stats_logger.trackio
-        self._trackio = _package("trackio", "trackio")
-        space = asked.space_id or os.environ.get("TRACKIO_SPACE_ID")
-        if asked.mode == "online" and not space:
-            raise UsageFault(
-                "stats_logger.trackio: mode online needs the name of a Space",
-                hint="stats_logger.trackio.space_id=USER/NAME, or mode=local",
-            )
-        self._trackio.init(
-            project=asked.project or config.experiment_name,
-            name=asked.name or config.trial_name,
-            space_id=space if asked.mode == "online" else None,
-        )
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._trackio.log(dict(metrics), step=step)
-
-    def close(self) -> None:
-        self._trackio.finish()
+    trackio.init(
+        project=asked.project or config.experiment_name,
+        name=asked.name or config.trial_name,
+        space_id=space if asked.mode == "online" else None,
+    )
+    return _TrackedRun(trackio)
 
 
 # -- Prometheus: ``/metrics`` of the first rank. ``prometheus.json`` in the run's folder is a file of Prometheus'

@@ -70,11 +70,6 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def barrier(self) -> None:
-        """Return when every rank is here."""
-        if self.group is not None:
-            dist.barrier(group=self.group)
-
 
 def one_process(device: str | None = None) -> Ranks:
     return Ranks(0, 1, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))

@@ -37,11 +37,11 @@ def test_writing_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     assert (newest.folder / "shard").read_text() == "new"
 
 
-def test_old_ones_go_but_for_those_to_keep(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=2, keep_every=10)
-    for step in (5, 10, 15, 20, 25, 30):
+def test_newest_two_stay(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for step in (5, 10, 15, 20):
         _save(checkpoints, step)
-    assert [checkpoint.step for checkpoint in checkpoints.all()] == [10, 20, 25, 30]
+    assert [checkpoint.step for checkpoint in checkpoints.all()] == [15, 20]
 
 
 def test_state_that_was_torn_names_the_file(tmp_path: Path) -> None:

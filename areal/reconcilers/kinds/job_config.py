@@ -32,11 +32,10 @@ from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.paths import file_fault, import_fault, looks_local, module_of
 from areal.resources.resource import Resource
-from areal.resources.specs import DRIVER
+from areal.resources.specs import DRIVER, DRIVERS
 from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
 
-BUILT_IN = {kind: f"areal.training.drivers:{kind}" for kind in ("grpo", "ppo", "sft", "rw", "dpo")}
-BUILT_IN["null"] = "areal.training.drivers:evaluate"
+BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
 _TYPE = "trainer.type"
 
 
@@ -336,14 +335,6 @@ def import_places(job: Wanted) -> list[str]:
 
 # -- its folders, its secrets, and its configuration as its driver will read it
 
-_CONFIGS = {
-    "grpo": "GRPOConfig",
-    "ppo": "PPOConfig",
-    "null": "PPOConfig",
-    "sft": "SFTConfig",
-    "rw": "RWConfig",
-    "dpo": "DPOConfig",
-}
 _LONGEST_S = 60.0
 
 
@@ -403,7 +394,7 @@ def _request(job: Wanted) -> dict[str, Any] | None:
         raise UsageFault(f"{driver!r} is no driver", hint="module:function, or path/driver.py")
     dotted = driver.replace(":", ".")
     kind = next((kind for kind, known in BUILT_IN.items() if known.replace(":", ".") == dotted), None)
-    config = _CONFIGS[kind] if kind is not None else _config_of(job, driver)
+    config = DRIVERS[kind][1] if kind is not None else _config_of(job, driver)
     if config is None:
         return None
     return {

@@ -27,12 +27,21 @@ from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState
 from areal.wire.bodies import CheckWeights, ConnectPair, WeightOrder
 
-# Calls to the workers of a pair: each with its deadline, each failure with the worker's own words.
-
-CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
-TRANSFER_S = 1800.0
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
+_TRANSFER_S = 1800.0
 _PARTING_S = 30.0
 _PROBE_S = 5.0
+_WORKERS_S = 180.0  # an engine that is started again may have a large model to read
+_NOTICED_S = 3.0  # an engine that failed a call has died within this, or lives
+_LOOK_AGAIN_S = 0.1
+_AWAY = (None, 502, 503)  # no answer; what is behind it failed, or is away
+_PAIRS_NOW = "/weights/pairs?look"  # a data proxy finds out first whether its engine is there
+_SERVING = ("ready", "draining")
+
+
+# -- calls to the workers of a pair: each with its deadline, each failure with the worker's own words
 
 
 class WorkerFailed(Exception):
@@ -46,7 +55,7 @@ class WorkerFailed(Exception):
 class WorkerClient:
     """``control_s``: seconds for a call that says no other deadline."""
 
-    def __init__(self, http: HttpClient, headers: Mapping[str, str], control_s: float = CONTROL_S) -> None:
+    def __init__(self, http: HttpClient, headers: Mapping[str, str], control_s: float = _CONTROL_S) -> None:
         self._http = http
         self._control_s = control_s
         self.parting_s = min(control_s, _PARTING_S)
@@ -78,19 +87,6 @@ class WorkerClient:
             return (await self.probe(url))[1].get("awaits_version") is not None
         return False
 
-    async def post_all(
-        self, urls: Sequence[str], path: str, body: object, timeout_s: float | None = None
-    ) -> dict[str, dict[str, Any]]:
-        """Every worker's answer, by its address. Waits for all, then raises WorkerFailed naming each that failed."""
-        answers = await asyncio.gather(*(self.post(url, path, body, timeout_s) for url in urls), return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, WorkerFailed):
-                raise failure
-        if failures:
-            raise WorkerFailed("; ".join(str(failure) for failure in failures))
-        return {url: answer for url, answer in zip(urls, answers, strict=True) if isinstance(answer, dict)}
-
     async def _ask(self, method: str, url: str, path: str, body: bytes, timeout_s: float | None) -> dict[str, Any]:
         timeout_s = self._control_s if timeout_s is None else timeout_s
         try:
@@ -103,20 +99,13 @@ class WorkerClient:
         return reply.object()
 
 
-# The inference workers that take part in one operation, and those that are lost on the way. A worker that a router
-# knows may go: it has no calls then, and when it comes back it catches up with what was published before it serves.
-# So its loss fails nothing. A worker that is there and refuses fails the operation, and so does a fixed one, which
-# nobody would bring back.
-
-T = TypeVar("T")
-_NOTICED_S = 3.0  # an engine that failed a call has died within this, or lives
-_LOOK_AGAIN_SOON_S = 0.1
-PAIRS_NOW = "/weights/pairs?look"  # a data proxy finds out first whether its engine is there
-_MAYBE_LOST = (None, 502, 503)  # no answer; the engine behind it failed, or is away
-
-
 class WorkerSet:
-    """``urls`` of those that still take part; never empty."""
+    """Workers that take part in one operation: ``urls`` of those that still do, and those ``lost`` on the way.
+
+    A worker that a router knows may go (``may_lose``): it has no calls then, and when it comes back it catches up with
+    what was published before it serves. So its loss fails nothing. A worker that is there and refuses fails the
+    operation, and so does a fixed one, which nobody would bring back.
+    """
 
     def __init__(self, client: WorkerClient, urls: Iterable[str], *, may_lose: bool) -> None:
         self._client = client
@@ -140,7 +129,7 @@ class WorkerSet:
             else:
                 reply[url] = answer
         if failed:
-            await self.drop_failed(failed)
+            await self._drop_failed(failed)
         return reply
 
     async def drop_lost(self, patience_s: float = _NOTICED_S) -> None:
@@ -149,16 +138,15 @@ class WorkerSet:
         gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
         self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
 
-    async def drop_failed(self, failed: Mapping[str, WorkerFailed], what: str = "") -> None:
-        """Those of ``failed`` that are lost go. Raises WorkerFailed, beginning with ``what``, where one is not, or none
-        is left."""
+    async def _drop_failed(self, failed: Mapping[str, WorkerFailed]) -> None:
+        """Those of ``failed`` that are lost go. Raises WorkerFailed where one is not, or none is left."""
         gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
         refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
         if refusals:
-            raise WorkerFailed(what + "; ".join(refusals))
+            raise WorkerFailed("; ".join(refusals))
         self.drop(failed)
         if not self.urls:
-            raise WorkerFailed(what + "; ".join(map(str, failed.values())))
+            raise WorkerFailed("; ".join(map(str, failed.values())))
 
     def drop(self, urls: Iterable[str]) -> None:
         gone = set(urls)
@@ -171,24 +159,19 @@ class WorkerSet:
         """Whether it serves nothing any more. Its data proxy is to look whether its engine is there; an engine that is
         about to die needs a moment more."""
         url, error = failure
-        if not self.may_lose or error.status not in _MAYBE_LOST:
+        if not self.may_lose or error.status not in _AWAY:
             return False
         with suppress(WorkerFailed):
-            await self._client.get(url, PAIRS_NOW)
+            await self._client.get(url, _PAIRS_NOW)
         deadline = time.monotonic() + patience_s
         while await self._client.is_ready(url) or await self._client.is_behind(url):
             if time.monotonic() > deadline:
                 return False
-            await asyncio.sleep(_LOOK_AGAIN_SOON_S)
+            await asyncio.sleep(_LOOK_AGAIN_S)
         return True
 
 
-_log = logging.getLogger(__name__)
-_SERVING = ("ready", "draining")
-_WORKERS_S = 180.0  # an engine that is started again may have a large model to read
-_LOOK_AGAIN_S = 0.2
-_LOOK_S = 5.0
-_AWAY = (None, 502, 503)  # no answer; the gateway has none of its router's
+# -- operations on a pair
 
 
 @dataclass(frozen=True)
@@ -236,7 +219,10 @@ class Updater:
     async def _connect(self, pair: Pair, workers: WorkerSet) -> None:
         if pair.mode is Mode.XCCL:
             pair.settings["group_form"] = await self._group_form(workers)
-        offers = await self._client.post_all(pair.train, "/weights/connect", self._hello(pair, workers.urls))
+        about = {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers.urls) + 1, **pair.settings}
+        body = {**about, "gateway": self._address()}
+        trainers = WorkerSet(self._client, pair.train, may_lose=False)
+        offers = await trainers.each(lambda url: self._client.post(url, "/weights/connect", body))
         pair.settings["offer"] = offers[pair.train[0]]
         await self._introduce(pair, workers)
 
@@ -267,10 +253,6 @@ class Updater:
         # a process group forms when all of its members come
         join = self._client.post(pair.train[0], "/weights/join", {"pair_name": pair.name})
         await _all_or_none([join, *map(hello, workers.urls)], "join")
-
-    def _hello(self, pair: Pair, workers: Sequence[str]) -> dict[str, Any]:
-        about = {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers) + 1, **pair.settings}
-        return {**about, "gateway": self._address()}
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
         """Tell every worker. Returns the failures of those that did not answer; they are forgotten too. ``left``: see
@@ -309,7 +291,7 @@ class Updater:
             workers = await self._participants(pair)
             urls = tuple(workers.urls)
             try:
-                taken = await carry(pair, workers, order)
+                size, paused_ms = await carry(pair, workers, order)
                 break
             except WorkerFailed as error:
                 error = await self._take_back(pair, urls, order, error)
@@ -318,7 +300,7 @@ class Updater:
                 _log.warning("no worker of %s is left, one is waited for: %s", pair.name, error)
                 await asyncio.sleep(_LOOK_AGAIN_S)
         pair.joining_workers -= set(workers.urls)
-        return UpdateResult(version, (time.monotonic() - began) * 1e3, taken.paused_ms, taken.bytes)
+        return UpdateResult(version, (time.monotonic() - began) * 1e3, paused_ms, size)
 
     async def _take_back(
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
@@ -336,15 +318,15 @@ class Updater:
         old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
         return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
 
-    async def _hand_out(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> _Transfer:
-        """Publish a folder, and have each worker take it."""
+    async def _hand_out(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
+        """Publish a folder, and have each worker take it. As ``_swap``."""
         await self._introduce_newcomers(pair, workers)
-        published = await self._client.post(pair.train[0], "/weights/publish", order, TRANSFER_S)
+        published = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
         taken = replace(order, source=published["source"])
-        await workers.all("/weights/prepare", taken, TRANSFER_S)
+        await workers.all("/weights/prepare", taken, _TRANSFER_S)
         return await self._swap(workers, taken, published)
 
-    async def _broadcast(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> _Transfer:
+    async def _broadcast(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
         """Where a worker is lost in the middle: once more, in a group of those that are left."""
         before = len(workers.lost)
         try:
@@ -356,15 +338,15 @@ class Updater:
             _log.warning("the process group of %s is formed anew: %s", pair.name, error)
         return await self._broadcast_once(pair, workers, order)
 
-    async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> _Transfer:
+    async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
         """Both sides at once: one sends while the others receive. When one fails the pair is taken apart, or the others
         would wait for it; then the next one builds the process group anew."""
         await self._introduce_newcomers(pair, workers)
-        manifest = await self._client.post(pair.train[0], "/weights/manifest", order, TRANSFER_S)
+        manifest = await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
         taken = replace(order, source=manifest["source"])
         await workers.all("/weights/prepare", replace(taken, verify=True))
-        calls = [self._client.post(pair.train[0], "/weights/publish", order, TRANSFER_S)]
-        calls += [self._client.post(url, "/weights/prepare", taken, TRANSFER_S) for url in workers.urls]
+        calls = [self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)]
+        calls += [self._client.post(url, "/weights/prepare", taken, _TRANSFER_S) for url in workers.urls]
         try:
             await _all_or_none(calls, "broadcast")
         except BaseException:
@@ -372,14 +354,14 @@ class Updater:
             raise
         return await self._swap(workers, taken, manifest)
 
-    async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: dict[str, Any]) -> _Transfer:
-        """All have it ready: each stands still for as long as its swap takes."""
-        reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, TRANSFER_S))
+    async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: dict[str, Any]) -> tuple[int, float]:
+        """All have it ready: each stands still for as long as its swap takes. Bytes, and the longest pause in ms."""
+        reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))
         await workers.all("/weights/commit", replace(taken, gateway=self._address()))
         pauses = [float(answer["paused_ms"]) for answer in reply.values()]
-        return _Transfer(int(published["bytes"]), max(pauses, default=0.0))
+        return int(published["bytes"]), max(pauses, default=0.0)
 
     async def sync(self, pair: Pair) -> UpdateResult:
         """Carry over what the training side has staged, which may be newer than what it has asked us to: then its
@@ -434,7 +416,7 @@ class Updater:
         if pair.inference_gateway is None:
             return list(await asyncio.gather(*map(self._seen, pair.inference)))
         try:
-            known = (await self._client.get(pair.inference_gateway, "/workers", _LOOK_S))["workers"]
+            known = (await self._client.get(pair.inference_gateway, "/workers", _PROBE_S))["workers"]
         except WorkerFailed:
             return None
         return [
@@ -454,7 +436,8 @@ class Updater:
     async def _introduce_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
         """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer
         spoken to. A process group is built anew."""
-        path = PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"  # a dead member would be missed when they send
+        # in a process group a member that is dead would be missed only when they send
+        path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
         strangers = [url for url in workers.urls if pair.name not in reply[url]["pairs"]]
         if pair.mode is Mode.XCCL:
@@ -471,23 +454,19 @@ class Updater:
         if pair.inference_gateway is None:
             return WorkerSet(self._client, pair.inference, may_lose=False)
         deadline = time.monotonic() + _WORKERS_S
-        while not (found := await self._found(pair, pair.inference_gateway, deadline)):
+        while True:
+            try:
+                if found := await self._known(pair, pair.inference_gateway):
+                    break
+            except WorkerFailed as error:  # the gateway, or the router behind it, may be starting again
+                if error.status not in _AWAY or time.monotonic() > deadline:
+                    raise
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
             await asyncio.sleep(_LOOK_AGAIN_S)
         if pair.mode is not Mode.XCCL:  # who left a process group is in it until it is formed anew
             pair.connected &= set(found)
         return WorkerSet(self._client, found, may_lose=True)
-
-    async def _found(self, pair: Pair, gateway: str, deadline: float) -> list[str]:
-        """Nobody yet where the gateway, or the router behind it, is being started again. Raises WorkerFailed for a
-        gateway that refuses us, and after the ``deadline``."""
-        try:
-            return await self._known(pair, gateway)
-        except WorkerFailed as error:
-            if error.status not in _AWAY or time.monotonic() > deadline:
-                raise
-            return []
 
     async def _known(self, pair: Pair, gateway: str) -> list[str]:
         """Workers that serve the model, and those that would if they had the weights."""
@@ -496,17 +475,8 @@ class Updater:
         away = [url for url, state in ours.items() if state not in _SERVING and url not in pair.joining_workers]
         behind = await asyncio.gather(*map(self._client.is_behind, away))
         late = [url for url, is_behind in zip(away, behind, strict=True) if is_behind]
-        return list(
-            dict.fromkeys([*(url for url in ours if ours[url] in _SERVING), *late, *sorted(pair.joining_workers)])
-        )
-
-
-@dataclass(frozen=True)
-class _Transfer:
-    """``paused_ms`` is of the worker that stood still longest."""
-
-    bytes: int
-    paused_ms: float
+        serving = [url for url, state in ours.items() if state in _SERVING]
+        return list(dict.fromkeys([*serving, *late, *sorted(pair.joining_workers)]))
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) -> None:

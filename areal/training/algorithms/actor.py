@@ -77,13 +77,17 @@ class ActorLoss:
         config, mask = self.config, micro["loss_mask"].bool()
         logprobs = token_logprobs(logits, micro["input_ids"], micro.get("token_temperatures"))
         proximal = self._proximal(logprobs, micro)
-        corrected = self._correction(proximal, micro, mask)
+        corrected = correction(proximal, micro["logprobs"], mask, config.rejection_sampling)
+        if config.m2_threshold is not None:
+            kept = corrected.kept & micro["second_moment_mask"]
+            corrected = Correction(corrected.weights * kept, kept)
         weights = corrected.weights if config.use_decoupled_loss else corrected.kept.float()
         result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
         per_token = result.per_token
         if self.loss_fn is not None:
             per_token = self._own(self.loss_fn, logprobs, proximal, micro) * weights
-        entropies = self._entropies(logits, micro)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(config.entropy_coeff)):
+            entropies = token_entropies(logits, micro.get("token_temperatures"))
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropies
         if config.kl_loss_coef and "ref_logprobs" in micro:
@@ -129,18 +133,6 @@ class ActorLoss:
         if self.config.prox_logp_method == "loglinear":
             return interpolated_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
         return logprobs.detach()
-
-    def _correction(self, proximal: Tensor, micro: Batch, mask: Tensor) -> Correction:
-        behavior = micro["logprobs"]
-        result = correction(proximal, behavior, mask, self.config.rejection_sampling)
-        if self.config.m2_threshold is not None:
-            kept = result.kept & micro["second_moment_mask"]
-            result = Correction(result.weights * kept, kept)
-        return result
-
-    def _entropies(self, logits: Tensor, micro: Batch) -> Tensor:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self.config.entropy_coeff)):
-            return token_entropies(logits, micro.get("token_temperatures"))
 
     @torch.no_grad()
     def _note(self, mask: Tensor, **per_token: Tensor) -> None:

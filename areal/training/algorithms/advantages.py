@@ -342,11 +342,3 @@ def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:
             f"gae_lambda {said} gave {found!r} for {len(mask)} answers: it must be a number between 0 and 1 for each"
         )
     return lambdas
-
-
-def has_reward_spread(rewards: Tensor, groups: Tensor) -> Tensor:
-    """[B]: whether a row's group has rewards that differ. One without has no gradient (dynamic sampling)."""
-    places, members = torch.unique(groups, return_inverse=True)
-    most = torch.full((len(places),), -torch.inf).scatter_reduce(0, members, rewards.float(), "amax")
-    least = torch.full((len(places),), torch.inf).scatter_reduce(0, members, rewards.float(), "amin")
-    return (most > least)[members]

@@ -27,7 +27,7 @@ from areal.rollout.dump import episodes_of, remove_steps, write_step
 from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss, rows_with_gradient, with_second_moment_mask
-from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, has_reward_spread, prepared
+from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, prepared
 from areal.training.algorithms.losses import masked_mean, token_logprobs, value_loss
 from areal.training.batches import Batch, lengths, minibatches, select, shared_groups
 from areal.training.frontier import Frontier
@@ -131,7 +131,7 @@ class PPOTrainer(Trainer):
             self.total_steps = total_epochs * self.steps_per_epoch
             self.progress.total = self.total_steps
         accept = (
-            _both(_has_reward_spread, dynamic_filter_fn) if self.config.actor.dynamic_sampling else dynamic_filter_fn
+            _both(has_reward_spread, dynamic_filter_fn) if self.config.actor.dynamic_sampling else dynamic_filter_fn
         )
         group = self.config.gconfig.n_samples
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
@@ -390,9 +390,9 @@ def _cpu(values: Tensor | None) -> Tensor | None:
     return None if values is None else values.float().cpu()
 
 
-def _has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
-    rewards = trajectory["rewards"]
-    return bool(has_reward_spread(rewards, torch.zeros(len(rewards), dtype=torch.long)).any())
+def has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
+    """Whether the rewards of a group differ. A group without a spread has no gradient (dynamic sampling)."""
+    return bool(trajectory["rewards"].max() > trajectory["rewards"].min())
 
 
 def _both(one: Filter, other: Filter | str | None) -> Filter:

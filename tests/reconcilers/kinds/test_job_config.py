@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from areal.api import cli_args
+from areal.api.registry import load_attr
 from areal.errors import InvalidManifest, UsageFault
 from areal.reconcilers.kinds.job_config import BUILT_IN, choose_driver, read_config
-from areal.training.drivers import ENTRY_POINTS
+from areal.resources.specs import DRIVERS
 
 
 @pytest.mark.parametrize(
@@ -44,4 +46,6 @@ def test_config_that_is_no_map_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_built_in_drivers_are_those_that_there_are() -> None:
-    assert BUILT_IN == ENTRY_POINTS
+    for driver, config in DRIVERS.values():
+        assert driver == load_attr(driver, "driver").__module__ + ":" + load_attr(driver, "driver").__name__
+        assert issubclass(getattr(cli_args, config), cli_args.BaseExperimentConfig)

@@ -7,7 +7,7 @@ from areal.api.algorithm_api import AdvantageInputs
 from areal.api.cli_args import NormConfig, PPOActorConfig
 from areal.errors import UsageFault
 from areal.training.algorithms.actor import squared_log_ratios, with_second_moment_mask
-from areal.training.algorithms.advantages import AuxiliaryOutputs, has_reward_spread, prepared
+from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 1]])
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -124,11 +124,6 @@ def test_turns_share_their_advantage_and_keep_their_own_penalty() -> None:
     reference = torch.full((4, 4), -1.5)
     got = prepared(batch, GROUPS, config, AuxiliaryOutputs(reference))["advantages"]
     torch.testing.assert_close(got[1], torch.tensor([0.0, 0.5 - 0.05, 0.5 - 0.05, 1.0 - 0.05]))
-
-
-def test_informative_groups_are_those_whose_rewards_differ() -> None:
-    got = has_reward_spread(torch.tensor([1.0, 0.0, 3.0, 3.0]), GROUPS)
-    assert got.tolist() == [True, True, False, False]
 
 
 def by_length(lengths: torch.Tensor) -> torch.Tensor:
