@@ -1,30 +1,35 @@
-"""The gateway's routes and its relay process: model calls are relayed, models listed from the table, admin routes
-passed to the router.
+"""The gateway's routes and its relay process: model calls are relayed, models listed from the table, workers controlled
+and models registered by hand; other admin routes are passed to the router.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
 from areal.services.http.auth import Access, presented_key
-from areal.services.http.client import HttpClient
-from areal.services.http.errors import ApiError
-from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.client import CallFailed, Fetched, HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import background
-from areal.services.inference.gateway.control import Registration, WorkerControl
 from areal.services.inference.gateway.exports import ExportRoutes
 from areal.services.inference.gateway.relay import Admission, Relay, RelayMetrics
 from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, SessionRoutes
 from areal.services.inference.router.app import target
-from areal.wire.bodies import is_target
+from areal.services.inference.versions import check_grows, read_version
+from areal.wire.bodies import ModelWorker, RegisterModel, is_target
+from areal.wire.fields import write_fields
 from areal.wire.processes import GatewayConfig
-from areal.wire.routing import GatewayLimits, ModelEntry
+from areal.wire.routing import GatewayLimits, ModelEntry, worker_base_url
 
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
 PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
@@ -94,6 +99,282 @@ def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
     entry |= {name: value for name, value in told.items() if value is not None}
     adapters = [{**entry, "id": f"{model.name}:{adapter}", "parent": model.name} for adapter in model.adapters]
     return [entry, *adapters]
+
+
+# Control of workers: pause, memory, versions and published weights, of one data proxy or of all. The router says who
+# they are; each is asked directly, all at once, and has its own result. 207 when some failed: what succeeded on the
+# others stands. A body that no worker would take is refused before any is asked.
+
+_BODY_BYTES = 64 * 1024
+_DEADLINE_S = 180.0  # longer than the data proxy's own on its engine
+_POSTS = (
+    "/pause_generation",
+    "/continue_generation",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
+    "/weights/release",
+)
+EVERY_WORKER = "all"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one worker answered. ``status`` 0: nothing at all."""
+
+    worker_id: str
+    worker_addr: str
+    status: int
+    answer: Mapping[str, Any]
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200
+
+    def to_json(self) -> dict[str, Any]:
+        about = {"worker_id": self.worker_id, "worker_addr": self.worker_addr, "status": self.status, "ok": self.ok}
+        version = {"version": self.answer["version"]} if "version" in self.answer else {}
+        return {**about, **version, **({} if self.ok else {"error": self.error})}
+
+
+class WorkerControl:
+    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._router = router
+        self._headers = dict(headers)
+
+    def add_to(self, service: Service) -> None:
+        for path in _POSTS:
+            service.route("POST", f"{path}/{{worker_id}}", self._fan_out("POST", path), Access.ADMIN)
+        service.route("POST", "/set_version/{worker_id}", self.set_version, Access.ADMIN)
+        service.route("GET", "/get_version/{worker_id}", self._fan_out("GET", "/get_version"), Access.ADMIN)
+
+    def _fan_out(self, method: str, path: str) -> Handler:
+        async def handle(request: Request) -> AnyResponse:
+            body = await request.read(_BODY_BYTES)
+            if body:
+                decode_object(body)
+            workers = await self._workers(request.match_info["worker_id"])
+            return _answer(path, await self._ask_all(method, path, workers, body))
+
+        return handle
+
+    async def set_version(self, request: Request) -> Response:
+        """Refused as a whole where a worker has a newer one."""
+        body = await request.read(_BODY_BYTES)
+        version, force = read_version(decode_object(body))
+        workers = await self._workers(request.match_info["worker_id"])
+        if not force:
+            for result in await self._ask_all("GET", "/get_version", workers, b""):
+                served = result.answer.get("version")
+                check_grows(version, served, force=False, where=f"worker {result.worker_id}")
+        return _answer("/set_version", await self._ask_all("POST", "/set_version", workers, body))
+
+    async def _ask_all(self, method: str, path: str, workers: list[tuple[str, str]], body: bytes) -> list[Result]:
+        return list(await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers)))
+
+    async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
+        """Id and address of those meant; a data proxy that serves several models is one worker. Raises 404."""
+        known = (await self._router.get("/workers"))["workers"]
+        if worker_id == EVERY_WORKER:
+            return [(name, addr) for addr, name in {w["worker_addr"]: w["worker_id"] for w in known}.items()]
+        for worker in known:
+            if worker["worker_id"] == worker_id:
+                return [(worker_id, worker["worker_addr"])]
+        raise ApiError(404, f"no worker {worker_id!r}", code="worker_not_found", param="worker_id")
+
+    async def _ask(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> Result:
+        worker_id, addr = worker
+        headers = {**self._headers, "Content-Type": "application/json"}
+        try:
+            reply = await self._http.fetch(method, addr, path, headers=headers, body=body, timeout_s=_DEADLINE_S)
+        except (CallFailed, TimeoutError) as error:
+            return Result(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
+        refusal = None
+        if reply.status != 200:
+            refusal = str(reply.error().get("message") or f"the worker answered {reply.status}")
+        return Result(worker_id, addr, reply.status, reply.object(), refusal)
+
+
+def _answer(path: str, results: list[Result]) -> Response:
+    answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
+    if path.endswith("_version"):
+        versions = {result.answer.get("version") for result in results}
+        version = versions.pop() if len(versions) == 1 else None
+        answer["version"] = version if isinstance(version, int) else None  # of all of them
+    return json_response(answer, status=200 if all(result.ok for result in results) else 207)
+
+
+# Models that are registered by hand: data proxies that already run, put behind this gateway under a model's name.
+#
+# With a ``url`` the data proxies are told first that they serve that external API too, by default all that are
+# healthy. All or nothing: every data proxy is asked first whether it serves that model, or can reach that API; a
+# registration that fails after that leaves the router with what it had before.
+
+_REGISTRATION_BYTES = 1024 * 1024
+_PROBE_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0  # the data proxy itself asks an external API within 10
+_EXTERNAL_OPTIONS = ("url", "api_key", "api", "allow_private")
+
+
+class Registration:
+    def __init__(self, http: HttpClient, router: RouterClient, headers: Mapping[str, str]) -> None:
+        self._http = http
+        self._router = router
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._lock = asyncio.Lock()
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/register_model", self.register, Access.ADMIN)
+        service.route("POST", "/deregister_model", self.deregister, Access.ADMIN)
+
+    async def register(self, request: Request) -> Response:
+        data = await read_object(request, _REGISTRATION_BYTES)
+        model, external = _name(data), data.get("url") not in (None, "")
+        if not external and data.get("api_key") is not None:
+            raise bad_request("api_key belongs to a url, and there is none", param="api_key")
+        async with self._lock:
+            every_proxy = external and data.get("data_proxy_addrs") in (None, [])
+            addrs = await self._healthy() if every_proxy else _addresses(data)
+            before = await self._registered(model)
+            if external:
+                await self._register_external(model, data, addrs)
+            try:
+                await asyncio.gather(*(self._check(addr, model) for addr in addrs))
+                await self._put(model, addrs, external=external)
+            except BaseException:
+                restore = self._restore(model, before, addrs if external else [])
+                await asyncio.shield(asyncio.create_task(restore, name="restore-registration"))
+                raise
+        return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
+
+    async def deregister(self, request: Request) -> Response:
+        """``untold``: data proxies of an external model that may still serve it, for they do not answer."""
+        model = _name(await read_object(request, _REGISTRATION_BYTES))
+        async with self._lock:
+            known = await self._registered(model)
+            await self._router.post("/remove_model", {"model": model})
+            untold: list[str] = []
+            if known is not None and known.external:
+                untold = await self._forget_external(model, [worker.worker_addr for worker in known.workers])
+        return json_response({"status": "ok", "model": model, **({"untold": untold} if untold else {})})
+
+    async def _healthy(self) -> list[str]:
+        """Every healthy data proxy. Raises 503 where there is none."""
+        workers = (await self._router.get("/workers"))["workers"]
+        addrs = list(dict.fromkeys(worker["worker_addr"] for worker in workers if worker["healthy"]))
+        if not addrs:
+            raise ApiError(503, "there is no healthy data proxy", code="no_worker_available", param="data_proxy_addrs")
+        return addrs
+
+    async def _register_external(self, model: str, data: Mapping[str, Any], addrs: Sequence[str]) -> None:
+        """Each data proxy tries the API before any of them takes it. Raises ApiError; then none has it that had it not
+        before. ``provider_model``: the model's name at the provider."""
+        options = {name: data[name] for name in _EXTERNAL_OPTIONS if data.get(name) is not None}
+        body = {**options, "name": model, "model": data.get("provider_model") or model}
+        await self._post_to_each(addrs, {**body, "dry_run": True})
+        try:
+            await self._post_to_each(addrs, body)
+        except BaseException:
+            forget = self._forget_external(model, addrs)
+            await asyncio.shield(asyncio.create_task(forget, name="forget-external-model"))
+            raise
+
+    async def _forget_external(self, name: str, addrs: Sequence[str]) -> list[str]:
+        """Tell the data proxies that they serve it no longer; those that could not be told."""
+
+        async def tell(addr: str) -> bool:
+            try:
+                return (await self._post(addr, "/deregister_model", {"name": name})).status in (200, 404)
+            except ApiError:
+                return False
+
+        told = await asyncio.gather(*map(tell, addrs))
+        return [addr for addr, done in zip(addrs, told, strict=True) if not done]
+
+    async def _post_to_each(self, addrs: Sequence[str], body: Mapping[str, Any]) -> None:
+        answers = await asyncio.gather(*(self._post(addr, "/register_model", body) for addr in addrs))
+        for addr, answer in zip(addrs, answers, strict=True):
+            if answer.status != 200:
+                refusal, status = answer.error(), answer.status if 400 <= answer.status < 500 else 502
+                message = f"the data proxy at {addr} does not take it: {refusal.get('message') or answer.status}"
+                code = refusal.get("code") or "data_proxy_refused"
+                raise ApiError(status, message, code=code, param=refusal.get("param"))
+
+    async def _post(self, addr: str, path: str, body: Mapping[str, Any]) -> Fetched:
+        return await self._fetch("POST", addr, path, _TIMEOUT_S, orjson.dumps(body))
+
+    async def _fetch(self, method: str, addr: str, path: str, timeout_s: float, body: bytes = b"") -> Fetched:
+        try:
+            return await self._http.fetch(method, addr, path, headers=self._headers, body=body, timeout_s=timeout_s)
+        except (CallFailed, TimeoutError) as error:
+            raise ApiError(502, f"no data proxy answers at {addr}: {error!r}", code="data_proxy_unavailable") from error
+
+    async def _check(self, addr: str, model: str) -> None:
+        """Raises ApiError when there is no data proxy ready for ``model`` at ``addr``."""
+        answer = await self._fetch("GET", addr, "/ready", _PROBE_TIMEOUT_S)
+        about = answer.object()
+        if about.get("component") != "data-proxy":
+            raise ApiError(409, f"what answers at {addr} is no data proxy", code="not_a_data_proxy")
+        served = about.get("models") or [about.get("model")]
+        if model not in served:
+            message = f"the data proxy at {addr} serves {', '.join(map(repr, served))}, not {model!r}"
+            raise ApiError(409, message, code="model_mismatch", param="model")
+        if answer.status != 200:
+            message = f"the data proxy at {addr} is not ready: {about.get('reason')}"
+            raise ApiError(503, message, code="data_proxy_not_ready")
+
+    async def _registered(self, model: str) -> RegisterModel | None:
+        """What the router has under this name, as what would register it again."""
+        models = {entry["name"]: entry for entry in (await self._router.get("/models"))["models"]}
+        if (entry := models.get(model)) is None:
+            return None
+        workers = tuple(ModelWorker(worker_id=each["id"], worker_addr=each["addr"]) for each in entry["workers"])
+        return RegisterModel(model=model, workers=workers, expected=entry["expected"], external=entry["external"])
+
+    async def _put(self, model: str, addrs: list[str], *, external: bool) -> None:
+        known = await self._registered(model)
+        ids = {worker.worker_addr: worker.worker_id for worker in known.workers} if known else {}
+        workers = tuple(
+            ModelWorker(worker_id=ids.get(addr, _worker_id(model, addr)), worker_addr=addr) for addr in addrs
+        )
+        body = RegisterModel(model=model, workers=workers, external=external)
+        reply = await self._router.post("/register_model", write_fields(body))
+        if lost := [worker["worker_addr"] for worker in reply["workers"] if not worker["healthy"]]:
+            message = f"the router does not reach the data proxy at {', '.join(lost)}"
+            raise ApiError(502, message, code="data_proxy_unavailable")
+
+    async def _restore(self, model: str, before: RegisterModel | None, told: list[str]) -> None:
+        """``told``: data proxies that were told of an external model. Where the model was registered before, its API
+        is the new one from now on: nobody but them knew the old one's key."""
+        if before is None:
+            await self._forget_external(model, told)
+        if before is not None:
+            await self._router.post("/register_model", write_fields(before))
+        elif await self._registered(model) is not None:
+            await self._router.post("/remove_model", {"model": model})
+
+
+def _name(data: Mapping[str, Any]) -> str:
+    model = data.get("model")
+    if not isinstance(model, str) or not model:
+        raise bad_request("model is required: the name under which callers know it", param="model")
+    return model
+
+
+def _addresses(data: Mapping[str, Any]) -> list[str]:
+    given = data.get("data_proxy_addrs")
+    if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
+        raise bad_request("data_proxy_addrs must be a list of addresses, not empty", param="data_proxy_addrs")
+    try:
+        return list(dict.fromkeys(map(worker_base_url, given)))
+    except ValueError as error:
+        raise bad_request(str(error), param="data_proxy_addrs") from error
+
+
+def _worker_id(model: str, addr: str) -> str:
+    """The same for the same pair, and nobody else's: an id taken from another model would replace its worker."""
+    return "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest()
 
 
 @contextlib.asynccontextmanager

@@ -42,22 +42,16 @@ _PREFIX_CHARS = 4096
 _PREFIX_TOKENS = 512
 
 
-@dataclass(frozen=True)
-class Envelope:
-    model: str | None
-    key: CallKey
-
-
-def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> Envelope:
-    """``journal``: that of the caller's session. Raises 400 for a body that is no JSON object, or whose model is no
-    string."""
+def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> tuple[str | None, CallKey]:
+    """The model asked for, and what the pick needs. ``journal``: that of the caller's session. Raises 400 for a body
+    that is no JSON object, or whose model is no string."""
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
         raise bad_request("model must be a string", param="model")
     prefix = prompt_prefix(data) if with_prefix else None
     tokens = len(body) / _BYTES_PER_TOKEN + _answer_tokens(data)
-    return Envelope(model, CallKey(tokens, prefix, journal))
+    return model, CallKey(tokens, prefix, journal)
 
 
 def _answer_tokens(data: dict[str, Any]) -> float:
@@ -226,7 +220,6 @@ _GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
 class FailedAttempt:
     """An attempt that gave the caller nothing. ``begun``: the worker may have worked on it."""
 
-    worker: WorkerEntry
     begun: bool
     reason: str
     answer: Response | None = None  # what the worker answered, if it did
@@ -239,7 +232,7 @@ class Call:
     request: Request
     path: str
     body: bytes
-    envelope: Envelope
+    key: CallKey
     model: ModelEntry
     started: float
     elsewhere: float = 0.0  # spent waiting: for a worker, or for its answer
@@ -272,9 +265,9 @@ class Relay:
         started = time.perf_counter()
         # Calls of the admin are recorded too: the turns of one conversation belong into one journal.
         with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
-        envelope = read_envelope(body, journal, with_prefix=with_prefix)
-        model = await self.resolve(envelope.model if journal is None else self._table.model_of_journal(journal))
-        return await self._until_answered(Call(request, path, body, envelope, model, started))
+        name, key = read_envelope(body, journal, with_prefix=with_prefix)
+        model = await self.resolve(name if journal is None else self._table.model_of_journal(journal))
+        return await self._until_answered(Call(request, path, body, key, model, started))
 
     async def resolve(self, name: str | None) -> ModelEntry:
         """The model asked for, or the only one. Raises 400, 404, and 503 while there is no table."""
@@ -295,7 +288,7 @@ class Relay:
         without_worker_since = loop.time()
         while True:
             waiting_since = time.perf_counter()
-            worker = await self._admission.worker(call.model.name, call.envelope.key, refused, without_worker_since)
+            worker = await self._admission.worker(call.model.name, call.key, refused, without_worker_since)
             call.elsewhere += time.perf_counter() - waiting_since
             call.attempts += 1
             outcome = await self._attempt(call, worker)
@@ -307,31 +300,34 @@ class Relay:
                 call.again = True
                 without_worker_since = loop.time()
             if begun > _BEGUN_RETRIES:
-                return _give_up(outcome)
+                if outcome.answer is not None:
+                    return outcome.answer
+                message = "the workers that took this request were lost before they answered"
+                raise ApiError(502, message, code="worker_lost")
             if outcome.reason != MOVED:
                 self._table.suspect(worker.addr)
             self._metrics.retries.labels(outcome.reason).inc()
             refused = {worker.addr} if worker.addr in refused else refused | {worker.addr}
 
     async def _attempt(self, call: Call, worker: WorkerEntry) -> AnyResponse | FailedAttempt:
-        self._admission.begin(worker, call.envelope.key)
+        self._admission.begin(worker, call.key)
         waiting_since = time.perf_counter()
         try:
             async with self._watchdog(call, worker) as watchdog:
                 async with self._post(call, worker) as upstream:
                     call.elsewhere += time.perf_counter() - waiting_since
                     watchdog.kick()
-                    return await self._relay_answer(call, worker, upstream, watchdog)
+                    return await self._relay_answer(call, upstream, watchdog)
         except NotConnected:
-            return FailedAttempt(worker, begun=False, reason="connect")
+            return FailedAttempt(begun=False, reason="connect")
         except TimeoutError as error:
             raise ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout") from error
         except (ResponseLost, OSError) as error:
             if not call.answering:
-                return FailedAttempt(worker, begun=True, reason="lost")
+                return FailedAttempt(begun=True, reason="lost")
             raise ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost") from error
         finally:
-            self._admission.end(worker, call.envelope.key)
+            self._admission.end(worker, call.key)
 
     def _idle_s(self) -> float:
         return self._table.limits.request_timeout_seconds
@@ -356,9 +352,7 @@ class Relay:
         lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._idle_s():g}\r\n".encode())
         return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 
-    async def _relay_answer(
-        self, call: Call, worker: WorkerEntry, upstream: Connection, watchdog: Watchdog
-    ) -> AnyResponse | FailedAttempt:
+    async def _relay_answer(self, call: Call, upstream: Connection, watchdog: Watchdog) -> AnyResponse | FailedAttempt:
         theirs = upstream.headers
         headers = {name: value for name in _RESPONSE_HEADERS if (value := theirs.get(name)) is not None}
         headers[names.ATTEMPTS] = str(call.attempts)
@@ -371,7 +365,7 @@ class Relay:
         answer = Response(upstream.status, body, headers=headers)
         final = upstream.status == 503 and theirs.get(names.FINAL) is not None
         if not final and (reason := _RETRIED.get(upstream.status)) is not None:
-            return FailedAttempt(worker, begun=upstream.status == 502, reason=reason, answer=answer)
+            return FailedAttempt(begun=upstream.status == 502, reason=reason, answer=answer)
         return answer
 
     def _overhead(self, call: Call, headers: Headers) -> str:
@@ -438,9 +432,3 @@ class _StreamRelay:
             self._write_chunk = out.chunk_writer()
         else:
             out.write_nowait(data)
-
-
-def _give_up(failed: FailedAttempt) -> AnyResponse:
-    if failed.answer is not None:
-        return failed.answer
-    raise ApiError(502, "the workers that took this request were lost before they answered", code="worker_lost")

@@ -82,7 +82,8 @@ class LiveTable:
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
         self.received.set()
-        self._wake()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def remembered(self, incoming: Snapshot) -> Snapshot | None:
         """The table to send to a router that lost its own (``incoming``); None where it has one, or this relay none."""
@@ -94,10 +95,6 @@ class LiveTable:
         table = self.snapshot
         about = {"epoch": table.epoch, "serial": table.serial, "synced": table.synced, "strategy": table.strategy}
         return {**about, "limits": asdict(self.limits)}
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change of the table, or after ``timeout_s``."""
@@ -218,12 +215,6 @@ def _holders(published: list[ModelEntry]) -> dict[tuple[str, str], list[WorkerEn
     return found
 
 
-# The router's /watch is followed for as long as the relay lives. While the router is gone the last table stands, and
-# a router that comes back knowing nothing is told it: nobody else does so until the next reconcile.
-
-# Lines of a byte stream, of any length.
-
-
 async def split_lines(parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Each complete line without its newline; empty ones are skipped, and so is an unfinished last one."""
     rest = b""
@@ -245,6 +236,9 @@ _RETRY_MAX_S = 1.0
 
 
 class Follower:
+    """Follows the router's /watch for as long as the relay lives. While the router is gone the last table stands, and a
+    router that comes back knowing nothing is told it: nobody else does so until the next reconcile."""
+
     def __init__(self, table: LiveTable, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._table = table
         self._http = http
@@ -343,23 +337,20 @@ class RouterClient:
 
         return handle
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """The router's answer. Raises ApiError with the router's own refusal, or 502 where there is none."""
-        return _read(*await self._ask("GET", path, b""))
-
-    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return _read(*await self._ask("POST", path, orjson.dumps(body)))
-
-    async def send(self, method: str, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
-        """The router's answer as it is: status and body. Raises ApiError where there is none: 503 when it was not
-        reached, 502 when it may have acted."""
-        return await self._ask(method, path, body, request_id)
-
     async def _pass(self, request: Request, method: str, path: str, body: bytes) -> Response:
-        status, answer = await self._ask(method, path, body, request.id)
+        status, answer = await self.send(method, path, body, request.id)
         return Response(status, answer, content_type="application/json")
 
-    async def _ask(self, method: str, path: str, body: bytes, request_id: str | None = None) -> tuple[int, bytes]:
+    async def get(self, path: str) -> dict[str, Any]:
+        """The router's answer. Raises ApiError with the router's own refusal, or 502 where there is none."""
+        return _read(*await self.send("GET", path))
+
+    async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        return _read(*await self.send("POST", path, orjson.dumps(body)))
+
+    async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> tuple[int, bytes]:
+        """The router's answer as it is: status and body. Raises ApiError where there is none: 503 when it was not
+        reached, 502 when it may have acted."""
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}
         headers = {**self._headers, "Content-Type": "application/json", **named}
         try:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.router.declared_file import DeclaredFile
+from areal.services.inference.router.app import DeclaredFile
 from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
 from areal.wire.bodies import Lease
 from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
