@@ -95,11 +95,6 @@ class Problems:
             placed.append(replace(each, message=f"{each.message} ({origins[0]}{more})" if origins else each.message))
         return placed
 
-    def raise_if_any(self) -> None:
-        """ManifestError with everything found so far."""
-        if self.found:
-            raise ManifestError(self.diagnostics())
-
 
 # -- nodes
 

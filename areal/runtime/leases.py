@@ -136,12 +136,16 @@ def _open_sockets() -> Iterator[tuple[int, int]]:
 
 def _sockets_of(pid: int) -> Iterator[int]:
     """The inodes of a process's sockets, as far as it may be inspected."""
+    matches = map(_SOCKET_LINK.fullmatch, _open_files(pid))
+    return (int(match[1]) for match in matches if match)
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """The targets of a process's descriptors, as far as it may be inspected."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                match = _SOCKET_LINK.fullmatch(os.readlink(f"/proc/{pid}/fd/{fd}"))
-                if match:
-                    yield int(match[1])
+                yield os.readlink(f"/proc/{pid}/fd/{fd}")
 
 
 def _user_name(uid: int) -> str:
@@ -297,13 +301,7 @@ class LeaseDir:
         """Processes that have the lease's file open, as far as they may be inspected. For reports: it reads the
         descriptors of every process."""
         path = os.path.realpath(self._file(name))
-        found = []
-        for pid in procfs.pids():
-            with suppress(OSError):
-                fds = os.listdir(f"/proc/{pid}/fd")
-                if any(_link(f"/proc/{pid}/fd/{fd}") == path for fd in fds):
-                    found.append(pid)
-        return found
+        return [pid for pid in procfs.pids() if path in _open_files(pid)]
 
     def names(self) -> list[str]:
         """Every resource that was ever leased here."""
@@ -376,13 +374,6 @@ class LeaseDir:
                 "remove leases that are held",
                 hint=f"chmod 1777 {self.path}",
             )
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 def _try_lock(fd: int, kind: int) -> bool:

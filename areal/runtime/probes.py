@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from areal.errors import ArealError, NotFound, TargetFailed, TimedOut
+from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.runtime import logs, procfs
 from areal.runtime.backends.base import Phase, RunControl, RunState
 from areal.runtime.leases import port_owner, session_listens
@@ -267,7 +267,8 @@ def wait_ready(
         if not why:
             return state
         if elapsed_s >= timeout_s:
-            raise _too_late(backend, state, timeout_s, why)
+            late = f"{_name(state)} was not ready within {timeout_s:g} s: {why}"
+            raise TimedOut(late, hint=_logs_hint(state), detail=_last_lines(backend, state))
         on_wait(state, elapsed_s)
         if interrupted.wait(pause_s):
             raise KeyboardInterrupt
@@ -276,17 +277,22 @@ def wait_ready(
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:
     """The error for a run that died: what ended it, its first exception, its last lines."""
-    spec = state.spec
     ended = state.last_exit.reason if state.last_exit else state.reason or str(state.phase)
-    paths = backend.log_paths(spec.uid)
-    cause = logs.first_exception(paths)
-    last = "\n".join(logs.tail(paths, _QUOTED_LINES))
+    cause, last = logs.first_exception(backend.log_paths(state.spec.uid)), _last_lines(backend, state)
     detail = f"{cause}\n\nlast lines of the log:\n{last}" if cause and cause not in last else last
-    return TargetFailed(
-        f"{spec.owner}: {spec.component}[{spec.replica}] failed: {ended}",
-        hint=f"areal logs {spec.owner} -c {spec.component} -r {spec.replica}",
-        detail=detail,
-    )
+    return TargetFailed(f"{_name(state)} failed: {ended}", hint=_logs_hint(state), detail=detail)
+
+
+def _name(state: RunState) -> str:
+    return f"{state.spec.owner}: {state.spec.component}[{state.spec.replica}]"
+
+
+def _logs_hint(state: RunState) -> str:
+    return f"areal logs {state.spec.owner} -c {state.spec.component} -r {state.spec.replica}"
+
+
+def _last_lines(backend: RunControl, state: RunState) -> str:
+    return "\n".join(logs.tail(backend.log_paths(state.spec.uid), _QUOTED_LINES))
 
 
 def _observe(backend: RunControl, uid: str) -> RunState:
@@ -332,12 +338,3 @@ def _impostor(state: RunState, response: ProbeResponse) -> str:
     if not session_listens(port, state.shim_pid):
         return f"port {port} belongs to {port_owner(port) or 'nobody'}"
     return ""
-
-
-def _too_late(backend: RunControl, state: RunState, timeout_s: float, why: str) -> ArealError:
-    spec = state.spec
-    return TimedOut(
-        f"{spec.owner}: {spec.component}[{spec.replica}] was not ready within {timeout_s:g} s: {why}",
-        hint=f"areal logs {spec.owner} -c {spec.component} -r {spec.replica}",
-        detail="\n".join(logs.tail(backend.log_paths(spec.uid), _QUOTED_LINES)),
-    )

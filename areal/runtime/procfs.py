@@ -95,10 +95,6 @@ def processes() -> Iterator[Stat]:
             yield stat
 
 
-def session_members(sid: int) -> list[Stat]:
-    return [stat for stat in processes() if stat.session == sid]
-
-
 def environment(pid: int) -> dict[str, str]:
     """The environment the process was started with; empty when it may not be read or was overwritten.
 

@@ -63,18 +63,12 @@ def write_json(folder: str, name: str, value: object, *, durable: bool = True, m
         sync_folder(folder)
 
 
-def read_json(folder: str, name: str) -> Any:
-    """None when there is no such file; ValueError when it is not JSON, OSError when it cannot be read."""
+def read_object(folder: str, name: str) -> dict[str, Any] | None:
+    """None when there is no such file; ValueError when it holds no JSON object, OSError when it cannot be read."""
     try:
-        data = read_bytes(f"{folder}/{name}")
+        value = json.loads(read_bytes(f"{folder}/{name}"))
     except FileNotFoundError:
         return None
-    return json.loads(data)
-
-
-def read_object(folder: str, name: str) -> dict[str, Any] | None:
-    """As ``read_json``, and ValueError when it is not a JSON object."""
-    value = read_json(folder, name)
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{name} holds {type(value).__name__}, not an object")
     return value

@@ -146,7 +146,7 @@ def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> No
         try:
             for path, content in files:
                 temps.append((path, path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")))
-                _write_new(temps[-1][1], content, mode)
+                write_new(temps[-1][1], content, mode)
             crash_point("write-synced")
             for path, temp in temps:
                 temp.replace(path)
@@ -166,7 +166,7 @@ def write_courtesy(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace ``path`` by a note for people: whole or not at all, and not made durable. Raises ArealError."""
     temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        _write_new(temp, text.encode(), mode, sync=False)
+        write_new(temp, text.encode(), mode, sync=False)
         temp.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):
@@ -283,7 +283,8 @@ def is_temp(name: str) -> bool:
     return name.startswith(".") and _TEMP in name
 
 
-def _write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> None:
+def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> None:
+    """Write a file that does not exist yet, creating missing folders. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(temp, flags, mode)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from areal.errors import ArealError, NotFound
 from areal.resources.kinds import KINDS, Ref, check_name
-from areal.state.files import explain, make_folder, sync_folder, write_all
+from areal.state.files import explain, make_folder, sync_folder, write_new
 
 VARIABLE = "AREAL_HOME"
 _ELSEWHERE = "choose another home with --home DIR or AREAL_HOME=DIR"
@@ -150,16 +150,12 @@ def _create_key(path: Path, content: bytes) -> None:
     """Write and link into place: unlike a rename, a link never replaces the key that another command made first."""
     temp = path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        make_folder(path.parent)
-        fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            write_all(fd, content)
-            os.fsync(fd)
+            write_new(temp, content, 0o600)
             with contextlib.suppress(FileExistsError):
                 os.link(temp, path)
         finally:
-            os.close(fd)
-            temp.unlink()
+            temp.unlink(missing_ok=True)
         sync_folder(path.parent)
     except OSError as error:
         raise explain(error, path, "write") from error

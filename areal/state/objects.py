@@ -309,10 +309,6 @@ class ObjectStore:
         self._writes.submit([_Put(obj, keeps)])
         return True
 
-    def put_status(self, ref: Ref, status: dict[str, Any]) -> bool:
-        """Record what was observed; whether it had changed. Raises NotFound, Unreadable."""
-        return bool(self.put_statuses({ref: status}))
-
     def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> int:
         """Record what was observed of many; how many had changed. Raises NotFound, Unreadable."""
         changed = [_PutStatus(ref, status) for ref, status in statuses.items() if self._expect(ref).status != status]

@@ -93,7 +93,7 @@ def test_a_status_is_laid_over_the_object_as_it_then_is(home: Home) -> None:
 
     def observe() -> None:
         start.wait()
-        store.put_status(Ref("Model", "qwen"), status)
+        store.put_statuses({Ref("Model", "qwen"): status})
 
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(configure), pool.submit(observe)]:

@@ -54,7 +54,7 @@ def test_put_equal_object_writes_nothing(store: ObjectStore) -> None:
     store.put(an_object())
     before = contents(store.home.root)
     assert not store.put(an_object())
-    assert not store.put_status(QWEN, {})
+    assert not store.put_statuses({QWEN: {}})
     assert contents(store.home.root) == before
 
 
@@ -71,7 +71,7 @@ def test_put_bumps_the_serial_and_put_status_does_not(store: ObjectStore) -> Non
     store.put(an_object())
     store.put(an_object(replicas=2))
     assert store.serial() == 2
-    assert store.put_status(QWEN, {"phase": "Ready"})
+    assert store.put_statuses({QWEN: {"phase": "Ready"}})
     assert store.serial() == 2
     found = store.get(QWEN)
     assert found is not None
@@ -80,7 +80,7 @@ def test_put_bumps_the_serial_and_put_status_does_not(store: ObjectStore) -> Non
 
 def test_put_status_absent_object_is_not_found(store: ObjectStore) -> None:
     with pytest.raises(NotFound):
-        store.put_status(QWEN, {})
+        store.put_statuses({QWEN: {}})
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_body_of_another_shape_is_damaged(store: ObjectStore) -> None:
 def test_restore_brings_the_newest_revision_back(store: ObjectStore) -> None:
     accept(store, an_object(replicas=1))
     latest = accept(store, an_object(replicas=2, labels={"a": "b"}))
-    store.put_status(QWEN, {"phase": "Ready"})
+    store.put_statuses({QWEN: {"phase": "Ready"}})
     damage(store)
     assert store.restore(QWEN) == latest
     assert store.get(QWEN) == latest
