@@ -184,13 +184,13 @@ def _refused(plan: Plan) -> int:
     from areal.reconcilers.outcomes import refused_error
 
     lines = [line for fault in plan.faults for line in fault_lines(_fault_text(fault), fault["hint"])]
-    told = {fault["message"] for fault in plan.faults}
+    reported = {fault["message"] for fault in plan.faults}
     codes = [_INVALID] if plan.faults else []
     for item in plan.objects:
         if item.refusal is not None:
             error = refused_error(item.refusal)
             codes.append(error.exit_code)
-            if not any(message in error.message for message in told):
+            if not any(message in error.message for message in reported):
                 lines += error_lines(error)
     if lines:
         sys.stdout.flush()

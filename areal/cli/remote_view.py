@@ -44,46 +44,54 @@ class GatewayAnswers:
 
     @property
     def worker_rows(self) -> list[Mapping[str, Any]]:
-        rows = [] if isinstance(self.workers, ArealError) else self.workers.get("workers")
-        return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+        return _entries(self.workers, "workers") or []
 
 
-def service_health(told: GatewayAnswers) -> Health:
+def _entries(body: Any, key: str) -> list[Mapping[str, Any]] | None:
+    """The objects of the list ``body[key]``; None where there is no such list."""
+    rows = body.get(key) if isinstance(body, Mapping) else None
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else None
+
+
+def service_health(answers: GatewayAnswers) -> Health:
     """Health of the gateway and its router. The router is unknown to a key that may not ask it."""
-    if isinstance(told.ready, ArealError):
-        return Health("Unknown", 0, _COMPONENTS, "NoAnswer", told.ready.message)
-    status, body = told.ready
+    if isinstance(answers.ready, ArealError):
+        return Health("Unknown", 0, _COMPONENTS, "NoAnswer", answers.ready.message)
+    status, body = answers.ready
     reason = body.get("reason") if isinstance(body, Mapping) else None
     if status == 503:
         return Health("Progressing", 0, _COMPONENTS, "NotReady", f"the gateway is not ready: {reason or 'it says 503'}")
     if status != 200:
         return Health("Unknown", 0, _COMPONENTS, "NoAnswer", f"the gateway answers {status} to GET /ready")
-    if isinstance(told.workers, ArealError):
-        phase = "Unknown" if isinstance(told.workers, KeyRefused) else "Degraded"
-        return Health(phase, 1, _COMPONENTS, "RouterNotSeen", f"the router was not seen: {_whole(told.workers)}")
+    if isinstance(answers.workers, ArealError):
+        phase = "Unknown" if isinstance(answers.workers, KeyRefused) else "Degraded"
+        return Health(
+            phase, 1, _COMPONENTS, "RouterNotSeen", f"the router was not seen: {_with_detail(answers.workers)}"
+        )
     return Health("Ready", _COMPONENTS, _COMPONENTS, "AllReady")
 
 
-def model_healths(told: GatewayAnswers) -> dict[str, Health]:
+def model_healths(answers: GatewayAnswers) -> dict[str, Health]:
     """Health of each model that is listed, has a worker, or is declared at the router; an adapter has its model's."""
-    listed = [] if isinstance(told.listed, ArealError) else told.listed
+    listed = [] if isinstance(answers.listed, ArealError) else answers.listed
     parents = {str(item.get("id")): str(item.get("parent") or item.get("id")) for item in listed}
-    if isinstance(told.workers, ArealError):
-        why = f"its workers were not seen: {_whole(told.workers)}"
+    if isinstance(answers.workers, ArealError):
+        why = f"its workers were not seen: {_with_detail(answers.workers)}"
         return {name: Health("Unknown", 0, 0, "WorkersNotSeen", why) for name in parents}
-    declared = told.workers.get("models")
+    declared = answers.workers.get("models")
     expected = {
         name: entry.get("expected")
         for name, entry in (declared.items() if isinstance(declared, Mapping) else ())
         if isinstance(entry, Mapping)
     }
     of_model: dict[str, list[Mapping[str, Any]]] = {}
-    for row in told.worker_rows:
+    for row in answers.worker_rows:
         if row.get("model"):
             of_model.setdefault(str(row["model"]), []).append(row)
     known = dict.fromkeys((*parents.values(), *of_model, *(name for name, count in expected.items() if count)))
     healths = {
-        name: _model_health(of_model.get(name, ()), expected.get(name), name in parents, told.listed) for name in known
+        name: _model_health(of_model.get(name, ()), expected.get(name), name in parents, answers.listed)
+        for name in known
     }
     return {name: healths[base] for name, base in parents.items()} | healths
 
@@ -112,7 +120,7 @@ def _model_health(
     return Health("Ready", count, desired, "AllReady")
 
 
-def _whole(error: ArealError) -> str:
+def _with_detail(error: ArealError) -> str:
     return f"{error.message}: {error.detail}" if error.detail else error.message
 
 
@@ -143,7 +151,7 @@ _COLUMNS = (
 def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
     if targets and targets[0] in ("processes", "process", "proc", "ps", "workers"):
         return Table(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]), where=chosen.url)
-    wanted, kinds = _asked(targets)
+    wanted, kinds = _requested(targets)
     rows = [row for row in documents(chosen) if row["kind"] in kinds]
     if wanted:
         by_ref = {Ref(row["kind"], row["metadata"]["name"]): row for row in rows}
@@ -154,7 +162,7 @@ def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
     return Table(rows, _COLUMNS, document_name, single=len(wanted) == 1, where=chosen.url)
 
 
-def _asked(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
+def _requested(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
     refs = [parse_ref(word) for word in targets if "/" in word]
     if refs and len(refs) != len(targets):
         raise UsageFault("with --gateway name objects as KIND/NAME, or one list of kinds")
@@ -171,7 +179,7 @@ def look(chosen: GatewayClient) -> GatewayAnswers:
     """The gateway's answers, asked for at once within its deadline. Raises ArealError where it refuses the key for
     everything, or answers nothing at all."""
     chosen = chosen._replace(timeout_s=min(chosen.timeout_s, _LOOK_S))
-    ready, listed, seen = _asked_together(chosen, ("/ready", "/v1/models", "/workers"))
+    ready, listed, seen = _get_together(chosen, ("/ready", "/v1/models", "/workers"))
     if all(isinstance(answer, ArealError) for answer in (ready, listed, seen)):
         assert isinstance(ready, ArealError)
         raise ready
@@ -182,7 +190,7 @@ def look(chosen: GatewayClient) -> GatewayAnswers:
     )
 
 
-def _asked_together(chosen: GatewayClient, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
+def _get_together(chosen: GatewayClient, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
     """Each path's status and body. A gateway that sends a byte now and then holds nobody: the deadline is for all."""
     silent = ArealError(f"the gateway {chosen.url} does not answer within {chosen.timeout_s:g} s")
     answers: dict[str, tuple[int, Any] | ArealError] = {}
@@ -219,25 +227,25 @@ def _object(document: Any) -> Mapping[str, Any] | None:
 
 
 def _listing(document: Any) -> list[Mapping[str, Any]] | None:
-    data = document.get("data") if isinstance(document, Mapping) else None
-    return [item for item in data if isinstance(item, Mapping) and item.get("id")] if isinstance(data, list) else None
+    models = _entries(document, "data")
+    return None if models is None else [model for model in models if model.get("id")]
 
 
 def documents(chosen: GatewayClient) -> list[Document]:
     """The gateway as an InferenceService, and each model of it."""
-    told = look(chosen)
-    models = model_healths(told)
-    service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(told))
+    answers = look(chosen)
+    models = model_healths(answers)
+    service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(answers))
     service["status"]["models"] = len(models)
     return [service, *(_document(MODEL, name, chosen, health) for name, health in models.items())]
 
 
-def _shown(health: Health) -> str | None:
+def _fraction(health: Health) -> str | None:
     return health.fraction if health.desired else None
 
 
 def _document(kind: str, name: str, chosen: GatewayClient, health: Health) -> Document:
-    status = {"ready": _shown(health), "phase": health.phase, "address": chosen.url}
+    status = {"ready": _fraction(health), "phase": health.phase, "address": chosen.url}
     status |= {"reason": health.reason, "message": health.message}
     return {"apiVersion": API_VERSION, "kind": kind, "metadata": {"name": name}, "spec": {}, "status": status}
 
@@ -247,14 +255,12 @@ def workers(chosen: GatewayClient) -> list[Document]:
     found = _checked(chosen, "/workers", chosen.ask("GET", "/workers"), _object)
     if isinstance(found, ArealError):
         raise found
-    rows = found.get("workers")
-    return [dict(row) for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    return [dict(row) for row in _entries(found, "workers") or []]
 
 
 def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
     """One model (or the service) with the workers that serve it, as far as the key may see them."""
-    found = get_remote(chosen, [str(ref)]).rows[0]
-    document = dict(found)
+    document = dict(get_remote(chosen, [str(ref)]).rows[0])
     try:
         served = workers(chosen)
     except ArealError as error:
@@ -264,10 +270,12 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
     return document
 
 
-def model_rows(chosen: GatewayClient, told: GatewayAnswers | None = None) -> list[Document]:
+def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> list[Document]:
     """For ``inf models``."""
-    told = told or look(chosen)
-    owners = {} if isinstance(told.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in told.listed}
+    answers = answers or look(chosen)
+    owners = (
+        {} if isinstance(answers.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in answers.listed}
+    )
     return [
         {
             "name": name,
@@ -275,10 +283,10 @@ def model_rows(chosen: GatewayClient, told: GatewayAnswers | None = None) -> lis
             "backend": owners.get(name),
             "path": None,
             "phase": health.phase,
-            "ready": _shown(health),
+            "ready": _fraction(health),
             "message": health.message,
         }
-        for name, health in model_healths(told).items()
+        for name, health in model_healths(answers).items()
     ]
 
 
@@ -286,18 +294,18 @@ def service_status(chosen: GatewayClient) -> Document:
     """For ``inf status``: a gateway that does not answer is a status, not an error."""
     document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
     try:
-        told = look(chosen)
+        answers = look(chosen)
     except ArealError as error:
         return {**document, "phase": "Unreachable", "healthy": False, "message": error.message}
-    own, models = service_health(told), model_rows(chosen, told)
+    own, models = service_health(answers), model_rows(chosen, answers)
     return {
         **document,
         "phase": own.phase,
-        "ready": _shown(own),
+        "ready": _fraction(own),
         "healthy": all(phase == "Ready" for phase in (own.phase, *(row["phase"] for row in models))),
         "message": own.message,
         "models": models,
-        "components": told.worker_rows,
+        "components": answers.worker_rows,
     }
 
 
@@ -313,16 +321,16 @@ def wait_remote(
     why = ""
     while True:
         try:
-            told = look(chosen)
-            if isinstance(told.workers, KeyRefused):
-                raise told.workers  # it will not see more by waiting
+            answers = look(chosen)
+            if isinstance(answers.workers, KeyRefused):
+                raise answers.workers  # it will not see more by waiting
         except KeyRefused:
             raise
         except ArealError as error:
             why = error.message
         else:
-            healths = model_healths(told)
-            unmet = [ref for ref in refs if not _met(healths.get(ref.name), told, wanted)]
+            healths = model_healths(answers)
+            unmet = [ref for ref in refs if not _met(healths.get(ref.name), answers, wanted)]
             if not unmet:
                 cli.say("met")
                 return 0
@@ -336,8 +344,8 @@ def wait_remote(
         time.sleep(_POLL_S)
 
 
-def _met(health: Health | None, told: GatewayAnswers, wanted: Sequence[Sequence[str]]) -> bool:
+def _met(health: Health | None, answers: GatewayAnswers, wanted: Sequence[Sequence[str]]) -> bool:
     """A model is gone when a list that was read, and a router that answered, know it no more."""
-    gone = health is None and not isinstance(told.listed, ArealError) and not isinstance(told.workers, ArealError)
+    gone = health is None and not isinstance(answers.listed, ArealError) and not isinstance(answers.workers, ArealError)
     now = {"ready": health is not None and health.phase == "Ready", "deleted": gone}
     return all(any(now[word] for word in alternatives) for alternatives in wanted)

@@ -22,12 +22,6 @@ from tests.reconcilers.toy import TOY
 
 AREAL = Path(__file__).parents[2] / "areal"
 OWN_MODULES = re.compile(r"reconcilers/kinds/\w+|resources/(kinds|specs)|cli/(inf/\w+|agent|train|curves)")
-LEFT = {  # the modules that name kinds beside those, and how often: to become empty
-    "cli/objects": 2,
-    "cli/operate": 1,
-    "cli/remote": 1,
-    "cli/remote_view": 6,
-}
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -170,4 +164,4 @@ def test_kinds_are_named_in_their_own_modules_only() -> None:
             count = sum(1 for node in strings if isinstance(node.value, str) and names.fullmatch(node.value))
             if count and not OWN_MODULES.fullmatch(module):
                 found[module] = count
-    assert not {module: count for module, count in found.items() if count > LEFT.get(module, 0)}
+    assert not found

@@ -52,7 +52,7 @@ class Traffic:
 
     def look(self) -> Document:
         """Raises ArealError when the gateway does not answer."""
-        after = _look(self.chosen)
+        after = _sample(self.chosen)
         found = compared(self.before or after, after)
         if self.before is not None:
             self.tokens_s.append(found["tokensPerSecond"] or 0.0)
@@ -60,7 +60,7 @@ class Traffic:
         return {**found, "tokensPerSecondHistory": [round(each, 2) for each in self.tokens_s]}
 
 
-def _look(chosen: GatewayClient) -> TrafficSample:
+def _sample(chosen: GatewayClient) -> TrafficSample:
     gateway = parse(str(chosen.get("/metrics")))
     workers = chosen.get("/workers").get("workers", [])
     addresses = [str(worker["worker_addr"]) for worker in workers]
@@ -119,7 +119,7 @@ def _gateway(before: Page, after: Page, seconds: float) -> Document:
 
 
 def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, Any], seconds: float) -> Document:
-    told = {
+    row = {
         "worker": worker["worker_id"],
         "model": worker.get("model"),
         "state": worker.get("state"),
@@ -131,10 +131,10 @@ def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, A
     page = after.replicas.get(worker["worker_addr"])
     if page is None:
         none = dict.fromkeys(("tokensPerSecond", "promptTokensPerSecond", "sessions", "ready", "exportsPerSecond"))
-        return {**told, **none, "firstTokenSeconds": None, "commitSeconds": None}
+        return {**row, **none, "firstTokenSeconds": None, "commitSeconds": None}
     since = before.replicas.get(worker["worker_addr"], page)  # new at this look: nothing to compare with yet
     return {
-        **told,
+        **row,
         "inFlight": page.total("areal_http_in_flight"),
         "inFlightTokens": page.total("areal_tokens_in_flight"),
         "tokensPerSecond": _rate(growth(since, page, "areal_generated_tokens_total"), seconds),
