@@ -1,18 +1,23 @@
-"""What a route does when its caller goes away half way."""
+"""Routes whose caller goes away half way, and process groups that break: whoever leaves one waits for nothing in it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from areal.errors import ArealError
 from areal.services.inference.engines.embedded import app
-from areal.services.inference.engines.embedded.app import EngineRoutes
+from areal.services.inference.engines.embedded.app import EngineRoutes, WeightGroups
 from areal.services.inference.engines.embedded.loading import LoadedModel
 from areal.services.inference.engines.embedded.requests import Streams
+from areal.services.weight_update.staging import BroadcastPublisher
 
 from .support import Harness, make_sequence
 
@@ -42,3 +47,166 @@ async def test_pause_whose_caller_left_leaves_the_engine_as_it_was(
     await asyncio.wait([pausing])
     engine.stats().result(10)  # commands run in order: the resume, if there is one, has been
     assert engine.paused is paused_before
+
+
+# -- process groups
+
+CPU = torch.device("cpu")
+SOON_S = 20.0  # on a busy machine; the deadline of a group is 300 s
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[WeightGroups]:
+    groups = WeightGroups()
+    yield groups
+    groups.close()
+
+
+@pytest.fixture
+async def other() -> AsyncIterator[WeightGroups]:
+    groups = WeightGroups()
+    yield groups
+    groups.close()
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[BroadcastPublisher]:
+    publisher = BroadcastPublisher(tmp_path / "weights")
+    yield publisher
+    publisher.remove()
+
+
+def place(offer: dict[str, Any], rank: int = 1) -> dict[str, Any]:
+    return {**offer, "rank": rank}
+
+
+async def carried(trainer: BroadcastPublisher, engine: WeightGroups, version: int) -> bool:
+    """A group of two forms, and brings what was staged."""
+    offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    trainer.write(version, [("a", torch.full((1000, 100), float(version)))], None)
+    layout = trainer.published(version)["source"]["layout"]
+    file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, version))
+    trainer.settle()
+    return bool(file.read_bytes().endswith(torch.full((100,), float(version)).numpy().tobytes()))
+
+
+async def test_group_whose_other_member_does_not_come_is_left_at_once(
+    trainer: BroadcastPublisher, engine: WeightGroups
+) -> None:
+    offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
+    joining = [
+        asyncio.create_task(asyncio.to_thread(trainer.join)),
+        asyncio.create_task(engine.join("pair", place(offer), CPU)),
+    ]
+    done, _ = await asyncio.wait(joining, timeout=0.5)
+    assert not done
+    engine.leave("pair")
+    await asyncio.to_thread(trainer.leave)
+    async with asyncio.timeout(SOON_S):
+        ours, theirs = await asyncio.gather(*joining, return_exceptions=True)
+    assert isinstance(ours, RuntimeError) and "was left" in str(ours)
+    assert isinstance(theirs, ArealError) and "was left" in str(theirs)
+    async with asyncio.timeout(SOON_S):
+        assert await carried(trainer, engine, 1)
+
+
+async def test_join_that_nobody_asks_for_any_more_holds_the_next_one_up_for_nothing(
+    trainer: BroadcastPublisher, engine: WeightGroups
+) -> None:
+    offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
+    joining = asyncio.create_task(engine.join("pair", place(offer), CPU))
+    await asyncio.wait([joining], timeout=0.3)
+    joining.cancel()
+    async with asyncio.timeout(SOON_S):
+        assert await carried(trainer, engine, 1)
+
+
+async def test_join_of_a_trainer_that_is_gone_fails_at_once(tmp_path: Path, engine: WeightGroups) -> None:
+    trainer = BroadcastPublisher(tmp_path / "weights")
+    offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+    joining = asyncio.create_task(engine.join("pair", place(offer), CPU))
+    await asyncio.wait([joining], timeout=0.3)
+    trainer.remove()
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(ArealError, match="process group failed"):
+            await joining
+
+
+async def test_member_that_never_receives_keeps_nobody_in_the_broadcast(
+    trainer: BroadcastPublisher, engine: WeightGroups, other: WeightGroups
+) -> None:
+    """As an engine whose data proxy was killed: it is in the group, and nobody tells it of the broadcast."""
+    offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
+    members = [engine.join("pair", place(offer, 1), CPU), other.join("pair", place(offer, 2), CPU)]
+    await asyncio.gather(asyncio.to_thread(trainer.join), *members)
+    trainer.write(1, [("a", torch.zeros(4_000_000, 4))], None)
+    trainer.settle()
+    layout = trainer.published(1)["source"]["layout"]
+    sending = asyncio.create_task(asyncio.to_thread(trainer.send, 1))
+    receiving = asyncio.create_task(engine.receive("pair", layout))
+    await asyncio.wait([sending], timeout=1.0)
+    assert not sending.done()
+    began = time.monotonic()
+    await asyncio.to_thread(trainer.leave)
+    engine.leave("pair")
+    assert time.monotonic() - began < SOON_S
+    async with asyncio.timeout(SOON_S):
+        assert await carried(trainer, engine, 2)
+        with pytest.raises(RuntimeError):
+            await sending
+    await asyncio.gather(receiving, return_exceptions=True)
+
+
+async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_makes_it_ready(
+    trainer: BroadcastPublisher, engine: WeightGroups
+) -> None:
+    offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    trainer.write(1, [("a", torch.zeros(10))], None)
+    trainer.settle()
+    _, arrival, received = await engine.receiving("pair", trainer.published(1)["source"]["layout"])
+    ready = asyncio.create_task(asyncio.to_thread(arrival.wait_all))
+    received.cancel()
+    async with asyncio.timeout(SOON_S):
+        with pytest.raises(ArealError, match="did not arrive: nobody asks"):
+            await ready
+        assert await carried(trainer, engine, 2)
+
+
+async def test_group_in_which_an_operation_hangs_is_let_go_of_by_nobody_who_is_waited_for(
+    trainer: BroadcastPublisher, engine: WeightGroups
+) -> None:
+    offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    trainer.write(1, [("a", torch.zeros(10))], None)
+    trainer.settle()
+    receiving = asyncio.create_task(engine.receive("pair", trainer.published(1)["source"]["layout"]))
+    await asyncio.wait([receiving], timeout=1.0)  # the trainer sends nothing
+    engine.leave("pair")
+    await asyncio.wait([receiving])
+    failure = receiving.exception()
+    assert isinstance(failure, ArealError) and "was left" in str(failure)
+    began = time.monotonic()
+    del failure, receiving
+    gc.collect()
+    assert time.monotonic() - began < SOON_S
+
+
+async def test_file_of_a_group_that_was_left_is_not_another_one_under_its_path(
+    trainer: BroadcastPublisher, engine: WeightGroups
+) -> None:
+    async def received() -> Path:
+        offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
+        await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+        trainer.write(1, [("a", torch.zeros(10))], None)
+        layout = trainer.published(1)["source"]["layout"]
+        file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, 1))
+        trainer.settle()
+        return file
+
+    first = await received()
+    engine.leave("pair")
+    assert not first.exists()
+    second = await received()
+    assert second.exists() and not first.exists()
