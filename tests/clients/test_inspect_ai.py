@@ -13,7 +13,7 @@ from tests.clients.shapes import SAY, TOKENS, Mood
 
 def model(served: Served, api: str = "openai", name: str = MODEL, retries: int = 0, **config: Any) -> Any:
     ai = pytest.importorskip("inspect_ai.model")
-    pytest.importorskip(api)
+    pytest.importorskip(api, minversion={"openai": "3.4.0"}.get(api))  # which Inspect asks for
     url = served.v1 if api == "openai" else served.url
     settings = ai.GenerateConfig(**{"max_tokens": TOKENS, "max_retries": retries, **config})
     return ai.get_model(f"{api}/{name}", base_url=url, api_key=served.key, config=settings, memoize=False)
