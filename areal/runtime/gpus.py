@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 from areal.runtime import procfs
@@ -68,24 +69,11 @@ def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
         helper.kill()  # and not waited for: in uninterruptible sleep it may never end
         return GpuListing(reason=f"the NVIDIA driver did not answer within {timeout_s:g} s")
     try:
-        return _listing(json.loads(output))
+        record = json.loads(output)
+        gpus = (Gpu(*facts, processes=tuple(starmap(GpuProcess, processes))) for *facts, processes in record["gpus"])
+        return GpuListing(tuple(gpus), record["reason"])
     except (ValueError, KeyError, TypeError):
         return GpuListing(reason=f"the NVML helper failed (exit {helper.returncode})")
-
-
-def _listing(record: Mapping[str, Any]) -> GpuListing:
-    gpus = (
-        Gpu(
-            uuid=gpu["uuid"],
-            index=gpu["index"],
-            name=gpu["name"],
-            total_bytes=gpu["total"],
-            used_bytes=gpu["used"],
-            processes=tuple(GpuProcess(pid, memory) for pid, memory in gpu["processes"]),
-        )
-        for gpu in record["gpus"]
-    )
-    return GpuListing(tuple(gpus), record["reason"])
 
 
 def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
@@ -96,12 +84,10 @@ def visible(gpus: tuple[Gpu, ...], environment: Mapping[str, str] = os.environ) 
     for name in _VISIBILITY:
         if name in environment:
             allowed = [item.strip() for item in environment[name].split(",") if item.strip()]
-            gpus = tuple(gpu for gpu in gpus if any(_names(item, gpu) for item in allowed))
+            indices = {int(item) for item in allowed if item.isdigit()}
+            uuids = tuple(item for item in allowed if not item.isdigit())
+            gpus = tuple(gpu for gpu in gpus if gpu.index in indices or gpu.uuid.startswith(uuids))
     return gpus
-
-
-def _names(item: str, gpu: Gpu) -> bool:
-    return int(item) == gpu.index if item.isdigit() else gpu.uuid.startswith(item)
 
 
 def squatter(gpu: Gpu) -> str | None:
@@ -142,34 +128,25 @@ def wait_for_memory(
 # -- the helper process: a driver that hangs hangs only this
 
 
-def _processes(nvml: Any, handle: Any) -> list[list[int | None]]:
-    try:
-        return [[item.pid, item.usedGpuMemory] for item in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
-    except nvml.NVMLError:
-        return []  # not supported on this device
-
-
-def _nvml() -> dict[str, Any]:
+def _nvml_listing() -> dict[str, Any]:
+    """The fields of every ``Gpu``, in order, as JSON values."""
     try:
         import pynvml as nvml
     except ImportError:
         return {"gpus": [], "reason": "the Python package nvidia-ml-py is not installed (pip install nvidia-ml-py)"}
+    gpus = []
     try:
         nvml.nvmlInit()
-        gpus = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            gpus.append(
-                {
-                    "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
-                    "index": index,
-                    "name": _text(nvml.nvmlDeviceGetName(handle)),
-                    "total": memory.total,
-                    "used": memory.used,
-                    "processes": _processes(nvml, handle),
-                }
-            )
+            try:
+                found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            except nvml.NVMLError:
+                found = []  # not supported on this device
+            processes = [[process.pid, process.usedGpuMemory] for process in found]
+            uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+            gpus.append([_text(uuid), index, _text(name), memory.total, memory.used, processes])
     except nvml.NVMLError as error:
         return {"gpus": [], "reason": f"NVML: {error}"}
     return {"gpus": gpus, "reason": "" if gpus else "NVML lists no GPU"}
@@ -180,4 +157,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    json.dump(_nvml(), sys.stdout)
+    json.dump(_nvml_listing(), sys.stdout)

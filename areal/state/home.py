@@ -20,11 +20,29 @@ VARIABLE = "AREAL_HOME"
 _ELSEWHERE = "choose another home with --home DIR or AREAL_HOME=DIR"
 
 
+class _Part:
+    """A folder or file of the home, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: Home, owner: type[Home]) -> Path:
+        return home.root / self._name
+
+
 @dataclass(frozen=True)
 class Home:
     """The layout of the folder; see the design for what each part holds."""
 
     root: Path
+    objects = _Part("objects")
+    runs = _Part("runs")
+    journal = _Part("journal")
+    locks = _Part("locks")
+    credentials = _Part("credentials")
+    jobs = _Part("jobs")
+    data = _Part("data")  # data/<model>: records of the data proxies of a Model
+    config = _Part("config.yaml")
 
     @classmethod
     def resolve(cls, flag: str | None = None) -> Home:
@@ -38,45 +56,12 @@ class Home:
             raise ArealError(f"cannot tell which folder {chosen} is: {error}", hint=_ELSEWHERE) from error
 
     @property
-    def objects(self) -> Path:
-        return self.root / "objects"
-
-    @property
-    def runs(self) -> Path:
-        return self.root / "runs"
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal"
-
-    @property
-    def locks(self) -> Path:
-        return self.root / "locks"
-
-    @property
-    def credentials(self) -> Path:
-        return self.root / "credentials"
-
-    @property
-    def jobs(self) -> Path:
-        return self.root / "jobs"
+    def folders(self) -> tuple[Path, ...]:
+        return (self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs, self.data)
 
     def job_metrics(self, name: str) -> Path:
         """A line a step of the job called ``name``."""
         return self.jobs / name / "metrics.jsonl"
-
-    @property
-    def data(self) -> Path:
-        """``data/<model>``: what the data proxies of a Model record."""
-        return self.root / "data"
-
-    @property
-    def config(self) -> Path:
-        return self.root / "config.yaml"
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        return (self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs, self.data)
 
     def object_folder(self, ref: Ref) -> Path:
         """``objects/<kind>/<name>``. Raises UsageFault or NotFound for what is no kind or no name."""
