@@ -1,8 +1,8 @@
-"""What user code writes to train with a loss or advantages of its own: functions of tensors, named in the configuration
-(``actor.loss_fn``, ``actor.advantage_fn``) or given to ``PPOTrainer``.
+"""Contracts of losses and advantages in user code: functions of tensors, named in the configuration (``actor.loss_fn``,
+``actor.advantage_fn``) or given to ``PPOTrainer``.
 
 Every tensor [B, T] is token aligned: column t speaks of token t. Neither function sees more than one micro-batch or
-one rank's batch, and none has to: what is normalised over all of them, the trainer normalises.
+one rank's batch: the trainer normalizes over all of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Of a micro-batch. Log probabilities [B, T] of the policy that is trained (``logprobs``, the only one with a
-    gradient), of the one whose ratio is clipped (``proximal``), and of the one that sampled (``behaviour``);
+    """A micro-batch. Log probabilities [B, T] of the policy that is trained (``logprobs``, the only one with
+    a gradient), of the one whose ratio is clipped (``proximal``), and of the one that sampled (``behaviour``);
     ``advantages`` [B, T]; ``loss_mask`` bool [B, T]; ``batch``: every column of the rows."""
 
     logprobs: Tensor
@@ -39,7 +39,7 @@ taken by ``loss_agg_mode``, as that of the built-in objectives is."""
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """Of a rank's rows. ``rewards`` [B]: shaped and, by ``reward_norm``, normalised. ``token_rewards`` [B, T]: those on
+    """The rows of a rank. ``rewards`` [B]: shaped and, by ``reward_norm``, normalized. ``token_rewards`` [B, T]: on
     the last token of each row, less the KL penalty. ``groups`` [B]: one number for the rows of a prompt. ``values``
     [B, T]: the critic's, 0 without one. ``loss_mask`` bool [B, T]."""
 

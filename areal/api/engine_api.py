@@ -25,7 +25,7 @@ WeightFn = Callable[[Any], "torch.Tensor"]
 
 
 class InferenceEngine(Protocol):
-    """What ``arun_episode`` is given. Tokens in, tokens out, or recorded sessions for clients of a base URL."""
+    """The engine of ``arun_episode``: tokens in, tokens out, or recorded sessions for clients of a base URL."""
 
     base_url: str
 
@@ -39,7 +39,7 @@ class InferenceEngine(Protocol):
         ...
 
     def get_version(self) -> int:
-        """Of the newest weights that the trainer has published."""
+        """The version of the newest weights that the trainer has published."""
         ...
 
 
@@ -105,7 +105,7 @@ class TrainEngine(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the computation (``config.dtype``); weights are published and saved in it."""
+        """The dtype of the computation (``config.dtype``); weights are published and saved in it."""
         ...
 
     def train_batch(self, batch: Batch, loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:

@@ -79,7 +79,7 @@ class FinetuneSpec:
 
 @dataclass(frozen=True)
 class StepInfo:
-    """All from 0."""
+    """The place of a step in a run; all counts are from 0."""
 
     epoch: int
     epoch_step: int
@@ -95,7 +95,7 @@ class StepInfo:
 
 @dataclass(frozen=True)
 class WeightUpdateMeta:
-    """How weights reach the engines. ``path``: the folder of ``disk``; each version has one of its own in it."""
+    """The transport of weights to the engines. ``path``: the folder of ``disk``; each version has its own in it."""
 
     type: Literal["disk", "shm", "xccl", "awex"] = "xccl"
     path: str | None = None

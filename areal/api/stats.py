@@ -42,7 +42,7 @@ class ReduceType(Enum):
 
 @dataclass(frozen=True)
 class Sums:
-    """Everything that was recorded under a key. The first recording says how it is told."""
+    """The values recorded under a key. The first recording chooses how they are reduced."""
 
     how: ReduceType
     total: float

@@ -148,5 +148,5 @@ class InferenceClient:
 
 
 async def _coroutine(call: Callable[..., Any], *args: Any) -> Any:
-    """What ``call`` gives may be awaitable and no coroutine."""
+    """Make a coroutine of a call whose result is merely awaitable."""
     return await call(*args)

@@ -1,4 +1,4 @@
-"""What can go wrong with a call to a service, by who is to blame.
+"""Errors of calls to a service, by who is to blame.
 
 ClientError
 |- CallerError            the call is wrong, and will be so again: 4xx
@@ -112,7 +112,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
-    """The typed error of an answer that is none of success. ``body`` is decoded JSON, or text where it is not JSON."""
+    """The typed error of an answer with an error status. ``body`` is decoded JSON, or text where it is not JSON."""
     error = _error_object(body)
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)
     message = error.get("message")

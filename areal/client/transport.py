@@ -201,7 +201,7 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def checked(answer: HttpAnswer, what: str) -> HttpAnswer:
-    """Raises the typed error of an answer that is no success."""
+    """Raises the typed error of an answer with an error status."""
     if answer.status < 300:
         return answer
     try:

@@ -28,14 +28,14 @@ _PICTURES = ("images", "image", "videos", "video", "audio")
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
 
-def shaped(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instruction: str = "") -> Rows:
+def formatted(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instruction: str = "") -> Rows:
     """``instruction`` is put after a bare question of ``rl``. Rows longer than ``max_length`` tokens are left out.
     Raises UsageFault, BadData naming the row."""
     if kind not in KINDS:
         raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
     if tokenizer is None and (kind != "rl" or max_length is not None):
         raise UsageFault(f"a data set of type {kind} needs a tokenizer" + (" for max_length" if kind == "rl" else ""))
-    made = [_shaped(row, rows.place(number), kind, tokenizer, instruction) for number, row in enumerate(rows)]
+    made = [_formatted(row, rows.place(number), kind, tokenizer, instruction) for number, row in enumerate(rows)]
     if max_length is not None:
         sizes = [_length(row, rows.place(number), tokenizer) for number, row in enumerate(made)]
         made = [row for row, size in zip(made, sizes, strict=True) if size <= max_length]
@@ -44,11 +44,11 @@ def shaped(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instru
     return Rows(made, rows.source)
 
 
-def _shaped(row: Row, place: str, kind: str, tokenizer: Any, instruction: str) -> Row:
+def _formatted(row: Row, place: str, kind: str, tokenizer: Any, instruction: str) -> Row:
     try:
         if kind == "rl":
             return _prompt(row, instruction)
-        return _taught(row, tokenizer) if kind == "sft" else _pair(row, tokenizer)
+        return _supervised(row, tokenizer) if kind == "sft" else _pair(row, tokenizer)
     except KeyError as error:
         columns = ", ".join(row) or "nothing"
         raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
@@ -67,19 +67,19 @@ def _prompt(row: Row, instruction: str) -> Row:
     return {**rest, **answer, "messages": [{"role": "user", "content": f"{question}{instruction}"}]}
 
 
-def _taught(row: Row, tokenizer: Any) -> Row:
+def _supervised(row: Row, tokenizer: Any) -> Row:
     if "input_ids" in row:
         ids = list(row["input_ids"])
         return {"input_ids": ids, "loss_mask": list(row.get("loss_mask") or [1] * len(ids))}
     if "messages" in row:
-        return _taught_chat(tokenizer, row["messages"])
+        return _supervised_chat(tokenizer, row["messages"])
     question, answer = _first(row, _QUESTIONS), _first(row, _ANSWERS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
     return {"input_ids": whole, "loss_mask": [0] * min(len(before), len(whole)) + [1] * (len(whole) - len(before))}
 
 
-def _taught_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Row:
+def _supervised_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Row:
     """The last message, the assistant's, is learned."""
     whole = templated(tokenizer, messages)
     before = templated(tokenizer, messages[:-1], add_generation_prompt=True)
@@ -157,7 +157,7 @@ def get_custom_dataset(
         loader = DATASETS.resolve(where) if where in DATASETS else load_attr(where, "dataset")
         return loader(split=split, dataset_config=dataset_config, tokenizer=tokenizer)
     rows = read_dataset(where, split)
-    return shaped(rows, kind, tokenizer, longest, BOXED if _is_gsm8k(rows) else "")
+    return formatted(rows, kind, tokenizer, longest, BOXED if _is_gsm8k(rows) else "")
 
 
 def _is_dotted(where: str) -> bool:

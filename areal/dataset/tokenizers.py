@@ -71,8 +71,7 @@ def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _plain(tokenizer: Any) -> Any | None:
-    """What transformers' tokenizer calls in the end, where it calls it with nothing more: it is several times as
-    fast."""
+    """The backend of transformers' tokenizer, which is several times as fast; None where transformers adds to it."""
     found = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
     if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
         return None

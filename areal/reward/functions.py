@@ -36,9 +36,8 @@ def is_async(function: Any) -> bool:
 
 
 def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
-    """Where a worker finds the function: by its name in a module, else as a copy (a pickle) of the object that it is.
-    Raises ValueError for what can be neither found nor copied: lambdas, closures, objects that hold a lock or a client.
-    """
+    """How a worker gets the function: by its name in a module, else as a copy (a pickle) of the object. Raises
+    ValueError for lambdas, closures and objects that hold a lock or a client, which can be neither found nor copied."""
     if isinstance(function, str):
         module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
         return FunctionTarget(module, name)

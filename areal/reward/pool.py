@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 _LOAD_S = 120.0
 _QUICK_S = 0.02  # of all the calls of one job
-_HOPELESS = 8  # misses in a row: from then on none is tried again, and each miss is also that of all who wait
+_MAX_MISSES = 8  # misses in a row: from then on none is tried again, and each miss is also that of all who wait
 _FORGETTING = 0.99  # a call
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -181,13 +181,13 @@ async def close_pool_of_this_loop() -> None:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _PendingRewards:
     calls: Sequence[Call]
     done: asyncio.Future[list[Done]]
 
 
 def jobs_of(counts: Sequence[int], seconds: float) -> list[list[int]]:
-    """Places of those who asked for so many calls, each of which takes ``seconds``: neighbours share a job as long as
+    """Places of pending rewards with so many calls, each of which takes ``seconds``: neighbours share a job as long as
     that is quick."""
     jobs: list[list[int]] = []
     calls = 0
@@ -228,9 +228,9 @@ class AsyncRewardWrapper:
         self._workers = max_workers or _WORKERS
         self._attempts = max(1, 1 + max_retries)
         self._missed = 0  # deadlines and processes, since a reward last came
-        self._hopeless: RewardError | None = None  # the newest of them, once they are that many
+        self._given_up: RewardError | None = None  # the newest of them, once they are that many
         self._longest_s = math.inf  # that the function took of late
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_PendingRewards] = []
         self._sent: set[asyncio.Task[None]] = set()
 
     def _how_to_call_here(self) -> Callable[..., Awaitable[Any]] | None:
@@ -253,16 +253,16 @@ class AsyncRewardWrapper:
             try:
                 value = await self._once(args, kwargs)
             except (RewardTimeout, RewardProcessLost) as error:
-                if error is self._hopeless:  # another call's
+                if error is self._given_up:  # another call's
                     raise
                 self._missed += 1
                 _log.warning("%s (attempt %d of %d)", error.message, attempt, self._attempts)
-                if self._missed >= _HOPELESS:
-                    self._hopeless = error
-                if attempt == self._attempts or self._hopeless is error:
+                if self._missed >= _MAX_MISSES:
+                    self._given_up = error
+                if attempt == self._attempts or self._given_up is error:
                     raise
             else:
-                self._missed, self._hopeless = 0, None
+                self._missed, self._given_up = 0, None
                 return number(value)
         raise AssertionError("unreachable")
 
@@ -288,34 +288,34 @@ class AsyncRewardWrapper:
 
     async def _together(self, calls: Sequence[Call]) -> list[float | Exception]:
         loop = asyncio.get_running_loop()
-        asked = _Asked(calls, loop.create_future())
-        self._waiting.append(asked)
+        pending = _PendingRewards(calls, loop.create_future())
+        self._waiting.append(pending)
         if len(self._waiting) == 1:
             loop.call_soon(self._send)
-        return [self._outcome(one) for one in await asked.done]
+        return [self._outcome(one) for one in await pending.done]
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for part in jobs_of([len(asked.calls) for asked in waiting], self._longest_s):
+        for part in jobs_of([len(pending.calls) for pending in waiting], self._longest_s):
             task = asyncio.create_task(self._job([waiting[place] for place in part]), name=f"rewards-{len(part)}")
             self._sent.add(task)
             task.add_done_callback(self._sent.discard)
 
-    async def _job(self, part: Sequence[_Asked]) -> None:
+    async def _job(self, part: Sequence[_PendingRewards]) -> None:
         try:
-            done = await self._run(Jobs(self._target(), tuple(call for asked in part for call in asked.calls)))
+            done = await self._run(Jobs(self._target(), tuple(call for pending in part for call in pending.calls)))
             if done.error is not None:
                 raise RewardRaised(f"{self._parameters.name}: {done.error}")
-        except Exception as error:  # noqa: BLE001 (those who asked get it)
-            for asked in part:
-                if not asked.done.done():
-                    asked.done.set_exception(error)
+        except Exception as error:  # noqa: BLE001 (each waiter gets it)
+            for pending in part:
+                if not pending.done.done():
+                    pending.done.set_exception(error)
             return
         ends = iter(done.value)
-        for asked in part:
-            mine = list(itertools.islice(ends, len(asked.calls)))
-            if not asked.done.done():
-                asked.done.set_result(mine)
+        for pending in part:
+            mine = list(itertools.islice(ends, len(pending.calls)))
+            if not pending.done.done():
+                pending.done.set_result(mine)
 
     def _outcome(self, done: Done) -> float | Exception:
         try:
@@ -337,18 +337,18 @@ class AsyncRewardWrapper:
             raise RewardRaised(f"{self._parameters.name} raised: {type(error).__name__}: {error}") from error
 
     def _target(self) -> FunctionTarget:
-        """Of an object as it is now."""
+        """The target, with a copy of an object as it is now."""
         try:
             return target_of(self._function)
         except ValueError as error:  # it could be copied when this was made
             raise RewardRaised(str(error)) from error
 
     async def _run(self, job: Job | Jobs) -> Done:
-        asked = self._hopeless
+        before = self._given_up
 
         def still_wanted() -> None:
-            if self._hopeless is not None and self._hopeless is not asked:
-                raise self._hopeless
+            if self._given_up is not None and self._given_up is not before:
+                raise self._given_up
 
         return await pool_of_this_loop(self._workers).run(job, self._timeout_s, still_wanted)
 

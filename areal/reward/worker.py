@@ -43,7 +43,7 @@ def _frame(stream: BinaryIO) -> bytes | None:
 
 
 def _answer(data: bytes) -> bytes:
-    """Whatever a reward function raises is its caller's to know; the process goes on."""
+    """The result of a job. An exception of the reward function is reported; the process goes on."""
     try:
         job: Load | Job | Jobs = unpack(data)
         function = _function(job.target)

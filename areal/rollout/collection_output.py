@@ -7,7 +7,7 @@
     failures.jsonl       each failed attempt, with its kind
     summary.json
 
-A line without its end is what a killed writer left: it is cut off, its session is still there to be exported again.
+A killed writer may leave a line without its end: it is cut off, and its session can be exported again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class OutputFolder:
         os.fsync(self._lines.fileno())
 
     def _append(self, line: bytes) -> None:
-        """All of it or nothing: on a full disk the half that went in is taken out again, for the lines of others."""
+        """Write the whole line or nothing: on a full disk, what was written of it is cut off again."""
         end = os.fstat(self._lines.fileno()).st_size
         try:
             write_all(self._lines.fileno(), line)

@@ -38,8 +38,8 @@ def fileroot_of(config: InferenceEngineConfig) -> Path:
 
 
 def append_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], model: str) -> None:
-    """To the file of ``version``, that of the weights these are to train. ``model``: whose tokens these are. A full
-    disk costs the lines, which are for people to look at, not the rollouts."""
+    """Append to the file of ``version``, the weights that the rollouts train. ``model`` sampled them. A full disk costs
+    the lines, which are for people to look at, not the rollouts."""
     lines = b"".join(_line(sample) for each in rollouts for sample in episodes_of(each, model))
     try:
         folder.mkdir(parents=True, exist_ok=True)

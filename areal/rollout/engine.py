@@ -126,7 +126,7 @@ class PromptBatcher:
             pending.fail(error)
 
     async def close(self) -> None:
-        """Those that still wait are cancelled."""
+        """Cancel pending calls."""
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)

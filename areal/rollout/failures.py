@@ -1,4 +1,4 @@
-"""Why an episode gave no trajectory. A failure is data: it is counted, tried again or discarded, never a reward of 0.
+"""Failures of episodes. A failure is data: it is counted, tried again or discarded, never a reward of 0.
 
 ``Blame`` says who can act on it, ``FailureKind`` what happened, as summaries of a collection count it.
 """

@@ -221,7 +221,7 @@ class RLVRWorkflow(RolloutWorkflow):
         ]
 
     async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
-        """Of a row, with the text of its prompt."""
+        """The request of a row, and the text of its prompt."""
         characters = sum(len(str(data[name])) for name in ("messages", "prompt") if name in data)
         ids, prompt = await run_off_loop(lambda: self._prompt(data), characters)
         return ModelRequest(input_ids=ids, gconfig=self.gconfig, tokenizer=self.tokenizer), prompt

@@ -1,4 +1,4 @@
-"""How many episodes may start, what becomes of each, and which results are too old to train on. No I/O.
+"""Staleness: the number of episodes that may start, the outcome of each, results too old to train on. No I/O.
 
 Let B be the trainer's batch, eta the versions that the oldest token of a trajectory may lag behind the weights that it
 trains. An episode occupies the window from its start until the trainer has moved on from the batch it was in, that is

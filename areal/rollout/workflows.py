@@ -1,4 +1,4 @@
-"""What a trainer calls a workflow: an agent, an environment, real users, or code of its own; alone or in groups.
+"""Workflows: agents, environments, real users and code of its own, as a trainer names them; alone or in groups.
 
 An agent (an object with ``async run``) talks to the base URL of a recorded session; what the engine sampled comes back
 as training rows. The session's key alone ties a call to an episode, so any client of any framework will do. Each turn
@@ -69,14 +69,14 @@ class SessionWorkflow(RolloutWorkflow):
         self._discount = discount
         self._style = style
 
-    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+    async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         """The episode itself; its reward: one number, some by interaction, or None."""
         raise NotImplementedError
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         (session,) = (await engine.start_sessions(1)).sessions
         try:
-            reward = await self.play(session, engine, data)
+            reward = await self.run_session(session, engine, data)
             if reward is None:
                 await _discard(session)
                 return None
@@ -87,14 +87,14 @@ class SessionWorkflow(RolloutWorkflow):
         return await export_session(session, discount=self._discount, style=self._style)
 
 
-async def export_session(session: AsyncSession, **how: Any) -> Trajectory | dict[str, Any]:
-    """Everything of a session that is sealed, taken out of the service. ``how``: ``discount`` and ``style``."""
+async def export_session(session: AsyncSession, **options: Any) -> Trajectory | dict[str, Any]:
+    """Export the sealed trajectories of a session and acknowledge them. ``options``: ``discount`` and ``style``."""
     try:
-        taken = await session.export(**how)
+        taken = await session.export(**options)
     except ArealError as error:
         if getattr(error, "param", None) != "format":
             raise
-        taken = await session.export(**how, format="json")  # an external model's: text, no columns
+        taken = await session.export(**options, format="json")  # an external model's: text, no columns
     await session.client.acknowledge(taken)
     return trajectory_rows(taken) if taken.columns else {"interactions": list(taken.interactions)}
 
@@ -161,7 +161,7 @@ class AgentEpisodes(SessionWorkflow):
         self._agent = agent
         os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK: its session's, not theirs
 
-    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+    async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         return await self._agent.run(
             data,
             base_url=engine.base_url,
@@ -208,7 +208,7 @@ class EnvironmentWorkflow(SessionWorkflow):
         self._make_environment = environment
         self._max_steps = max_steps
 
-    async def play(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
+    async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         agent, chat = self._make_agent(), _SessionChat(session, engine.model)
         environment = await asyncio.to_thread(self._make_environment)
         try:
@@ -256,7 +256,7 @@ class GroupedWorkflow(RolloutWorkflow):
         self._together = workflow if isinstance(workflow, SamplesGroups) else None
         self._size = group_size
         self._whole = whole
-        self._left_out, self._say_at = 0, 1
+        self._left_out, self._warn_at = 0, 1
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
         together = self._together
@@ -272,14 +272,14 @@ class GroupedWorkflow(RolloutWorkflow):
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._whole or len(failures) == self._size):
             raise failures[0]
-        self._say_of(failures)
+        self._warn_of_failures(failures)
         return {sample: end for sample, end in enumerate(ends) if not isinstance(end, BaseException)}
 
-    def _say_of(self, failures: Sequence[Exception]) -> None:
+    def _warn_of_failures(self, failures: Sequence[Exception]) -> None:
         """Nobody else hears of a member that is left out. The first, and then each time twice as many."""
         self._left_out += len(failures)
-        if self._left_out >= self._say_at:
-            self._say_at = 2 * self._left_out
+        if self._left_out >= self._warn_at:
+            self._warn_at = 2 * self._left_out
             _log.warning(
                 "%d samples failed and are left out of their groups; the last: %r", self._left_out, failures[-1]
             )

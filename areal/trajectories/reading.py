@@ -38,7 +38,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def read_folder(folder: Path) -> Iterator[Episode]:
-    """Everything that a collection has written so far, in the order in which it came."""
+    """The episodes that a collection has written so far, in their order."""
     parquet = sorted(folder.glob(f"{TRAJECTORIES}-*{PARQUET}"))
     lines = [
         each for each in sorted(folder.glob(f"{TRAJECTORIES}*{JSONL}")) if each.with_suffix(PARQUET) not in parquet

@@ -46,7 +46,7 @@ class TokenDecoder:
 
 
 def load_decoder(path: Path) -> TokenDecoder:
-    """From a model's folder, or the tokenizer's own file. Raises NotFound, and ArealError for what cannot be read."""
+    """Load a decoder from a model's folder or a tokenizer file. Raises NotFound, and ArealError for a damaged file."""
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():
         raise NotFound(f"there is no tokenizer {file}", hint="give the model's folder with --tokenizer")

@@ -1,4 +1,4 @@
-"""AReaL's import path of what seeds everything that is random."""
+"""AReaL's import path of its seeding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 
 
 def set_random_seed(base_seed: int, key: str = "") -> None:
-    """Of Python, numpy and torch: the same for the same ``key`` (a role and its rank), another for another."""
+    """Seed Python, numpy and torch. Each ``key`` (a role and its rank) has a seed of its own."""
     import numpy as np
     import torch
 

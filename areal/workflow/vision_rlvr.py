@@ -1,4 +1,4 @@
-"""AReaL's workflow of prompts with images, which there is none of here: the engines and trainers know tokens only."""
+"""AReaL's import path of prompts with images, which are not supported: engines and trainers know tokens only."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ TrainerType = Literal["grpo", "ppo", "sft", "rw", "dpo", "null"]
 
 @dataclass
 class TrainerConfig:
-    """Which built-in trainer runs where no driver is named. ``null``: rollouts and evaluation only; YAML's own null
+    """The built-in trainer that runs where no driver is named. ``null``: rollouts and evaluation only; YAML's own null
     means the same. ``async_training`` false: each batch is sampled from the newest weights."""
 
     type: TrainerType | None = "null"
@@ -402,8 +402,8 @@ class PPOConfig(BaseExperimentConfig):
                 )
 
     def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-        """What was said (``given``) and cannot be meant, as (key, why). A default is not meant by anybody: that of
-        ``kl_ctl`` is AReaL's, whose configurations leave it out where they have no ``ref``."""
+        """Contradictory keys of ``given``, as (key, why). Defaults are not checked: that of ``kl_ctl`` is AReaL's,
+        whose configurations leave it out where they have no ``ref``."""
         trains = "type" not in (given.get("trainer") or {}) or self.trainer is None or self.trainer.type != "null"
         found: list[tuple[tuple[str | int, ...], str]] = [*self.training_faults()] if trains else []
         if self.ref is None:

@@ -25,7 +25,7 @@ from areal.resources.tree import FieldPath
 
 @dataclass(frozen=True)
 class Range:
-    """From ``least`` to ``most``, or ``above`` to ``below``, which do not belong to it."""
+    """A range from ``least`` to ``most`` inclusive, or from ``above`` to ``below`` exclusive."""
 
     least: float | None = None
     most: float | None = None
@@ -89,14 +89,14 @@ def check_numbers(config: Any) -> None:
 
 @dataclass(frozen=True)
 class Absent:
-    """Not supported. ``why`` completes "FIELD is not supported: "."""
+    """A field that is not supported. ``why`` completes "FIELD is not supported: "."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Inert:
-    """Accepted without effect. ``why`` completes "FIELD has no effect: "."""
+    """A field that is accepted without effect. ``why`` completes "FIELD has no effect: "."""
 
     why: str
 
@@ -334,7 +334,7 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Also of a number: a trial named 1."""
+    """Text, also of a number: a trial named 1."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _BAD
 
 

@@ -120,7 +120,7 @@ def error_text(error: ArealError) -> str:
     return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
 
 
-def tell_plainly() -> None:
+def install_error_hook() -> None:
     """Install the hook for uncaught errors, where the process has none of its own."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _uncaught
@@ -162,7 +162,7 @@ class ConfigFault:
 
 
 class ConfigError(InvalidManifest):
-    """Everything that is wrong with a configuration; each line reads ``file:line: key: message``."""
+    """All faults of a configuration; each line reads ``file:line: key: message``."""
 
     def __init__(self, *faults: ConfigFault) -> None:
         super().__init__("\n".join(map(str, faults)))
@@ -178,7 +178,7 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
     """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). Without a
     file the overrides are all there is, and the file is "". A leading ``*.py`` is dropped, so ``sys.argv`` will do.
     Raises ConfigError, NotFound, UsageFault."""
-    tell_plainly()
+    install_error_hook()
     words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
     parser = _Parser(prog="driver", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default="")
@@ -195,7 +195,7 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
     faults = Faults()
-    given = _hoisted(tree)
+    given = _lifted(tree)
     config = build(cls, given, faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
         faults.found += contradictions(given)
@@ -368,7 +368,7 @@ def _known(tree: Any, path: FieldPath) -> bool:
     return True
 
 
-def _hoisted(tree: dict[str, Any]) -> dict[str, Any]:
+def _lifted(tree: dict[str, Any]) -> dict[str, Any]:
     """``trainer.grpo.actor...`` as AReaL-lite nests it, where it is now: at the top."""
     trainer = tree.get("trainer")
     if not isinstance(trainer, dict):

@@ -164,7 +164,7 @@ Level = Literal["batch", "group"]
 
 @dataclass
 class MicroBatchSpec:
-    """How a batch is cut: at least ``n_mbs`` parts, each a multiple of ``granularity`` sequences, of at most
+    """Micro-batches: at least ``n_mbs`` parts, each a multiple of ``granularity`` sequences, of at most
     ``max_tokens_per_mb`` tokens."""
 
     n_mbs: Annotated[int | None, COUNT] = 1
@@ -179,8 +179,8 @@ class MicroBatchSpec:
 
 @dataclass
 class NormConfig:
-    """Of what the mean is subtracted, and by what the standard deviation divides. ``mean_leave1out``: each sample's
-    mean is that of the others (RLOO). None: not at all."""
+    """Normalization: ``mean_level`` is the rows whose mean is subtracted, ``std_level`` those whose standard deviation
+    divides; None does neither. ``mean_leave1out``: each sample's mean is that of the others (RLOO)."""
 
     mean_level: Level | None = "batch"
     mean_leave1out: bool = False
