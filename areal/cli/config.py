@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -35,22 +36,14 @@ if TYPE_CHECKING:
 # -- the file
 
 
-def write_config(path: str, config: Mapping[str, Any]) -> None:
-    from pathlib import Path
-
-    from areal.state.files import write_atomic
-
-    write_atomic(Path(path), config_text(config))
-
-
 def config_text(config: Mapping[str, Any]) -> str:
     """YAML in block form, without empty sections."""
     kept = {key: value for key, value in config.items() if value not in ({}, None)}
     return to_yaml([kept]) if kept else ""
 
 
-def check_default(name: str, value: str) -> str:
-    """``value`` when it is one that ``defaults.<name>`` can hold; UsageFault otherwise."""
+def check_default(name: str, value: str) -> None:
+    """Raises UsageFault for a value that ``defaults.<name>`` cannot hold."""
     if name not in DEFAULTS:
         raise UsageFault(f'no default "{name}"{did_you_mean(name, DEFAULTS)}', hint=f"defaults: {', '.join(DEFAULTS)}")
     if name == "output":
@@ -62,7 +55,6 @@ def check_default(name: str, value: str) -> str:
             parse_seconds(value)
         except ValueError:
             raise UsageFault(f'"{value}" is not a duration', hint="write 90, 90s, 5m, 2h or 1d") from None
-    return value
 
 
 # -- areal config
@@ -125,11 +117,10 @@ def use_context(cli: Invocation, name: str) -> None:
     """Make NAME the current context; 'local' is this home."""
     if name != LOCAL and name not in _contexts(cli):
         raise _no_context(cli, name)
-    config = copy.deepcopy(dict(cli.config))
-    config["currentContext"] = name
-    if name == LOCAL:
-        del config["currentContext"]
-    _save(cli, config, f"context {name} is current")
+    with _changed(cli, f"context {name} is current") as config:
+        config["currentContext"] = name
+        if name == LOCAL:
+            del config["currentContext"]
 
 
 @click.command()
@@ -144,11 +135,9 @@ def set_context(cli: Invocation, name: str, gateway: str, api_key_file: str | No
     context = {"gateway": checked_url(gateway)}
     if api_key_file:
         context["apiKeyFile"] = api_key_file
-    config = copy.deepcopy(dict(cli.config))
-    config.setdefault("contexts", {})[name] = context
-    _save(
-        cli, config, f"context {name} is {context['gateway']}; make it current with `areal config use-context {name}`"
-    )
+    said = f"context {name} is {context['gateway']}; make it current with `areal config use-context {name}`"
+    with _changed(cli, said) as config:
+        config.setdefault("contexts", {})[name] = context
 
 
 @click.command()
@@ -158,11 +147,10 @@ def delete_context(cli: Invocation, name: str) -> None:
     """Remove the context NAME."""
     if name not in _contexts(cli):
         raise _no_context(cli, name)
-    config = copy.deepcopy(dict(cli.config))
-    del config["contexts"][name]
-    if config.get("currentContext") == name:
-        del config["currentContext"]
-    _save(cli, config, f"context {name} is removed")
+    with _changed(cli, f"context {name} is removed") as config:
+        del config["contexts"][name]
+        if config.get("currentContext") == name:
+            del config["currentContext"]
 
 
 @click.command("set")
@@ -171,9 +159,9 @@ def delete_context(cli: Invocation, name: str) -> None:
 @_speaking
 def set_(cli: Invocation, name: str, value: str) -> None:
     """Set the default NAME (output, service, timeout, lockTimeout) to VALUE."""
-    config = copy.deepcopy(dict(cli.config))
-    config.setdefault("defaults", {})[name] = check_default(name, value)
-    _save(cli, config, f"{name} is {value}")
+    check_default(name, value)
+    with _changed(cli, f"{name} is {value}") as config:
+        config.setdefault("defaults", {})[name] = value
 
 
 @click.command()
@@ -181,11 +169,11 @@ def set_(cli: Invocation, name: str, value: str) -> None:
 @_speaking
 def unset(cli: Invocation, name: str) -> None:
     """Remove the default NAME."""
-    config = copy.deepcopy(dict(cli.config))
-    if name not in config.get("defaults", {}):
-        raise NotFound(f'no default "{name}" is set{did_you_mean(name, config.get("defaults", {}))}')
-    del config["defaults"][name]
-    _save(cli, config, f"{name} is not set any more")
+    known = cli.config.get("defaults", {})
+    if name not in known:
+        raise NotFound(f'no default "{name}" is set{did_you_mean(name, known)}')
+    with _changed(cli, f"{name} is not set any more") as config:
+        del config["defaults"][name]
 
 
 @click.command()
@@ -209,9 +197,15 @@ def _no_context(cli: Invocation, name: str) -> NotFound:
     return NotFound(f'no context "{name}"{did_you_mean(name, known)}', hint=f"there are: {', '.join(known)}")
 
 
-def _save(cli: Invocation, config: Mapping[str, Any], said: str) -> None:
+@contextmanager
+def _changed(cli: Invocation, said: str) -> Iterator[dict[str, Any]]:
+    """The configuration, to be changed in place. It is written at the end of the block; then ``said`` is printed."""
+    from areal.state.files import write_atomic
+
+    config = copy.deepcopy(dict(cli.config))
+    yield config
     cli.home.ensure()
-    write_config(str(cli.home.config), config)
+    write_atomic(cli.home.config, config_text(config))
     write(said)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -260,7 +261,9 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     resolved = resolve_kind(kind)
     text = commented(resolved)
     if name is not None:
-        text = _named(text, check_name(name))
+        check_name(name)
+        named, count = re.subn(r"(?m)^(\s+name:\s*)\S+", rf"\g<1>{name}", text, count=1)
+        text = named if count else re.sub(r"(metadata:\s*\{\s*name:\s*)[^,}\s]+", rf"\g<1>{name}", text, count=1)
     if out is None:
         emit_one(cli, {"kind": resolved, "manifest": text}, name=resolved, text=lambda: text)
         return
@@ -269,13 +272,3 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
         raise Conflict(f"{out} exists already", hint="--force replaces it")
     path.write_text(text, encoding="utf-8")
     cli.say(f"wrote {out}; next: areal apply -f {out}")
-
-
-def _named(text: str, name: str) -> str:
-    """The manifest with ``metadata.name`` set."""
-    import re
-
-    named, count = re.subn(r"(?m)^(\s+name:\s*)\S+", rf"\g<1>{name}", text, count=1)
-    if not count:
-        named = re.sub(r"(metadata:\s*\{\s*name:\s*)[^,}\s]+", rf"\g<1>{name}", text, count=1)
-    return named

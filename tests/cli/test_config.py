@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.cli.config import write_config
+from areal.cli.config import config_text
 from areal.cli.options import read_config
 from areal.state.home import Home
 from tests.cli.conftest import Areal
@@ -24,11 +24,11 @@ def test_written_config_is_read_back_the_same(
     tmp_path_factory: pytest.TempPathFactory, contexts: dict[str, Any], defaults: dict[str, str]
 ) -> None:
     config = {"contexts": contexts, "defaults": defaults}
-    path = str(tmp_path_factory.mktemp("config") / "config.yaml")
-    write_config(path, config)
-    with open(path, encoding="utf-8") as file:
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    path.write_text(config_text(config), encoding="utf-8")
+    with path.open(encoding="utf-8") as file:
         assert (yaml.safe_load(file) or {}) == {name: part for name, part in config.items() if part}
-    assert read_config(path) == {name: part for name, part in config.items() if part}
+    assert read_config(str(path)) == {name: part for name, part in config.items() if part}
 
 
 def test_flow_style_is_read(home: Home) -> None:
