@@ -218,10 +218,7 @@ _OURS: Mapping[str, Mapping[str, str]] = {  # flags set from another field, or f
     },
 }
 _ONE = "must be 1: with more, tokens sampled before a weight update may come after it, and get the new weights' version"
-_ONE_ONLY: Mapping[str, Mapping[str, str]] = {  # flags whose one good value is 1, and why
-    "vllm": {"stream-interval": _ONE},
-    "sglang": {"stream-interval": _ONE},
-}
+_ONE_ONLY = {"stream-interval"}  # flags of vLLM and SGLang whose one good value is 1
 
 
 @cache
@@ -275,8 +272,8 @@ def engine_arg_faults(
         if flag in _OURS.get(engine, {}):
             where = _OURS[engine][flag]
             yield name, f"is set by areal itself{f', from {where}' if where else ''}"
-        elif str(value) not in ("1", "None") and (why := _ONE_ONLY.get(engine, {}).get(flag)):
-            yield name, why
+        elif flag in _ONE_ONLY and engine in ("vllm", "sglang") and str(value) not in ("1", "None"):
+            yield name, _ONE
         elif known is not None and flag not in known:
             yield name, f"the {engine} engine has no such argument{did_you_mean(flag, known)}"
         elif engine == "embedded" and (fault := _value_fault(embedded_flags()[flag], value)):

@@ -11,18 +11,14 @@ import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from areal.errors import NotFound, did_you_mean
-from areal.resources.fields import FieldInfo, fields_of
+from areal.resources.fields import FieldInfo, Metadata, SpecModel, fields_of
 from areal.resources.kinds import API_VERSION, resolve_kind
 from areal.resources.schema import BASE_URL, field_docs, model_doc
 from areal.resources.tree import ABSENT, UpdateClass
 from areal.resources.validation import spec_model
-
-if TYPE_CHECKING:
-    from areal.resources.fields import SpecModel
-
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}
 _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
@@ -92,8 +88,6 @@ _WIDTH = 100
 
 def explain(path: str) -> str:
     """``inferenceservice.spec.gateway`` explained. Raises NotFound with a suggestion for an unknown kind or field."""
-    from areal.resources.fields import Metadata
-
     first, *steps = [step.partition("[")[0] for step in path.strip().strip(".").split(".")]
     if first.lower() in ("overlay", "overlays"):
         from areal.resources.overlay import Overlay
@@ -116,8 +110,6 @@ def explain(path: str) -> str:
 
 def fields_below(path: str) -> dict[str, str]:
     """The fields below ``path``, each with its explanation; empty where there are none."""
-    from areal.resources.fields import Metadata
-
     first, *steps = [step.partition("[")[0] for step in path.split(".")]
     try:
         kind = resolve_kind(first)
@@ -127,16 +119,16 @@ def fields_below(path: str) -> dict[str, str]:
     if not steps:
         return {name: model_doc(model) for name, model in roots.items()}
     holder = roots.get(steps[0])
-    mapped = False
+    needs_key = False
     for step in steps[1:]:
         fields = fields_of(holder) if holder is not None else {}
         if step in fields:
-            holder, mapped = fields[step].nested, fields[step].mapped
-        elif mapped:  # a key of a map
-            mapped = False
+            holder, needs_key = fields[step].nested, fields[step].mapped
+        elif needs_key:
+            needs_key = False
         else:
             return {}
-    if holder is None or mapped:
+    if holder is None or needs_key:
         return {}
     docs = field_docs(holder)
     return {name: docs.get(info.attribute, "") for name, info in fields_of(holder).items()}

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,13 @@ def _found(path: str, source_file: str | None, first: str | None = None) -> Path
     bases = [Path.cwd()] if first is None else [Path(first)]
     if source_file:
         bases += Path(source_file).absolute().parents[:2]
+    expanded = Path(path)
+    with suppress(RuntimeError):  # a user that this machine does not have
+        expanded = expanded.expanduser()
     try:
-        return next((found for base in bases if (found := base / _expanded(path)).exists()), None)
+        return next((found for base in bases if (found := base / expanded).exists()), None)
     except OSError:  # too long for a name: it is none
         return None
-
-
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # a user that this machine does not have
-        return Path(path)
 
 
 def import_fault(name: str, places: Sequence[str]) -> str | None:

@@ -16,14 +16,10 @@ import json
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from areal.resources.fields import EXPRESSION, Schema, all_fields, fields_of
+from areal.resources.fields import EXPRESSION, Metadata, Schema, SpecModel, all_fields, fields_of
 from areal.resources.kinds import API_VERSION, KINDS
 from areal.resources.validation import spec_model, validate
-
-if TYPE_CHECKING:
-    from areal.resources.fields import SpecModel
 
 BASE_URL = "https://areal.dev/schemas/v1alpha1/"
 COMBINED = "areal"
@@ -103,8 +99,6 @@ def stale_files(folder: Path) -> list[str]:
 
 def _definitions(kind: str) -> Schema:
     """The envelope of a kind under its name, and the models it uses."""
-    from areal.resources.fields import Metadata
-
     spec = spec_model(kind)
     needed = bool(validate(kind, {}))
     envelope: Schema = {

@@ -70,7 +70,10 @@ def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
         return GpuListing(reason=f"the NVIDIA driver did not answer within {timeout_s:g} s")
     try:
         record = json.loads(output)
-        gpus = (Gpu(*facts, processes=tuple(starmap(GpuProcess, processes))) for *facts, processes in record["gpus"])
+        gpus = (
+            Gpu(uuid, index, name, total, used, tuple(starmap(GpuProcess, processes)))
+            for uuid, index, name, total, used, processes in record["gpus"]
+        )
         return GpuListing(tuple(gpus), record["reason"])
     except (ValueError, KeyError, TypeError):
         return GpuListing(reason=f"the NVML helper failed (exit {helper.returncode})")
