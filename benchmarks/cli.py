@@ -47,7 +47,7 @@ AREAL = "import sys; sys.argv = ['areal', *{words!r}]; from areal.cli.main impor
 
 
 def programs(folder: Path) -> dict[str, list[str]]:
-    from areal.cli.tree import ROOT
+    from areal.cli.main import ROOT
 
     bare = folder / "bare.py"
     bare.write_text(BARE.format(commands=len(ROOT)))

@@ -1,6 +1,9 @@
-"""Entry point of ``areal``: parse, call one verb, turn what it raises into one message and an exit code.
+"""Entry point of ``areal``: the tree of commands as one static table, one verb called, its errors as one message and an
+exit code.
 
-Imports nothing but click, the options and the static tree: this is the cost of ``areal --help`` and of completion.
+Imports nothing but click and the options: this is the cost of ``areal --help`` and of completion, which read the table
+alone. The code behind a name is imported when the name is used. Names are frozen: scripts depend on them
+(``tests/cli/tree.json``).
 """
 
 from __future__ import annotations
@@ -10,17 +13,165 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from areal.cli.options import Invocation, global_options
-from areal.cli.tree import ROOT, Branch, Leaf
 from areal.interrupt import STATUS, is_interrupt
 from areal.terminal import guarded
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+
+# -- the tree
+
+
+class Leaf(NamedTuple):
+    target: str  # "module:attribute", the click command
+    help: str
+    section: str = "Commands"
+
+
+class Branch(NamedTuple):
+    help: str
+    table: Mapping[str, Leaf | Branch]
+    section: str = "Commands"
+
+
+_CONVERGE = "Converge"
+_LOOK = "Look"
+_MANIFESTS = "Manifests (no state, no GPU, no network)"
+_UPKEEP = "Upkeep"
+_SHORTCUTS = "Shortcuts: the same resources and the same reconciler"
+
+
+def _leaf(target: str, text: str, section: str = "Commands") -> Leaf:
+    return Leaf(f"areal.cli.{target}", text, section)
+
+
+INF_SESSIONS: dict[str, Leaf | Branch] = {
+    "list": _leaf("inf.trajectories:sessions_list", "List sessions: state, turns, rewards, age."),
+    "show": _leaf("inf.trajectories:sessions_show", "One session's trajectories and interactions."),
+}
+
+TRAJECTORIES: dict[str, Leaf | Branch] = {
+    "show": _leaf("inf.trajectories:show", "Show tokens with logprobs, versions and rewards."),
+}
+
+INF: dict[str, Leaf | Branch] = {
+    "run": _leaf("inf.service:run", "Start an inference service, and a model with --model."),
+    "stop": _leaf("inf.service:stop", "Stop a service and its models."),
+    "status": _leaf("inf.status:status", "Health of one service: components, models, routes."),
+    "ps": _leaf("inf.status:ps", "List inference services."),
+    "register": _leaf("inf.service:register", "Add a model to a service: own replicas, or an external URL."),
+    "deregister": _leaf("inf.service:deregister", "Take a model out of a service and stop its replicas."),
+    "models": _leaf("inf.status:models", "List a service's models."),
+    "scaleup": _leaf("inf.service:scaleup", "Add replicas of a model."),
+    "scaledown": _leaf("inf.service:scaledown", "Drain and remove replicas of a model."),
+    "chat": _leaf("inf.chat:chat", "Talk to a model: one shot or a REPL."),
+    "collect": _leaf("inf.collect:collect", "Collect a batch of rollout trajectories."),
+    "sessions": Branch("List and show RL sessions.", INF_SESSIONS),
+    "trajectories": Branch("Look at recorded trajectories.", TRAJECTORIES),
+    "logs": _leaf("inf.status:logs", "Logs of a service's processes."),
+}
+
+SESSIONS: dict[str, Leaf | Branch] = {
+    "list": _leaf("agent:sessions_list", "List sessions."),
+    "show": _leaf("agent:sessions_show", "One session's history."),
+    "new": _leaf("agent:sessions_new", "Open a session."),
+    "switch": _leaf("agent:sessions_switch", "Make a session the current one."),
+    "close": _leaf("agent:sessions_close", "Close a session."),
+}
+
+AGENT: dict[str, Leaf | Branch] = {
+    "run": _leaf("agent:run", "Start an agent service."),
+    "stop": _leaf("agent:stop", "Stop an agent service."),
+    "status": _leaf("agent:status", "Health of one agent service."),
+    "ps": _leaf("agent:ps", "List agent services."),
+    "logs": _leaf("agent:logs", "Logs of an agent service's processes."),
+    "scaleup": _leaf("agent:scaleup", "Add worker and data-proxy pairs."),
+    "scaledown": _leaf("agent:scaledown", "Drain and remove pairs."),
+    "chat": _leaf("agent:chat", "Talk to the agent: one shot or a REPL."),
+    "sessions": Branch("List, show, open, switch and close sessions.", SESSIONS),
+    "reward": _leaf("agent:reward", "Give a reward to a session's interaction."),
+    "export": _leaf("agent:export", "Export a session's trajectory."),
+}
+
+TRAIN: dict[str, Leaf | Branch] = {
+    "run": _leaf("train:run", "Run a driver in the foreground; its exit code is ours."),
+    "start": _leaf("train:start", "Run a driver detached; prints the job's name."),
+    "stop": _leaf("train:stop", "Stop a job by name."),
+    "ps": _leaf("train:ps", "List jobs."),
+    "status": _leaf("train:status", "One job: phase, step, reward, throughput, staleness."),
+    "wait": _leaf("train:wait", "Wait until a job has ended; shows its step and ETA."),
+    "logs": _leaf("train:logs", "A job's output."),
+    "metrics": _leaf("curves:metrics", "Curves of jobs in the terminal or as a picture, compared."),
+    "trajectories": _leaf("inf.trajectories:of_job", "Show what a job trained on: tokens, rewards, advantages."),
+}
+
+WEIGHT_UPDATE: dict[str, Leaf | Branch] = {
+    "status": _leaf("weight_update:status", "Health of a weight-update gateway."),
+    "pairs": _leaf("weight_update:pairs", "Train-inference pairs, their versions and last update."),
+    "ps": _leaf("weight_update:ps", "List weight-update gateways."),
+    "logs": _leaf("weight_update:logs", "Logs of a weight-update gateway."),
+    "force-sync": _leaf("weight_update:force_sync", "Push the training side's weights now."),
+    "release": _leaf("weight_update:release", "Wait no more for weights of a trainer that is gone."),
+}
+
+CONFIG: dict[str, Leaf | Branch] = {
+    "view": _leaf("config:view", "Print the configuration."),
+    "get-contexts": _leaf("config:get_contexts", "List contexts."),
+    "current-context": _leaf("config:current_context", "Print the current context."),
+    "use-context": _leaf("config:use_context", "Make a context the current one ('local' is this home)."),
+    "set-context": _leaf("config:set_context", "Add or change a context: a remote gateway."),
+    "delete-context": _leaf("config:delete_context", "Remove a context."),
+    "set": _leaf("config:set_", "Set a default, e.g. `areal config set output wide`."),
+    "unset": _leaf("config:unset", "Remove a default."),
+    "path": _leaf("config:path", "Print where the configuration file is."),
+}
+
+MODELS: dict[str, Leaf | Branch] = {
+    "pull": _leaf("models:pull", "Download a model."),
+    "ls": _leaf("models:ls", "List downloaded models."),
+    "rm": _leaf("models:rm", "Remove a downloaded model."),
+}
+
+ROOT: dict[str, Leaf | Branch] = {
+    "apply": _leaf("apply:apply", "Converge to manifests.", _CONVERGE),
+    "diff": _leaf("apply:diff", "Print the plan that apply would run.", _CONVERGE),
+    "delete": _leaf("apply:delete", "Stop and forget objects.", _CONVERGE),
+    "scale": _leaf("operate:scale", "Set the number of replicas.", _CONVERGE),
+    "restart": _leaf("operate:restart", "Restart an object's processes, rolling where it can.", _CONVERGE),
+    "suspend": _leaf("operate:suspend", "Stop an object's processes and keep the object.", _CONVERGE),
+    "resume": _leaf("operate:resume", "Start a suspended object again.", _CONVERGE),
+    "rollback": _leaf("apply:rollback", "Go back to an earlier revision.", _CONVERGE),
+    "wait": _leaf("operate:wait", "Wait for a condition.", _CONVERGE),
+    "get": _leaf("get:get", "List kinds, objects or processes.", _LOOK),
+    "describe": _leaf("get:describe", "Everything about one object.", _LOOK),
+    "history": _leaf("apply:history", "An object's accepted revisions.", _LOOK),
+    "logs": _leaf("logs:logs", "Logs of an object's processes, merged or one.", _LOOK),
+    "events": _leaf("get:events", "What happened, newest last.", _LOOK),
+    "top": _leaf("get:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
+    "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),
+    "validate": _leaf("manifest:validate", "Check manifests; every error with its position.", _MANIFESTS),
+    "render": _leaf("manifest:render", "Print manifests after templating and overlays.", _MANIFESTS),
+    "graph": _leaf("manifest:graph", "Print what depends on what.", _MANIFESTS),
+    "schema": _leaf("manifest:schema", "Print the JSON Schema of a kind.", _MANIFESTS),
+    "explain": _leaf("manifest:explain", "Explain a field: type, default, update class.", _MANIFESTS),
+    "reconcile": _leaf("operate:reconcile", "Heal drift, once or with --watch.", _UPKEEP),
+    "adopt": _leaf("operate:adopt", "Take a running process or URL under management.", _UPKEEP),
+    "doctor": _leaf("operate:doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP),
+    "models": Branch("Models of the Hugging Face cache.", MODELS, _UPKEEP),
+    "config": Branch("Contexts and defaults.", CONFIG, _UPKEEP),
+    "completion": _leaf("config:completion", "Print the completion script of a shell.", _UPKEEP),
+    "version": _leaf("config:version", "Print the version.", _UPKEEP),
+    "inf": Branch("Inference services and their models.", INF, _SHORTCUTS),
+    "agent": Branch("Agent services, sessions and rewards.", AGENT, _SHORTCUTS),
+    "train": Branch("Training jobs.", TRAIN, _SHORTCUTS),
+    "weight-update": Branch("Weight-update gateways, which the training side starts.", WEIGHT_UPDATE, _SHORTCUTS),
+}
 
 
 # -- groups that import a command when it is used
@@ -43,8 +194,7 @@ class LazyGroup(click.Group):
         if entry is None:
             return None
         if isinstance(entry, Branch):
-            text = f"{entry.help}\n\n{entry.text}".strip()
-            return LazyGroup(name=cmd_name, table=entry.table, help=text, context_settings=CONTEXT_SETTINGS)
+            return LazyGroup(name=cmd_name, table=entry.table, help=entry.help, context_settings=CONTEXT_SETTINGS)
         return load(cmd_name, entry)
 
     def resolve_command(

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import click
 
-from areal.cli.main import cli
-from areal.cli.tree import Branch, Leaf
+from areal.cli.main import Branch, Leaf, cli
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md"
 

@@ -92,5 +92,5 @@ def test_completion_imports_nothing_heavy_and_no_state(line: str, spawn: Spawner
 
 def test_help_imports_no_verb(spawn: Spawner) -> None:
     _, names = modules(spawn("--help", code=SHOW).finish().err)
-    ours = {"cli", "cli.main", "cli.options", "cli.tree", "interrupt", "lazy", "terminal"}
+    ours = {"cli", "cli.main", "cli.options", "interrupt", "lazy", "terminal"}
     assert {name for name in names if name.startswith("areal.")} == {f"areal.{name}" for name in ours}

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from areal.cli.main import run
+from areal.cli.main import Leaf, run
 from areal.cli.reference import commands
-from areal.cli.tree import Leaf
 
 SNAPSHOT = Path(__file__).with_name("tree.json")
 COMMANDS = {path: (command, leaf) for path, command, leaf in commands()}
