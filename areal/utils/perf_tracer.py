@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -55,20 +54,8 @@ def trace_perf(name: str, category: Category | str | None = None, **_: Any) -> C
 
     def wrap(function: F) -> F:
         if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def later(*args: Any, **kwargs: Any) -> Any:
-                with trace_scope(name):
-                    return await function(*args, **kwargs)
-
-            return later  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def traced(*args: Any, **kwargs: Any) -> Any:
-            with trace_scope(name):
-                return function(*args, **kwargs)
-
-        return traced  # type: ignore[return-value]
+            return atrace_scope(name)(function)
+        return trace_scope(name)(function)
 
     return wrap
 
@@ -95,8 +82,7 @@ def initialize(*_: Any, **__: Any) -> None:
     """Nothing to do: the trainer writes ``metrics.jsonl``."""
 
 
-def save(*_: Any, **__: Any) -> None:
-    """Nothing to do: the trainer writes ``metrics.jsonl``."""
+save = initialize
 
 
 __all__ = [
