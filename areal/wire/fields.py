@@ -47,19 +47,19 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     if not isinstance(data, Mapping):
         raise FieldError(path, "must be an object")
     prefix, kinds = f"{path}." if path else "", field_types(cls)
-    unknown = [name for name in data if name not in kinds]
-    if unknown and not lenient:
+    if not lenient and (unknown := [name for name in data if name not in kinds]):
         raise FieldError(f"{prefix}{unknown[0]}", f"is not a known field: {', '.join(kinds)}")
     values = {}
-    for field in fields(cls):  # type: ignore[arg-type]
-        given = field.name in data
-        if lenient and data.get(field.name) is None and not _fits(kinds[field.name], None):
-            given = False
-        if given:
-            values[field.name] = _read(kinds[field.name], data[field.name], prefix + field.name)
-            _check_bounds(field, values[field.name], prefix + field.name)
-        elif default_of(field) is MISSING:
-            raise FieldError(prefix + field.name, "is required")
+    for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
+        value = data.get(name, MISSING)
+        if value is None and lenient and not _fits(kinds[name], None):
+            value = MISSING
+        if value is not MISSING:
+            values[name] = _read(kinds[name], value, prefix + name)
+            if field.metadata:
+                _check_bounds(field, values[name], prefix + name)
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise FieldError(prefix + name, "is required")
     return cls(**values)
 
 
@@ -70,6 +70,8 @@ def write_fields(value: Any) -> dict[str, Any]:
 
 
 def _read(kind: Any, value: object, path: str) -> Any:
+    if kind is type(value) and kind is not float:
+        return value
     if _fits(kind, value):
         return _built(kind, value, path)
     raise FieldError(path, f"must be {_described(kind)}, not {short(value)}")
@@ -100,7 +102,7 @@ def _built(kind: Any, value: Any, path: str) -> Any:
         return _built(next(each for each in arguments if _fits(each, value)), value, path)
     if origin is tuple:
         return tuple(_read(arguments[0], item, f"{path}[{place}]") for place, item in enumerate(value))
-    if origin is Mapping:
+    if origin is Mapping and arguments[1] is not Any:
         return {name: _read(arguments[1], item, f"{path}.{name}") for name, item in value.items()}
     if is_dataclass(kind):
         return read_fields(kind, value, path)  # type: ignore[arg-type]

@@ -231,7 +231,6 @@ def _schema(name: str, value: object) -> Mapping[str, Any]:
 
 MAX_STOPS = 16
 
-_NEUTRAL = {name: getattr(SamplingParams(), name) for name in REAL_RANGES}
 _SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
 
 
@@ -326,8 +325,9 @@ def read_sampling(
     stop_tokens = {token_id for stop in options.stops if (token_id := codec.special_id(stop)) is not None}
     if not ignore_eos:
         stop_tokens |= codec.end_ids
-    reals = {name: fields.number(name, _NEUTRAL[name], *bounds) for name, bounds in REAL_RANGES.items()}
-    reals["temperature"] = _temperature(reals["temperature"], capabilities)
+    reals = {name: fields.number(name, 0.0, *bounds) for name, bounds in REAL_RANGES.items() if fields.given(name)}
+    if "temperature" in reals:
+        reals["temperature"] = _temperature(reals["temperature"], capabilities)
     sampling = SamplingParams(
         max_new_tokens=max_tokens,
         min_new_tokens=fields.whole("min_tokens", *WHOLE_RANGES["min_new_tokens"]) or 0,

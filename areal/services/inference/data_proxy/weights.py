@@ -46,15 +46,7 @@ from areal.services.inference.engines.base import (
     WeightVerifier,
     check_weights,
 )
-from areal.wire.bodies import (
-    CheckWeights,
-    ConnectPair,
-    DisconnectPair,
-    FolderOffer,
-    FolderSource,
-    GroupOffer,
-    WeightOrder,
-)
+from areal.wire import bodies
 
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0
@@ -176,20 +168,20 @@ class WeightRoutes:
         service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
     async def connect(self, request: Request) -> Response:
-        body = await read_body(request, ConnectPair, _BODY_BYTES)
-        root = Path() if body.mode == XCCL else await _shared_folder(body_as(FolderOffer, body.offer, "offer"))
+        body = await read_body(request, bodies.ConnectPair, _BODY_BYTES)
+        root = Path() if body.mode == XCCL else await _shared_folder(body_as(bodies.FolderOffer, body.offer, "offer"))
         await self._require_alone(body.pair_name, body.gateway)
         pair = WeightPair(body.pair_name, body.mode, root, self._control.losses, body.gateway)
         self._pairs[pair.name] = pair
         if body.mode == XCCL:
             try:
-                await self._join(pair, body_as(GroupOffer, body.offer, "offer"), body.rank)
+                await self._join(pair, body_as(bodies.GroupOffer, body.offer, "offer"), body.rank)
             except BaseException:
                 self._pairs.pop(pair.name, None)
                 raise
         return json_response({"status": "ok", "pair_name": pair.name})
 
-    async def _join(self, pair: WeightPair, group: GroupOffer, rank: int | None) -> None:
+    async def _join(self, pair: WeightPair, group: bodies.GroupOffer, rank: int | None) -> None:
         """Returns when the whole group is there."""
         with engine_errors_as_api_errors():  # not exclusively: the others may take their time
             await self._receiver().join_group(pair.name, {**asdict(group), "rank": rank})
@@ -216,7 +208,7 @@ class WeightRoutes:
     async def prepare(self, request: Request) -> Response:
         """Have the engine read or receive the weights that ``update`` will swap in. An engine that cannot stage weights
         swaps a broadcast at once; with ``verify`` it only tells whether it would refuse the weights."""
-        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair, source = self._pair(body.pair_name), self._source(body)
         self._early = None
         with engine_errors_as_api_errors():
@@ -233,7 +225,7 @@ class WeightRoutes:
 
     async def update(self, request: Request) -> Response:
         """Swap the weights; ``paused_ms``: how long generation stood still."""
-        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair, source, version = self._pair(body.pair_name), self._source(body), body.version
         early, self._early = self._early, None
         with engine_errors_as_api_errors():
@@ -262,11 +254,11 @@ class WeightRoutes:
 
         return await self._control.swap_weights(swap)
 
-    def _source(self, body: WeightOrder) -> str | Broadcast:
+    def _source(self, body: bodies.WeightOrder) -> str | Broadcast:
         pair = self._pair(body.pair_name)
         if pair.mode == XCCL:
             return Broadcast(pair.name, body.source.get("layout"))
-        folder = Path(body_as(FolderSource, body.source, "source").path)
+        folder = Path(body_as(bodies.FolderSource, body.source, "source").path)
         if not folder.is_relative_to(pair.root) or ".." in folder.parts:
             raise bad_request(f"{folder} is not below {pair.root}, which the pair was connected with", param="source")
         return str(folder)
@@ -274,7 +266,7 @@ class WeightRoutes:
     async def check(self, request: Request) -> Response:
         """Compare with a plain forward pass; 502 where the engine computes with other weights. It needs a token: while
         somebody holds generation still there is none, and ``largest_gap`` is null."""
-        probe = _probe((await read_body(request, CheckWeights, _BODY_BYTES)).probe)
+        probe = _probe((await read_body(request, bodies.CheckWeights, _BODY_BYTES)).probe)
         if self._control.paused:
             return json_response({"status": "ok", "largest_gap": None})
         async with self._control.exclusively():
@@ -283,10 +275,10 @@ class WeightRoutes:
 
     async def commit(self, request: Request) -> Response:
         """Every worker of the pair has this version: workers that start serve no other."""
-        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair = self._pair(body.pair_name)
         # Shared memory ends with its trainer.
-        path = body_as(FolderSource, body.source, "source").path if pair.mode == "disk" else None
+        path = body_as(bodies.FolderSource, body.source, "source").path if pair.mode == "disk" else None
         with _storage_errors():
             self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway))
         self._uncommitted = None
@@ -295,7 +287,7 @@ class WeightRoutes:
     async def revert(self, request: Request) -> Response:
         """A worker of the pair refused this version: return to the published weights. A worker without any of the
         version (``reverted`` false) serves on; the others serve nothing until they have returned."""
-        body = await read_body(request, WeightOrder, _BODY_BYTES)
+        body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         order = body.pair_name, body.version
         async with self._control.exclusively():  # waits for a running swap
             reverted = self._uncommitted == order
@@ -316,7 +308,7 @@ class WeightRoutes:
     async def disconnect(self, request: Request) -> Response:
         """Idempotent, however far the connecting came; a pair that another ``gateway`` connected stays. ``left``: the
         trainer is done, and these weights remain (null: none)."""
-        body = await read_body(request, DisconnectPair, _BODY_BYTES)
+        body = await read_body(request, bodies.DisconnectPair, _BODY_BYTES)
         name, there = body.pair_name, self._pairs.get(body.pair_name)
         if there is not None and None not in (there.gateway, body.gateway) and there.gateway != body.gateway:
             return json_response({"status": "ok", "pair_name": name, "known": False})
@@ -366,7 +358,7 @@ class WeightRoutes:
         return self._pairs[name]
 
 
-async def _shared_folder(offer: FolderOffer) -> Path:
+async def _shared_folder(offer: bodies.FolderOffer) -> Path:
     """The folder of the offer. Raises 409 unless it has the training side's mark."""
     root = Path(offer.root)
     try:
