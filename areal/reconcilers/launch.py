@@ -204,15 +204,13 @@ def run_spec(
     )
 
 
-def restart_policy(restart: Any) -> RestartPolicy:
+def restart_policy(restart: Any, **budget: Any) -> RestartPolicy:
+    """``budget``: in place of the one that the spec has."""
+    backoff = restart.backoff
+    if not budget:
+        budget = {"budget_count": restart.budget.count, "budget_window_s": restart.budget.window_seconds}
     return RestartPolicy(
-        policy=restart.policy,
-        initial_backoff_s=restart.backoff.initial_seconds,
-        factor=restart.backoff.factor,
-        max_backoff_s=restart.backoff.max_seconds,
-        jitter=restart.backoff.jitter,
-        budget_count=restart.budget.count,
-        budget_window_s=restart.budget.window_seconds,
+        restart.policy, backoff.initial_seconds, backoff.factor, backoff.max_seconds, backoff.jitter, **budget
     )
 
 

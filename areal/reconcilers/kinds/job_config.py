@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,7 +159,7 @@ class JobConfig:
             file = next((base / given for base in bases if (base / given).is_file()), None)
             tree = read_config(file) if file is not None else {}
         else:
-            tree = _copied(given or {})
+            tree = deepcopy(dict(given or {}))
         for text in job.spec.get("overrides") or ():
             with suppress(BadOverride, yaml.YAMLError):  # the driver reports it
                 override = parse_override(str(text))
@@ -219,12 +220,6 @@ class JobConfig:
         """The configuration's section for the engine, without what says nothing and what areal sets itself."""
         section = self.get(engine)
         return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
-
-
-def _copied(tree: Any) -> Any:
-    if isinstance(tree, Mapping):
-        return {str(key): _copied(value) for key, value in tree.items()}
-    return [_copied(item) for item in tree] if isinstance(tree, list) else tree
 
 
 # -- the number of processes

@@ -1,4 +1,4 @@
-"""Plan a TrainJob: one driver that runs to its end, and the inference service that it brings.
+"""Plan and start a TrainJob: one driver that runs to its end, and the inference service that it brings.
 
 It starts when the model that it samples from is there, and is stopped before that model goes. A job that has finished
 is never run again, whatever is applied: another spec is another job (``--replace``), and `areal restart` asks for
@@ -14,10 +14,9 @@ own are never touched.
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -36,15 +35,15 @@ from areal.reconcilers.kinds.job_config import (
     require_runnable,
 )
 from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, job_status
-from areal.reconcilers.launch import EffectContext, Slot, secret_of, source_file
+from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, Op, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
 from areal.resources.addresses import base_url
-from areal.resources.kinds import check_name, name_problem, parse_ref, served_name
-from areal.resources.specs import InferenceServiceSpec, JobRestart, TrainJobSpec
+from areal.resources.kinds import name_problem, parse_ref, served_name
+from areal.resources.specs import InferenceServiceSpec, TrainJobSpec
 from areal.resources.validation import effective
-from areal.runtime.backends.base import RestartPolicy, RunSpec, RunState
+from areal.runtime.backends.base import RunSpec, RunState
 from areal.state.files import read_json, write_atomic, write_json
 from areal.state.home import Home
 from areal.state.records import StoredObject
@@ -69,16 +68,12 @@ class TrainJobPlan(KindPlan):
                 work = JobWork(self.planning, old)
                 stopped = work.stop_component(DRIVER, stoppable(work.runs), work.end_cause, (), work.policy.grace)
                 self.planning.drained[target.ref] = stopped
-            self._announce(place, target)
-
-    def _announce(self, place: int, target: Target) -> None:
-        """A model that the job trains may wait for its weights."""
-        work = JobWork(self.planning, target)
-        if target.gone or work.spec.suspend or work.spec.rollout is None:
-            return
-        if job_status(work.runs, suspended=False).phase in _TO_START:
-            key = work.spec.rollout.service, work.spec.rollout.model
-            self.planning.trainers.setdefault(key, (place, target.ref))
+            work = JobWork(self.planning, target)
+            if target.gone or work.spec.suspend or work.spec.rollout is None:
+                continue
+            if job_status(work.runs, suspended=False).phase in _TO_START:  # the model may wait for its weights
+                key = work.spec.rollout.service, work.spec.rollout.model
+                self.planning.trainers.setdefault(key, (place, target.ref))
 
     def finish(self) -> None:
         planning = self.planning
@@ -119,8 +114,10 @@ def _why_start(work: JobWork, now: JobStatus) -> str:
         return "no process"
     if now.phase is JobPhase.STOPPED:
         return f"resumes after attempt {now.attempt}"
-    if now.phase is JobPhase.RUNNING and now.run is not None and _restart_of(now.run) != work.spec.restart:
-        return "spec.restart changed"
+    if now.phase is JobPhase.RUNNING and now.run is not None:
+        supervised: TrainJobSpec = effective("TrainJob", now.run.state.spec.spec)  # what its supervisor goes by
+        if supervised.restart != work.spec.restart:
+            return "spec.restart changed"
     if now.phase is JobPhase.LOST and work.spec.restart.policy != "Never":
         work.notes.drift.append(Drift(work.ref, "process-died", TARGET, now.message))
         return f"process-died: {now.message}"
@@ -131,12 +128,6 @@ def _restart_requested(job: StoredObject, now: JobStatus) -> bool:
     """Whether `areal restart` was given since the newest run was started."""
     asked = str(job.status.get("restartedAt", ""))
     return now.run is not None and str(now.run.state.spec.inputs.get("restartedAt", "")) != asked
-
-
-def _restart_of(run: ObservedRun) -> JobRestart:
-    """What its supervisor goes by."""
-    spec: TrainJobSpec = effective("TrainJob", run.state.spec.spec)
-    return spec.restart
 
 
 def _restarts_left(work: JobWork, now: JobStatus) -> int:
@@ -359,16 +350,13 @@ def following_jobs(
             continue
         if mine is not None and mine.action != "unchanged":
             continue
-        chosen[ref] = _following(item, asked or Target(job, "unchanged"), runs)
+        resting = at_rest(asked or Target(job, "unchanged"), runs)
+        if resting == any(layer.manager == LAYER for layer in item.layers):
+            chosen[ref] = Target(item, "unchanged")
+        else:
+            said = f"{job.ref} is {'at rest' if resting else 'to run'}"
+            chosen[ref] = with_layer(item, LAYER, {"suspend": True} if resting else {}, said)
     return tuple(chosen.values())
-
-
-def _following(service: StoredObject, job: Target, runs: Iterable[RunState]) -> Target:
-    resting = at_rest(job, runs)
-    if resting == any(layer.manager == LAYER for layer in service.layers):
-        return Target(service, "unchanged")
-    said = f"{job.ref} is at rest" if resting else f"{job.ref} is to run"
-    return with_layer(service, LAYER, {"suspend": True} if resting else {}, said)
 
 
 def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
@@ -382,22 +370,13 @@ def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
     return now.finished and not _restart_requested(job.object, now)
 
 
-def services_of(stored: Iterable[StoredObject], job: str) -> Iterator[StoredObject]:
-    return (item for item in stored if item.kind == _SERVICE and item.owner == job)
-
-
-# -- How a job's driver is started: its folder, its words, what it is told of the service that it samples from.
+# -- the start of a driver
 
 STOP_GRACE_S = 60.0  # a driver may write a checkpoint
 _FOREVER_S = 1e9
 _HOPELESS = (2, 3)  # wrong usage, an invalid configuration: the next attempt would say the same
 _OWNER = "job.json"
 _INLINE = "given.yaml"
-
-
-def job_folder(home: Home, name: str) -> Path:
-    """What a job makes: configuration, metrics, checkpoints, trajectories."""
-    return home.jobs / check_name(name)
 
 
 def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
@@ -407,9 +386,12 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     if spec.resources.nodes > 1:
         raise UsageFault(f"{op.ref}: spec.resources.nodes {spec.resources.nodes} needs a cluster's scheduler")
     folder = _own_folder(context.ctx.home, stored)
-    cwd = spec.working_dir or _earlier_cwd(context, op.ref) or os.getcwd()  # noqa: PTH109 - a string is wanted
-    inputs = dict(op.args["inputs"])
-    count = int(op.args["gpus"])
+    earlier = max(context.observed.of(op.ref, DRIVER), key=lambda run: run.uid, default=None)
+    cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
+    inputs, count = dict(op.args["inputs"]), int(op.args["gpus"])
+    on_end: tuple[str, ...] = ()
+    if any(item.owner == op.ref for item in context.store.list(_SERVICE)):  # it goes with the driver
+        on_end = (sys.executable, "-m", "areal.reconcilers.background", str(context.ctx.home.root), "job-end", op.ref)
     gpus = context.backend.named(slot.backend).claim_gpus(count, owner=op.ref) if count else ()
     return RunSpec(
         uid=slot.uid,
@@ -432,23 +414,21 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         generation=stored.generation,
         spec=stored.spec,
         inputs=inputs,
-        restart=_restart(spec, int(inputs["restartsAllowed"])),
+        restart=restart_policy(
+            spec.restart,
+            budget_count=int(inputs["restartsAllowed"]),
+            budget_window_s=_FOREVER_S,
+            final_exit_codes=_HOPELESS,
+        ),
         stop_grace_s=STOP_GRACE_S,
-        on_end=_on_end(context, op.ref),
+        on_end=on_end,
     )
 
 
-def _on_end(context: EffectContext, ref: str) -> tuple[str, ...]:
-    """The service that the job brought goes when the driver has ended for good."""
-    if not any(services_of(context.store.list("InferenceService"), ref)):
-        return ()
-    return (sys.executable, "-m", "areal.reconcilers.background", str(context.ctx.home.root), "job-end", ref)
-
-
 def _own_folder(home: Home, stored: StoredObject) -> Path:
-    """The job's folder. That of an earlier job of the same name is set aside: a new job must not go on from its
-    checkpoints, and they must not be lost."""
-    folder = job_folder(home, stored.name)
+    """The job's folder: configuration, metrics, checkpoints, trajectories. That of an earlier job of the same name is
+    set aside: a new job must not go on from its checkpoints, and they must not be lost."""
+    folder = home.jobs / stored.name
     mark = folder / _OWNER
     if folder.exists():
         try:
@@ -465,11 +445,6 @@ def _own_folder(home: Home, stored: StoredObject) -> Path:
     if not mark.exists():
         write_json(mark, {"uid": stored.uid, "job": str(stored.ref)})
     return folder
-
-
-def _earlier_cwd(context: EffectContext, ref: str) -> str | None:
-    runs = context.observed.of(ref, DRIVER)
-    return next((run.state.spec.cwd for run in sorted(runs, key=lambda run: run.uid, reverse=True)), None)
 
 
 def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> list[str]:
@@ -518,17 +493,3 @@ def _service(context: EffectContext, spec: TrainJobSpec) -> dict[str, str]:
     if commits := commits_of(model, effective("Model", model.spec)):
         told[COMMITS_VARIABLE] = json.dumps(commits)
     return told
-
-
-def _restart(spec: TrainJobSpec, allowed: int) -> RestartPolicy:
-    backoff: Any = spec.restart.backoff
-    return RestartPolicy(
-        policy=spec.restart.policy,
-        initial_backoff_s=backoff.initial_seconds,
-        factor=backoff.factor,
-        max_backoff_s=backoff.max_seconds,
-        jitter=backoff.jitter,
-        budget_count=allowed,
-        budget_window_s=_FOREVER_S,
-        final_exit_codes=_HOPELESS,
-    )

@@ -1,4 +1,4 @@
-"""What installed and running engines are asked: their flags for ``engineArgs``, the model of an adopted server.
+"""Questions to installed and running engines: their flags for ``engineArgs``, the model of an adopted server.
 
 An engine is asked for its ``--help``, which takes it seconds, once a version. An interpreter is asked once which
 version it has, and again when it or a folder that it imports from has changed: an apply without changes starts no
@@ -23,6 +23,7 @@ from typing import Any
 
 from areal.client.http import AdminClient
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
+from areal.reconcilers.kinds import Told
 from areal.reconcilers.planning import inference_part
 from areal.resources.backend import engine_arg_faults
 from areal.resources.kinds import Ref
@@ -41,45 +42,27 @@ _VERSION_S, _HELP_S = 10.0, 120.0
 _FEWEST = 20  # a help with fewer flags is something else
 
 
-Asking = Callable[[str, str], None]
-"""Told of what takes long: the object's ref, and what is done for it."""
-
-
 def engine_args_faults(
-    models: Iterable[Resource], cache: Path, asking: Asking = lambda ref, stage: None
+    models: Iterable[Resource], cache: Path, told: Told = lambda ref, stage: None
 ) -> dict[Ref, list[Diagnostic]]:
     """Arguments that the installed engines do not have, by the model that has them."""
     known: dict[tuple[str, str], Collection[str] | None] = {}
     problems: dict[Ref, list[Diagnostic]] = {}
     for resource in models:
-        engine, python = _engine_of(resource)
-        if not engine:
+        backend, arguments = resource.spec.get("backend"), resource.spec.get("engineArgs") or {}
+        engine = inference_part(backend).engine if arguments and isinstance(backend, str) else ""
+        if engine not in _HELP:
             continue
+        python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
         if (engine, python) not in known:
             stage = f"asking {engine} for its flags, once a version"
-            known[engine, python] = installed_flags(engine, python, cache, partial(asking, str(resource.ref), stage))
-        if faults := _faults(resource, engine, known[engine, python]):
-            problems[resource.ref] = faults
+            known[engine, python] = installed_flags(engine, python, cache, partial(told, str(resource.ref), stage))
+        flags = known[engine, python]
+        for name, message in engine_arg_faults(engine, arguments, flags) if flags is not None else ():
+            path = ("engineArgs", name)
+            fault = Diagnostic(resource.pos_of(path), resource.text_of(path), message)
+            problems.setdefault(resource.ref, []).append(fault)
     return problems
-
-
-def _engine_of(resource: Resource) -> tuple[str, str]:
-    """The engine to be asked and its interpreter; an empty name where there is nothing to ask."""
-    backend = resource.spec.get("backend")
-    if not resource.spec.get("engineArgs") or not isinstance(backend, str):
-        return "", ""
-    engine = inference_part(backend).engine
-    python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
-    return (engine, python) if engine in _HELP else ("", "")
-
-
-def _faults(resource: Resource, engine: str, known: Collection[str] | None) -> list[Diagnostic]:
-    if known is None:
-        return []
-    return [
-        Diagnostic(resource.pos_of(("engineArgs", name)), resource.text_of(("engineArgs", name)), message)
-        for name, message in engine_arg_faults(engine, resource.spec["engineArgs"], known)
-    ]
 
 
 def installed_flags(
@@ -194,23 +177,24 @@ def find_server(pid: int | None, url: str | None, name: str) -> Server:
 
     Raises NotFound (no port), TargetFailed (no such server), Conflict (several models, none of this name).
     """
-    urls = [url.rstrip("/")] if url is not None else _urls_of(pid or 0)
+    urls = [url.rstrip("/")] if url is not None else [f"http://127.0.0.1:{port}" for port in ports_of(pid or 0)]
+    if not urls:
+        raise NotFound(f"process {pid} listens on no port", hint=f"ss -ltnp | grep pid={pid}")
     problems = []
     for candidate in urls:
         models = _models(candidate)
-        if isinstance(models, list):
-            return Server(candidate, _choose(models, name, candidate))
-        problems.append(models)
+        if isinstance(models, str):
+            problems.append(models)
+        elif name in models or len(models) == 1:
+            return Server(candidate, name if name in models else models[0])
+        else:
+            raise Conflict(
+                f"{candidate} serves {len(models)} models and none is called {name!r}: {', '.join(models)}",
+                hint="--as model/NAME with one of them, or a manifest with external.model",
+            )
     raise TargetFailed(
         f"no OpenAI-compatible server: {'; '.join(problems)}", hint="it must answer GET /v1/models; check the address"
     )
-
-
-def _urls_of(pid: int) -> list[str]:
-    ports = ports_of(pid)
-    if not ports:
-        raise NotFound(f"process {pid} listens on no port", hint=f"ss -ltnp | grep pid={pid}")
-    return [f"http://127.0.0.1:{port}" for port in ports]
 
 
 def _models(url: str) -> list[str] | str:
@@ -227,14 +211,3 @@ def _models(url: str) -> list[str] | str:
         return f"{where} answers {status} and lists no models"
     names = [str(entry["id"]) for entry in entries if isinstance(entry, dict) and entry.get("id")]
     return names or f"{where} lists no models"
-
-
-def _choose(models: list[str], name: str, url: str) -> str:
-    if name in models:
-        return name
-    if len(models) == 1:
-        return models[0]
-    raise Conflict(
-        f"{url} serves {len(models)} models and none is called {name!r}: {', '.join(models)}",
-        hint="--as model/NAME with one of them, or a manifest with external.model",
-    )

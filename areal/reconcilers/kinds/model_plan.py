@@ -9,7 +9,6 @@ room for two, says so; and then the plan says so too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from areal.errors import NoCapacity
@@ -98,22 +97,15 @@ def _surge(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> 
     work.routed = [*work.routed, *new]
     work.cordoned = old if switch else []
     needs: tuple[int, ...] = (work.route(f"successors are warm: {_cause(batch)}", (*warm, *last)),)
-    needs = _soak(work, new, needs, switch=switch)
+    seconds = max(work.strategy.min_ready_seconds, work.strategy.keep_old_seconds if switch else 0.0)
+    if seconds:
+        soak = {"seconds": seconds}
+        needs = (work.build.add(Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args=soak),)
     needs = work.drain(old, needs, cause)
     if old:
         work.routed, work.cordoned = [uid for uid in work.routed if uid not in old], []
         needs = (work.route("the old ones are drained", needs),)
     return _retire(work, batch, needs, cause)
-
-
-def _soak(work: ModelWork, new: Sequence[str], needs: tuple[int, ...], *, switch: bool) -> tuple[int, ...]:
-    seconds = max(work.strategy.min_ready_seconds, work.strategy.keep_old_seconds if switch else 0.0)
-    if not seconds:
-        return needs
-    soaked = work.build.add(
-        Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args={"seconds": seconds}
-    )
-    return (soaked,)
 
 
 def _recreate(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
@@ -165,7 +157,7 @@ class ModelPlan(KindPlan):
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
-        self._opened: list[OpenedModel] = []
+        self._opened: list[ModelWork] = []
 
     def open(self) -> None:
         planning = self.planning
@@ -177,8 +169,9 @@ class ModelPlan(KindPlan):
             if service is None or service.gone:
                 planning.notes.unknown.append(f"{target.ref}: its service {ref} is not recorded")
                 continue
-            neighbour = not {target.ref, service.ref} & planning.scope.asked
-            self._opened.append(open_model(ModelWork(planning, target), routes_only=neighbour))
+            work = ModelWork(planning, target, routes_only=not {target.ref, service.ref} & planning.scope.asked)
+            open_model(work)
+            self._opened.append(work)
 
     def _gpus_more(self, target: Target) -> tuple[int, str]:
         """How many GPUs more than now the model will hold."""
@@ -204,55 +197,52 @@ class ModelPlan(KindPlan):
                 planning.record_again(target, erased)
 
     def close(self) -> None:
-        for model in self._opened:
-            with self.planning.healing(model.work.target):
-                close_model(model)
-            settle(model.work)
+        for work in self._opened:
+            with self.planning.healing(work.target):
+                close_model(work)
+            settle(work)
 
     def finish(self) -> None:
         """Ended models are erased already."""
 
 
-@dataclass
-class OpenedModel:
-    """One model between the two halves of its plan. ``routes_only``: there is no second half."""
-
-    work: ModelWork
-    routes_only: bool = False
-    replicas: list[Replica] = field(default_factory=list)
-    extras: Extras = field(default_factory=Extras)
-    last: tuple[int, ...] = ()
-
-
-def open_model(work: ModelWork, *, routes_only: bool = False) -> OpenedModel:
-    """First half: what serves is routed at once. ``routes_only``: a neighbour, whose processes are another command's
-    business; a router that started anew learns what serves. Behind a router that cannot be seen nothing is done."""
-    if work.service.router_unseen or (routes_only and (work.suspended or not work.table_lost)):
-        return OpenedModel(work, routes_only=True)
-    if routes_only:
+def open_model(work: ModelWork) -> None:
+    """First half: what serves is routed at once. Of a neighbour only that: a router that started anew learns what
+    serves. Behind a router that cannot be seen nothing is done."""
+    if work.service.router_unseen or (work.routes_only and (work.suspended or not work.table_lost)):
+        work.routes_only = True
+        return
+    if work.routes_only:
         work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
-        return OpenedModel(work, routes_only=True, last=_restore_routes(work))
-    replicas = with_callers([work.replica(index) for index in range(work.count)], work.runs)
-    extras = extras_of(work.runs, replicas)
-    if not work.table_readable:
-        replicas, extras = [not_replaced(replica) for replica in replicas], Extras()
-    work.routed = _routed_now(work, replicas)
-    return OpenedModel(work, False, replicas, extras, _restore_routes(work))
+    else:
+        work.replicas = with_callers([work.replica(index) for index in range(work.count)], work.runs)
+        work.extras = extras_of(work.runs, work.replicas)
+        if not work.table_readable:
+            work.replicas, work.extras = [not_replaced(replica) for replica in work.replicas], Extras()
+        work.routed = _routed_now(work)
+    if work.routed and work.table_readable and (cause := _lost_routes(work)):
+        work.restored = (work.route(cause, work.recorded),)
 
 
-def close_model(plan: OpenedModel) -> None:
+def close_model(work: ModelWork) -> None:
     """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
-    work, extras, last = plan.work, plan.extras, plan.last
-    if plan.routes_only:
+    if work.routes_only:
         return
     work.notes.cannot_see(work.ref, [run for run in unseen(work.runs) if run.replica >= work.count])
     work.sweep()
-    fresh = [replica for replica in plan.replicas if not replica.replaced]
-    replaced = [replica for replica in plan.replicas if replica.replaced]
-    early, late = extras.early, extras.late
-    if early and _new_engines(fresh) * work.need > work.gpus.available:
-        last, early = _make_room(work, early, last), ()
-    _require_room(work, fresh)
+    fresh = [replica for replica in work.replicas if not replica.replaced]
+    replaced = [replica for replica in work.replicas if replica.replaced]
+    early, late, last = work.extras.early, work.extras.late, work.restored
+    new = _new_engines(fresh)
+    if early and new * work.need > work.gpus.available:
+        if any(run.seen is Seen.READY for run in early):
+            work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
+        last, early = _remove(work, early, last, "makes room"), ()
+    work.require_gpus(
+        new * work.need,
+        f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}",
+        "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
+    )
     last = _bring_up(work, fresh, last)
     if any(replica.proxy.action is Action.DEFER for replica in fresh):
         return  # until they serve, the others do: the next pass goes on
@@ -268,9 +258,9 @@ def _proxies(work: ModelWork) -> tuple[ObservedRun, ...]:
     return work.observed.of(work.ref, PROXY)
 
 
-def _routed_now(work: ModelWork, replicas: Sequence[Replica]) -> list[str]:
+def _routed_now(work: ModelWork) -> list[str]:
     """Data proxies that serve: the set to keep whole until an op takes one out. What cannot be seen stays in."""
-    ours = [replica.live_proxy for replica in replicas if replica.live_proxy is not None]
+    ours = [replica.live_proxy for replica in work.replicas if replica.live_proxy is not None]
     serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
     unsure = work.service.needs_sync  # relays may still pick what the router does not know
     others = [
@@ -281,15 +271,8 @@ def _routed_now(work: ModelWork, replicas: Sequence[Replica]) -> list[str]:
     return list(dict.fromkeys([*serving, *others]))
 
 
-def _restore_routes(work: ModelWork) -> tuple[int, ...]:
-    """What serves is routed at once, whatever else has to be waited for."""
-    if not work.routed or not work.table_readable:
-        return ()
-    cause = _lost_routes(work)
-    return (work.route(cause, work.recorded),) if cause else ()
-
-
 def _lost_routes(work: ModelWork) -> str:
+    """Why the routes of what serves have to be given to the router again, whatever else is waited for."""
     missing = [uid for uid in work.routed if uid not in work.known]
     extra = sorted(worker for worker in work.known if worker not in work.routed)
     if missing:
@@ -315,24 +298,6 @@ def _drifted(work: ModelWork, kind: str, message: str) -> str:
 
 def _new_engines(replicas: Sequence[Replica]) -> int:
     return sum(1 for replica in replicas if replica.new_engine)
-
-
-def _make_room(work: ModelWork, extras: Sequence[ObservedRun], last: tuple[int, ...]) -> tuple[int, ...]:
-    """What is superfluous holds GPUs that what is missing needs."""
-    if any(run.seen is Seen.READY for run in extras):
-        work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
-    return _remove(work, extras, last, "makes room")
-
-
-def _require_room(work: ModelWork, fresh: Sequence[Replica]) -> None:
-    new = _new_engines(fresh)
-    need = new * work.need
-    plural = "s" if new > 1 else ""
-    work.require_gpus(
-        need,
-        f" needs {need} GPUs for {new} new replica{plural}",
-        "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
-    )
 
 
 def _bring_up(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
@@ -401,7 +366,10 @@ def plan_model_end(work: ModelWork, needs: tuple[int, ...]) -> int:
     cause, runs = work.end_cause, stoppable(work.runs)
     after: tuple[int, ...] = ()
     if work.service.router and not work.service.gone:
-        after = work.leave_router([run for run in runs if run.state.spec.component == PROXY and run.is_live], cause)
+        proxies = [run.uid for run in runs if run.state.spec.component == PROXY and run.is_live]
+        seconds = work.policy.drain_s(work.strategy.drain_timeout_seconds)
+        drains = work.drain(proxies, (), cause, seconds=seconds)
+        after = (*drains, work.unroute(cause, work.service.synced, after=list(drains)))
     args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
     last = needs
     for name in (PROXY, ENGINE):

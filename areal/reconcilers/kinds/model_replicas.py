@@ -175,8 +175,15 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
 
 @dataclass
 class ModelWork(ObjectWork):
+    """``routes_only``: a neighbour, whose processes are another command's business. ``restored``: the op that gives
+    lost routes back. ``cordoned``: of those routed: nothing new, but the sessions that they have."""
+
+    routes_only: bool = False
+    replicas: list[Replica] = field(default_factory=list)
+    extras: Extras = field(default_factory=Extras)
+    restored: tuple[int, ...] = ()
     routed: list[str] = field(default_factory=list)
-    cordoned: list[str] = field(default_factory=list)  # of those routed: nothing new, but the sessions that they have
+    cordoned: list[str] = field(default_factory=list)
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -292,45 +299,22 @@ class ModelWork(ObjectWork):
         args = {"trainer": self.trainer} if self.trainer else {}
         return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
 
-    def leave_router(self, proxies: Sequence[ObservedRun], cause: str) -> tuple[int, ...]:
-        """Drain every data proxy and forget the model at the router; to be waited for, whatever becomes of it."""
-        seconds = self.policy.drain_s(self.strategy.drain_timeout_seconds)
-        drains = self.drain([run.uid for run in proxies], (), cause, seconds=seconds)
-        args = {**self._router, **self._own_name, "after": list(drains)}
-        needs = (*self.service.router_ready, *self.service.synced)
-        gone = self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
-        return (*drains, gone)
-
     def stop_all(self, runs: Sequence[ObservedRun], cause: str, needs: Sequence[int]) -> tuple[int, ...]:
         return tuple(self.stop(run, cause, needs) for run in runs) or tuple(needs)
 
     def route(self, cause: str, needs: Sequence[int]) -> int:
         """Give the router the model's whole set."""
-        return self.build.add(
-            Verb.ROUTE,
-            self.ref,
-            "routes",
-            cause,
-            needs=(*needs, *self.service.router_ready),
-            runs=tuple(self.routed),
-            args={
-                **self._router,
-                "expected": min(self.count, len(self.routed)),
-                "readiness": self.readiness,
-                **({"cordoned": list(self.cordoned)} if self.cordoned else {}),
-            },
-        )
-
-    def unroute(self, cause: str, needs: Sequence[int]) -> int:
+        args = {**self._router, "expected": min(self.count, len(self.routed)), "readiness": self.readiness}
+        if self.cordoned:
+            args["cordoned"] = list(self.cordoned)
         needs = (*needs, *self.service.router_ready)
-        return self.build.add(
-            Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args={**self._router, **self._own_name}
-        )
+        return self.build.add(Verb.ROUTE, self.ref, "routes", cause, needs=needs, runs=self.routed, args=args)
 
-    @property
-    def _own_name(self) -> dict[str, str]:
-        """Of an object that will be gone, or another one, when its routes go."""
-        return {"model": self.name} if self.spec.served_model_name else {}
+    def unroute(self, cause: str, needs: Sequence[int], **args: Any) -> int:
+        """Forget the model at the router, by its own name: the object may be gone, or another one, by then."""
+        args |= {**self._router, **({"model": self.name} if self.spec.served_model_name else {})}
+        needs = (*needs, *self.service.router_ready)
+        return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
 
     def drain(
         self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None
@@ -338,11 +322,9 @@ class ModelWork(ObjectWork):
         """No new picks, running requests finish; ``seconds`` None: as long as the strategy says."""
         args = {**self._router, "seconds": self.strategy.drain_timeout_seconds if seconds is None else seconds}
         needs = (*needs, *self.service.router_ready, *self.service.synced)
-        drains = [
-            self.build.add(Verb.DRAIN, self.ref, "data-proxy", cause, needs=needs, run=uid, args=args)
-            for uid in proxies
-        ]
-        return tuple(drains) or tuple(needs)
+        add = self.build.add
+        drains = tuple(add(Verb.DRAIN, self.ref, PROXY, cause, needs=needs, run=uid, args=args) for uid in proxies)
+        return drains or tuple(needs)
 
     @property
     def _router(self) -> dict[str, Any]:
