@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
@@ -46,60 +47,40 @@ class ServerConnection(Protocol):
     def set_source(self, source: Flow | None) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """``target`` and ``path`` are as they came, percent signs and all; ``match_info`` has the decoded parts that the
-    route names."""
+    route names. ``size``: bytes of the body, as far as it has come."""
 
-    __slots__ = (
-        "_limit",
-        "_parts",
-        "_refusal",
-        "_waiter",
-        "answered",
-        "by_admin",
-        "chunked",
-        "closes",
-        "complete",
-        "connection",
-        "expects_continue",
-        "headers",
-        "id",
-        "id_headers",
-        "is_http_1_0",
-        "keep_alive",
-        "match_info",
-        "method",
-        "path",
-        "query_string",
-        "size",
-        "stream",
-        "target",
-    )
+    connection: ServerConnection
+    method: str
+    target: str
+    headers: Headers
+    is_http_1_0: bool = False
+    keep_alive: bool = True
+    expects_continue: bool = False
+    by_admin: bool = False  # the admin key was seen
+    complete: bool = False  # the whole body is here
+    closes: bool = False  # the answer's head said so
+    chunked: bool = False  # so is the answer
+    answered: bool = False  # its last byte is written
+    stream: StreamResponse | None = None  # the answer, where it is a stream that began
+    size: int = 0
+    id_headers: tuple[str, ...] = (REQUEST_ID,)
+    match_info: dict[str, str] = field(init=False)
+    id: str = field(init=False)
+    path: str = field(init=False)
+    query_string: str = field(init=False)
+    _parts: list[bytes] = field(init=False)
+    _limit: int | None = None  # of the body, once somebody reads it
+    _waiter: asyncio.Future[None] | None = None
+    _refusal: ApiError | None = None
 
-    def __init__(self, connection: ServerConnection, method: str, target: str, headers: Headers) -> None:
-        self.connection = connection
-        self.method = method
-        self.target = target
-        self.path, _, self.query_string = target.partition("?")
-        self.headers = headers
-        self.match_info: dict[str, str] = {}
-        given = headers.raw.get(_REQUEST_ID)
+    def __post_init__(self) -> None:
+        self.match_info, self._parts = {}, []
+        self.path, _, self.query_string = self.target.partition("?")
+        given = self.headers.raw.get(_REQUEST_ID)
         self.id = given.decode() if given is not None and _GIVEN_ID.fullmatch(given) else unique_id("req_")
-        self.id_headers: tuple[str, ...] = (REQUEST_ID,)
-        self.by_admin = False  # the admin key was seen
-        self.is_http_1_0 = False
-        self.keep_alive = True
-        self.expects_continue = False
-        self.complete = False  # the whole body is here
-        self.closes = False  # the answer's head said so
-        self.chunked = False  # so is the answer
-        self.answered = False  # its last byte is written
-        self.stream: StreamResponse | None = None  # the answer, where it is a stream that began
-        self._parts: list[bytes] = []
-        self.size = 0  # of the body, as far as it has come
-        self._limit: int | None = None  # of the body, once somebody reads it
-        self._waiter: asyncio.Future[None] | None = None
-        self._refusal: ApiError | None = None
 
     @property
     def query(self) -> dict[str, str]:
@@ -119,20 +100,17 @@ class Request:
         self._limit = limit
         if not self.complete:
             self.connection.want_body(self)
-            await self._wait()
+            if self._refusal is None:
+                self._waiter = asyncio.get_running_loop().create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            if self._refusal is not None:
+                raise self._refusal
         if len(self._parts) != 1:
             self._parts = [b"".join(self._parts)]
         return self._parts[0]
-
-    async def _wait(self) -> None:
-        if self._refusal is None:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._refusal is not None:
-            raise self._refusal
 
     async def answer(self, response: Response) -> None:
         """Send ``response`` now; the handler may go on. Raises ConnectionResetError when the caller is gone."""

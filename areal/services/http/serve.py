@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -108,50 +109,46 @@ async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: 
     return bool(done) and not interrupted.is_set()
 
 
-# A service on a thread of its own, beside a program that does something else: a trainer's endpoints.
-
 _START_S = 30.0
 _STOP_S = 10.0
 
 
 @contextlib.contextmanager
 def serve_in_thread(service: Service, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Its address while the block runs; port 0 takes a free one. Raises UsageFault for a bind that needs a key."""
+    """Serve beside a program that does something else, such as a trainer: the service's address, while the block runs.
+    Port 0 takes a free one. Raises UsageFault for a bind that needs a key."""
     refuse_open_bind(host, service.authenticator.key)
     sock = bind(host, port, reuse_port=False)
     bound = sock.getsockname()[1]
     service.address = base_url(host, bound)
-    started: threading.Event = threading.Event()
-    failure: list[BaseException] = []
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
+    started: Future[Callable[[], object]] = Future()  # how to stop it
 
     async def serve() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
         async with service.lifespan():
             server = HttpServer(service.answer)
             await server.listen(sock)
-            started.set()
+            started.set_result(lambda: loop.call_soon_threadsafe(stop.set))
             await stop.wait()
             await server.cancel()
 
     def run() -> None:
         try:
-            loop.run_until_complete(serve())
+            asyncio.run(serve())
         except BaseException as error:  # the boundary of the thread: told to whoever waits for the start
-            failure.append(error)
+            if not started.done():
+                started.set_exception(error)
             raise
-        finally:
-            started.set()
-            loop.close()
 
     thread = threading.Thread(target=run, name=service.component, daemon=True)
     thread.start()
-    if not started.wait(_START_S) or failure:
-        why = failure[0] if failure else "timeout"
-        raise ArealError(f"the {service.component} did not start on {host}:{bound}: {why}")
+    try:
+        stop = started.result(_START_S)
+    except Exception as error:
+        raise ArealError(f"the {service.component} did not start on {host}:{bound}: {error!r}") from error
     try:
         yield service.address
     finally:
         with contextlib.suppress(RuntimeError):  # the loop ended by itself
-            loop.call_soon_threadsafe(stop.set)
+            stop()
         thread.join(_STOP_S)
