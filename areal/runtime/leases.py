@@ -87,16 +87,10 @@ def candidates(owner: str) -> Iterator[int]:
 def port_owner(port: int) -> PortOwner | None:
     """The listener of the port; None when there is none."""
     for inode, uid in _listeners(port):
-        pid = next((pid for pid, found in _open_sockets() if found == inode), None)
+        pid = next((pid for pid in procfs.pids() if inode in _sockets_of(pid)), None)
         command = procfs.command_line(pid) if pid is not None else ""
         return PortOwner(port, pid, command, _user_name(uid))
     return None
-
-
-def listening_pids(port: int) -> frozenset[int]:
-    """Every process that holds a listening socket of the port, as far as it may be inspected."""
-    wanted = {inode for inode, _ in _listeners(port)}
-    return frozenset(pid for pid, inode in _open_sockets() if inode in wanted) if wanted else frozenset()
 
 
 def ports_of(pid: int) -> tuple[int, ...]:
@@ -107,8 +101,9 @@ def ports_of(pid: int) -> tuple[int, ...]:
 
 def session_listens(port: int, session_id: int) -> bool:
     """Whether a member of the session owns the port: a stranger's answer to a probe is not ours."""
-    stats = (procfs.read_stat(pid) for pid in listening_pids(port))
-    return any(stat is not None and stat.session == session_id for stat in stats)
+    inodes = {inode for inode, _ in _listeners(port)}
+    members = (stat.pid for stat in procfs.processes() if stat.session == session_id)
+    return any(inode in inodes for pid in members for inode in _sockets_of(pid))
 
 
 def _listeners(port: int) -> Iterator[tuple[int, int]]:
@@ -127,11 +122,6 @@ def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
             fields = line.split()
             if fields[3] == _LISTEN:
                 yield int(fields[1].rpartition(":")[2], 16), int(fields[9]), int(fields[7])
-
-
-def _open_sockets() -> Iterator[tuple[int, int]]:
-    """(pid, socket inode) of every descriptor we may look at."""
-    return ((pid, inode) for pid in procfs.pids() for inode in _sockets_of(pid))
 
 
 def _sockets_of(pid: int) -> Iterator[int]:
