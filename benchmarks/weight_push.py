@@ -43,7 +43,7 @@ import torch
 from areal.services.http.auth import load_admin_key
 from areal.services.weight_transfer.group import BroadcastGroup, join_store, open_store
 from areal.services.weight_transfer.memory import MemoryFile
-from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files
 from benchmarks.relaying.floor import KEY, Floor, answers, cpu_us, until
@@ -111,7 +111,7 @@ class Push:
         self._stack = ExitStack()
         self._stack.callback(self._publisher.remove)
         key_file = folder / "key"
-        endpoint = self._stack.enter_context(serving({mode: self._publisher}, load_admin_key(str(key_file))))
+        endpoint = self._stack.enter_context(serve_endpoint({mode: self._publisher}, load_admin_key(str(key_file))))
         workers = {"inference_worker_urls": [urls["proxy"]]}
         self._pair = TrainerPair(mode, mode, urls["gateway"], endpoint, workers, self._publisher, KEY)
         self._pair.connect()

@@ -31,17 +31,17 @@ def lengths(batch: Mapping[str, Tensor]) -> list[int]:
 def select(batch: Mapping[str, Tensor], indices: Sequence[int]) -> Batch:
     """These rows, in this order, no wider than the widest of them."""
     where = torch.as_tensor(indices, dtype=torch.long, device=batch["attention_mask"].device)
-    return trimmed({name: column[where] for name, column in batch.items()})
+    return trim({name: column[where] for name, column in batch.items()})
 
 
-def trimmed(batch: Mapping[str, Tensor]) -> Batch:
+def trim(batch: Mapping[str, Tensor]) -> Batch:
     """Without the columns that are padding in every row."""
     used = batch["attention_mask"].any(0).nonzero()
     width = int(used[-1]) + 1 if len(used) else 1
     return {name: column[:, :width] if column.dim() > 1 else column for name, column in batch.items()}
 
 
-def moved(batch: Mapping[str, Tensor], device: torch.device) -> Batch:
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> Batch:
     return {name: column.to(device, non_blocking=True) for name, column in batch.items()}
 
 
@@ -109,7 +109,7 @@ def partition(lengths: Sequence[int], parts: int) -> list[list[int]]:
     return [sorted(members) for _, members in heap[0][2]]
 
 
-def spread(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]]:
+def split_rows(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]]:
     """Rows of each rank: every rank gets as many rows (``len(lengths) / ranks``) and nearly as many tokens. Rows come
     in groups of ``group`` neighbors that stay together."""
     if group < 1 or len(lengths) % (ranks * group):
@@ -125,7 +125,7 @@ def spread(lengths: Sequence[int], ranks: int, group: int = 1) -> list[list[int]
     return [[first * group + n for first in sorted(mine) for n in range(group)] for mine in taken]
 
 
-def shared_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
+def split_groups(lengths: Sequence[int], groups: Sequence[int], ranks: int) -> list[list[int]]:
     """Rows of each rank, ascending. Raises ValueError where there are fewer groups than ranks."""
     members: dict[int, list[int]] = {}
     for row, group in enumerate(groups):
@@ -270,7 +270,7 @@ def plan(prompts: Sequence[bytes], shared: Sequence[int], own: Sequence[int], wi
     while True:
         folds = [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
         sizes = [shared[part[0]] + sum([own[row] for row in part]) for part in folds]
-        rows, longest = filled(sizes), max(sizes)
+        rows, longest = fill_rows(sizes), max(sizes)
         price = cost.masked(len(rows), longest)
         if 0 < longest <= _LONGEST and price < least:
             best, least = (folds, rows), price
@@ -284,7 +284,7 @@ def plan(prompts: Sequence[bytes], shared: Sequence[int], own: Sequence[int], wi
     return tuple(tuple(made[number] for number in row) for row in rows)
 
 
-def filled(sizes: Sequence[int]) -> list[list[int]]:
+def fill_rows(sizes: Sequence[int]) -> list[list[int]]:
     """Which go into one row, none longer than the longest: first fit, longest first."""
     order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     width, shortest = sizes[order[0]], sizes[order[-1]]
@@ -337,10 +337,10 @@ def pack(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows |
     own = np.maximum(lengths - shared - (0 if last else 1), 0)
     keys = [row[:count].tobytes() for row, count in zip(ids, shared.tolist(), strict=True)]
     layout = plan(keys, shared.tolist(), own.tolist(), ids.shape[1], cost)
-    return None if layout is None else _arranged(layout, ids)
+    return None if layout is None else _arrange(layout, ids)
 
 
-def _arranged(layout: Layout, ids: NDArray[np.int64]) -> PackedRows:
+def _arrange(layout: Layout, ids: NDArray[np.int64]) -> PackedRows:
     count, longest = len(layout), max(sum(fold.tokens for fold in row) for row in layout)
     where = np.zeros((len(ids), 5), dtype=np.int64)  # of each: fold, branch, shared, starts of shared and own
     own = np.zeros(len(ids), dtype=np.int64)
@@ -362,15 +362,15 @@ def _arranged(layout: Layout, ids: NDArray[np.int64]) -> PackedRows:
     places = np.where(is_shared, begins + steps, goes_on + steps - shared)
     flat = places[is_there]
 
-    def spread(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    def scatter(values: NDArray[np.int64]) -> NDArray[np.int64]:
         whole = np.zeros(count * longest, dtype=np.int64)
         whole[flat] = np.broadcast_to(values, ids.shape)[is_there]
         return whole.reshape(count, longest)
 
-    of_fold, of_branch = spread(folds), spread(np.where(is_shared, 0, branches))
+    of_fold, of_branch = scatter(folds), scatter(np.where(is_shared, 0, branches))
     return PackedRows(
-        input_ids=torch.from_numpy(spread(ids)),
-        positions=torch.from_numpy(spread(steps)),
+        input_ids=torch.from_numpy(scatter(ids)),
+        positions=torch.from_numpy(scatter(steps)),
         mask=_mask(torch.from_numpy(of_fold), torch.from_numpy(of_branch)),
         places=torch.from_numpy(np.where(is_there, places, 0)),
     )

@@ -76,7 +76,7 @@ def one_process(device: str | None = None) -> Ranks:
 
 
 @contextmanager
-def joined_ranks(timeout_s: float = 1800.0) -> Iterator[Ranks]:
+def join_ranks(timeout_s: float = 1800.0) -> Iterator[Ranks]:
     """The ranks that torchrun started, joined over NCCL where there is a GPU and gloo where there is none.
 
     ``timeout_s`` is how long a collective may wait for a rank that does not come.

@@ -36,7 +36,7 @@ from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS
 from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
-from areal.services.weight_update.publisher import Delivery, TrainerPair, WeightPublisher, serving
+from areal.services.weight_update.publisher import Delivery, TrainerPair, WeightPublisher, serve_endpoint
 from areal.services.weight_update.staging import copy_model, open_publisher, probe
 from areal.training.run_folder import RunFolder, config_files, replace_text
 from areal.wire.fields import write_fields
@@ -128,7 +128,7 @@ _PROBED_EVERY = 25  # updates; the first one always
 
 
 @contextlib.contextmanager
-def connected_pair(
+def connect_pair(
     mode: str, folder: RunFolder, model_folder: str, service: tuple[str, str | None, str | None]
 ) -> Iterator[TrainerPair]:
     """``service``: the inference gateway's address, its admin key, and the model that is trained. Used by the first
@@ -144,7 +144,7 @@ def connected_pair(
         admin = load_admin_key(str(key_file)) if key_file is not None else None
         stack.callback(publisher.remove)
         gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
-        endpoint = stack.enter_context(serving({"actor": publisher}, admin))
+        endpoint = stack.enter_context(serve_endpoint({"actor": publisher}, admin))
         pair = TrainerPair(
             "actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, publisher, key
         )

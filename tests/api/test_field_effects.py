@@ -26,13 +26,13 @@ from areal.api.cli_args import (
 )
 from areal.api.config.fields import hints_of
 from areal.rollout.engine import sampling_fields
-from areal.training.algorithms.actor import ActorLoss, with_second_moment_mask
-from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
+from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask
+from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 from areal.training.algorithms.losses import dpo_loss
 from areal.training.batches import micro_batches
 from areal.training.engines import learning_rate
 from areal.training.engines.fsdp import cut_of
-from areal.training.engines.huggingface import clipped_norm, make_optimizer
+from areal.training.engines.huggingface import clip_gradients, make_optimizer
 from areal.training.trainers.ppo import critic_loss
 from tests.api.test_fields import EXPERIMENTS, classes_below, fields_of, marks_of
 from tests.training.algorithms.test_presets import GROUPS, LONGEST, case
@@ -75,9 +75,9 @@ def gradient(**settings: Any) -> Tensor:
         batch["proximal"] = batch["logprobs"] + 0.4 * torch.cos(torch.arange(LONGEST + 1.0))
     if config.prox_logp_method == "loglinear":
         del batch["proximal"]
-    micro = prepared(batch, GROUPS, config, AuxiliaryOutputs(reference))
+    micro = prepare(batch, GROUPS, config, AuxiliaryOutputs(reference))
     if config.m2_threshold is not None:
-        micro = with_second_moment_mask(micro, config.m2_threshold)
+        micro = add_second_moment_mask(micro, config.m2_threshold)
     leaf = logits.clone().requires_grad_()
     torch.autograd.backward(ActorLoss(config, version=3)(leaf, micro))
     assert leaf.grad is not None
@@ -226,7 +226,7 @@ def weights_after(**settings: Any) -> Tensor:
             group["lr"] = learning_rate(config, step, 4)
         optimizer.zero_grad()
         torch.autograd.backward(model(torch.ones(2, 3) * step).square().sum())
-        clipped_norm(optimizer, config.gradient_clipping)
+        clip_gradients(optimizer, config.gradient_clipping)
         optimizer.step()
     return model.weight.detach()
 

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher
 from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
@@ -52,7 +52,7 @@ def trainer(box: Box, folder: Path) -> Iterator[TrainerPair]:
     publisher = open_publisher("disk", folder / "weights", config_files(MODEL))
     with (
         weight_update_gateway(folder, key_file, folder / "weight_update.log") as gateway,
-        serving({"actor": publisher}, load_admin_key(str(key_file))) as endpoint,
+        serve_endpoint({"actor": publisher}, load_admin_key(str(key_file))) as endpoint,
     ):
         to = {"inference_gateway_url": box.url, "model": "theirs"}
         pair = TrainerPair("actor", "disk", gateway, endpoint, to, publisher, box.key)

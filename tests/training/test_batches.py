@@ -14,7 +14,7 @@ from areal.training.batches import (
     Fold,
     MicroBatches,
     PackedRows,
-    filled,
+    fill_rows,
     lengths,
     micro_batches,
     minibatches,
@@ -22,9 +22,9 @@ from areal.training.batches import (
     partition,
     plan,
     select,
-    shared_groups,
-    spread,
-    trimmed,
+    split_groups,
+    split_rows,
+    trim,
 )
 
 
@@ -53,7 +53,7 @@ def test_select_is_no_wider_than_what_was_selected() -> None:
 
 
 def test_trimmed_an_empty_batch_keeps_one_column() -> None:
-    assert trimmed({"attention_mask": torch.zeros(2, 5)})["attention_mask"].shape == (2, 1)
+    assert trim({"attention_mask": torch.zeros(2, 5)})["attention_mask"].shape == (2, 1)
 
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
@@ -110,7 +110,7 @@ def test_spread_gives_every_rank_as_many_rows_and_keeps_groups_together(ranks, g
     each = data.draw(st.integers(1, 5))
     count = ranks * group * each
     lengths = data.draw(st.lists(st.integers(1, 50), min_size=count, max_size=count))
-    shares = spread(lengths, ranks, group)
+    shares = split_rows(lengths, ranks, group)
     assert _all(shares, count)
     for share in shares:
         assert len(share) == group * each
@@ -121,7 +121,7 @@ def test_spread_gives_every_rank_as_many_rows_and_keeps_groups_together(ranks, g
 
 def test_spread_what_does_not_divide_is_an_error() -> None:
     with pytest.raises(ValueError, match="3 rows in groups of 1 cannot be shared equally by 2 ranks"):
-        spread([1, 2, 3], 2)
+        split_rows([1, 2, 3], 2)
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(2, 3), st.integers(1, 100))
@@ -140,9 +140,9 @@ def test_shared_groups_are_whole_and_everybody_has_one(groups, ranks) -> None:
     numbers = [number for number, group in enumerate(groups) for _ in group]
     if len(groups) < ranks:
         with pytest.raises(ValueError, match="too few"):
-            shared_groups(lengths, numbers, ranks)
+            split_groups(lengths, numbers, ranks)
         return
-    shares = shared_groups(lengths, numbers, ranks)
+    shares = split_groups(lengths, numbers, ranks)
     assert sorted(row for share in shares for row in share) == list(range(len(lengths)))
     assert all(shares)
     owners = [{numbers[row] for row in share} for share in shares]
@@ -204,7 +204,7 @@ def test_packed_every_token_sees_what_it_saw(groups: list[tuple[list[int], list[
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=60))
 def test_filled_has_each_once_and_no_row_longer_than_the_longest(sizes: list[int]) -> None:
-    rows = filled(sizes)
+    rows = fill_rows(sizes)
     assert sorted(number for row in rows for number in row) == list(range(len(sizes)))
     assert max(sum(sizes[number] for number in row) for row in rows) == max(sizes)
 

@@ -69,7 +69,7 @@ class TransferProgress:
 # nowhere once the process is gone.
 #
 # A reader may compute with what it has mapped: a ``MemoryLease`` keeps the file as it is, and a writer that cannot
-# ``seize`` it writes to another one. Locks of the kernel (flock), so that no death leaves one behind. The file is
+# ``try_lock`` it writes to another one. Locks of the kernel (flock), so that no death leaves one behind. The file is
 # sealed against a change of length: no reader's mapping ends in a SIGBUS.
 
 _FIRST = 10_000
@@ -97,15 +97,15 @@ class MemoryFile:
             os.close(self._file)
             raise
 
-    def seize(self) -> bool:
-        """Keep readers out, for writing, until ``yield_up``; False where one has it on lease."""
+    def try_lock(self) -> bool:
+        """Keep readers out, for writing, until ``unlock``; False where one has it on lease."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         return True
 
-    def yield_up(self) -> None:
+    def unlock(self) -> None:
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def remove(self) -> None:

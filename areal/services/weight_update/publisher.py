@@ -148,7 +148,7 @@ def _lost_workers() -> Iterator[None]:
         raise ApiError(502, f"the process group broke: {error}", code="group_broken") from error
 
 
-def serving(
+def serve_endpoint(
     publishers: dict[str, WeightPublisher], key: AdminKey | None, host: str = "127.0.0.1", port: int = 0
 ) -> contextlib.AbstractContextManager[str]:
     """The endpoint's address while the block runs."""

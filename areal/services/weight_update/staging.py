@@ -165,7 +165,7 @@ class FolderPublisher:
             written.add(name)
         if missing := place.image.names - written:
             raise ArealError(f"the weights have lost {sorted(missing)[0]}, which they had before")
-        place.image.yield_up()
+        place.image.unlock()
         place.version = version
         self._places.remove(place)
         self._places.append(place)
@@ -176,7 +176,7 @@ class FolderPublisher:
         ours where writing fails: nobody reads half of anything."""
         newest = self.staged_version
         spares = [place for place in self._places if place.version is None or place.version != newest]
-        free = [place for place in spares if place.version is None or place.image.seize()]
+        free = [place for place in spares if place.version is None or place.image.try_lock()]
         for spare in free[1:]:  # of times when more were taken
             self._give_up(spare)
         return free[0] if free else None
@@ -188,7 +188,7 @@ class FolderPublisher:
         folder = next(self.root / f"m{n}" for n in range(_MOST_IN_MEMORY) if f"m{n}" not in taken)
         folder.mkdir(exist_ok=True)
         place = _Place(folder, Image(layout_of(weights), folder / _FILE))
-        place.image.seize()
+        place.image.try_lock()
         _copy_into(folder, self.config_files)
         self._places.append(place)
         return place

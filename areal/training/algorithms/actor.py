@@ -97,7 +97,7 @@ class ActorLoss:
         loss = self._aggregation.mean(per_token, mask) * self.share
         approximation = {}
         if config.prox_logp_method == "metrics":
-            guessed = interpolated_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
+            guessed = interpolate_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
             approximation = {"prox_logp_error": (guessed - proximal).abs()}
         self._note(
             mask,
@@ -131,7 +131,7 @@ class ActorLoss:
         if not self.config.use_decoupled_loss:
             return micro["logprobs"]
         if self.config.prox_logp_method == "loglinear":
-            return interpolated_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
+            return interpolate_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
         return logprobs.detach()
 
     @torch.no_grad()
@@ -266,7 +266,7 @@ def second_moment_bound(squares: Tensor, threshold: float) -> float:
     return float(below[-1]) if len(below) else -1.0
 
 
-def interpolated_proximal(behavior: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:
+def interpolate_proximal(behavior: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:
     """A-3PO (arXiv 2512.06547): the proximal log probabilities without a forward pass, between those of the behavior
     and the current policy. ``versions`` [B, T] sampled each token, ``version`` is being optimized.
 
@@ -277,7 +277,7 @@ def interpolated_proximal(behavior: Tensor, current: Tensor, versions: Tensor, v
     return (1 - alpha) * behavior + alpha * current.detach()
 
 
-def with_second_moment_mask(
+def add_second_moment_mask(
     batch: Mapping[str, Tensor], threshold: float, gather: Callable[[Tensor], list[Tensor]] = lambda mine: [mine]
 ) -> dict[str, Tensor]:
     """``batch`` with ``second_moment_mask`` [B, T], the tokens that M2PO keeps. ``gather``: what every rank passes."""

@@ -1,6 +1,6 @@
 """From sampled rows to advantages and returns, by the settings of a ``PPOActorConfig``.
 
-In order (``prepared``): shape each reward; normalize rewards over their group or the batch; leave truncated answers
+In order (``prepare``): shape each reward; normalize rewards over their group or the batch; leave truncated answers
 without a reward, or out of the loss, where that is asked for; spread rewards over tokens, less a penalty on the
 divergence from the reference; estimate advantages; normalize those.
 
@@ -29,7 +29,7 @@ _LOG_BOUND = 30.0
 KLEstimator = Literal["k1", "k2", "k3"]
 
 
-def shaped(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> Tensor:
+def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> Tensor:
     """``clip(scaling * (reward + overlong penalty + bias), +-reward_clip)``: ``rewards`` [B] and ``lengths`` [B] in
     generated tokens -> [B].
 
@@ -83,7 +83,7 @@ def alone(sums: Tensor) -> Tensor:
     return sums
 
 
-def normalized(values: Tensor, mask: Tensor, groups: Tensor, how: NormConfig, reduce: Reduce = alone) -> Tensor:
+def normalize(values: Tensor, mask: Tensor, groups: Tensor, how: NormConfig, reduce: Reduce = alone) -> Tensor:
     """``values`` and ``mask`` [B, T] or [B], ``groups`` [B] of integers -> like ``values``, zero outside the mask.
     ``mean_leave1out`` compares each with the mean of the others (RLOO, arXiv 2402.14740).
 
@@ -143,7 +143,7 @@ class Advantages:
     returns: Tensor
 
 
-def by_token(
+def gae_by_token(
     rewards: Tensor,
     values: Tensor,
     loss_mask: Tensor,
@@ -171,7 +171,7 @@ def by_token(
     return Advantages(advantages, (advantages + values) * active)
 
 
-def by_turn(
+def gae_by_turn(
     rewards: Tensor,
     values: Tensor,
     loss_mask: Tensor,
@@ -181,8 +181,9 @@ def by_turn(
     gae_lambda: float | Tensor,
     bootstrap: Tensor | None = None,
 ) -> Advantages:
-    """As ``by_token`` with one timestep for each generated turn: its reward is the sum over its tokens, its value that
-    of its first token, and all of its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated turns."""
+    """As ``gae_by_token`` with one timestep for each generated turn: its reward is the sum over its tokens, its value
+    that of its first token, and all of its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated turns.
+    """
     turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
     if turns <= 0:
         return Advantages(torch.zeros_like(rewards), torch.zeros_like(rewards))
@@ -194,7 +195,9 @@ def by_turn(
     previous = torch.where(active, place, -1).cummax(1).values
     opens = active & (torch.nn.functional.pad(previous, (1, 0), value=-1)[:, :-1] != place)
     turn_values = values.new_zeros(shape).scatter_add_(1, place, values * opens)
-    turned = by_token(turn_rewards, turn_values, present, discount=discount, gae_lambda=gae_lambda, bootstrap=bootstrap)
+    turned = gae_by_token(
+        turn_rewards, turn_values, present, discount=discount, gae_lambda=gae_lambda, bootstrap=bootstrap
+    )
     return Advantages(turned.advantages.gather(1, place) * active, turned.returns.gather(1, place) * active)
 
 
@@ -232,7 +235,7 @@ class AuxiliaryOutputs:
     after: Tensor | None = None
 
 
-def prepared(
+def prepare(
     batch: Mapping[str, Tensor],
     groups: Tensor,
     config: PPOActorConfig,
@@ -248,9 +251,9 @@ def prepared(
     assert not isinstance(config.adv_norm, bool), "the configuration has made a norm of its older flag"
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
-    rewards = shaped(batch["rewards"].float(), mask.sum(1), config)
+    rewards = shape_rewards(batch["rewards"].float(), mask.sum(1), config)
     if config.reward_norm is not None:
-        rewards = normalized(rewards, torch.ones_like(rewards), groups, config.reward_norm, reduce)
+        rewards = normalize(rewards, torch.ones_like(rewards), groups, config.reward_norm, reduce)
     if config.mask_no_eos_with_zero:  # after the norm, where 0 is neither reward nor punishment
         rewards = torch.where(truncated, torch.zeros_like(rewards), rewards)
     if config.mask_truncated_completions:  # after the rewards: a group's baseline has them
@@ -269,7 +272,7 @@ def prepared(
         estimated = _advantages(rewards, penalty, batch, mask, truncated, config, auxiliary)
     advantages = estimated.advantages
     if config.adv_norm is not None:
-        advantages = normalized(advantages, mask, groups, config.adv_norm, reduce)
+        advantages = normalize(advantages, mask, groups, config.adv_norm, reduce)
     return {**batch, "advantages": advantages, "returns": estimated.returns, "shaped_rewards": rewards}
 
 
@@ -301,14 +304,14 @@ def _advantages(
     if config.gae_timestep_unit == "turn":
         # The penalty stays with its own token: a turn's worth is what it led to.
         spread, turns = token_rewards(rewards, mask), batch["turn_ids"].long()
-        turned = by_turn(spread, values, mask, turns, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
+        turned = gae_by_turn(spread, values, mask, turns, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
         return turned if penalty is None else Advantages(turned.advantages - penalty, turned.returns)
     spread = token_rewards(rewards, mask, penalty)
     if auxiliary.values is None and config.discount == 1.0 and config.gae_lambda == 1.0:
         # Without a critic and a discount an advantage is the sum of what is still to come.
         coming = spread.flip(1).cumsum(1).flip(1) * mask
         return Advantages(coming, coming)
-    return by_token(spread, values, mask, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
+    return gae_by_token(spread, values, mask, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
 
 
 def _own(

@@ -31,19 +31,19 @@ from areal.training.batches import (
     PackedRows,
     lengths,
     micro_batches,
-    moved,
     pack,
     select,
+    to_device,
 )
 from areal.training.engines import learning_rate
 from areal.training.engines.huggingface import (
-    clipped_norm,
-    cost_of,
-    dtype_named,
+    clip_gradients,
+    dtype_by_name,
     load_model,
     make_optimizer,
+    packing_cost,
     set_training,
-    sharded,
+    shard_model,
 )
 from areal.training.ranks import Ranks
 from areal.training.run_folder import copy_missing
@@ -73,8 +73,8 @@ class FSDPEngine:
 
     def __post_init__(self) -> None:
         model = load_model(self.config, self.ranks)
-        self._cost = cost_of(model)
-        self.model = sharded(model, self.config, self.ranks)
+        self._cost = packing_cost(model)
+        self.model = shard_model(model, self.config, self.ranks)
         if self.config.optimizer is not None:
             self.optimizer = make_optimizer(self.model, self.config.optimizer)
         self._leave_evaluation()
@@ -89,7 +89,7 @@ class FSDPEngine:
 
     @property
     def dtype(self) -> torch.dtype:
-        return dtype_named(self.config.dtype)
+        return dtype_by_name(self.config.dtype)
 
     # -- forward
 
@@ -111,7 +111,7 @@ class FSDPEngine:
         """Rows of the batch, on the ranks' device."""
         chosen, device = select(batch, part), self.ranks.device
         rows = pack(chosen, self._cost, last=self.config.is_critic) if self._cost is not None else None
-        return moved(chosen, device), rows.to(device) if rows is not None else None
+        return to_device(chosen, device), rows.to(device) if rows is not None else None
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
@@ -154,7 +154,7 @@ class FSDPEngine:
             self._backward(micro, packed, loss_fn, weight / total, last=number == len(micros) - 1)
             for number, ((micro, packed, _), weight) in enumerate(zip(micros, weights, strict=True))
         ]
-        norm = clipped_norm(self.optimizer, self.config.optimizer.gradient_clipping)
+        norm = clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping)
         loss = self.ranks.all_sum(torch.stack(losses).sum())
         if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
             raise NonFinite(

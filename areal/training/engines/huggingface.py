@@ -38,7 +38,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.is_critic:
         about.num_labels = 1
     settings = _attention(config.attn_impl)
-    dtype = dtype_named(config.optimizer_dtype)
+    dtype = dtype_by_name(config.optimizer_dtype)
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
     else:
@@ -70,7 +70,7 @@ def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
                     setattr(module, name, 0.0)
 
 
-def sharded(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
+def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     """``model`` with its parameters spread over the ranks, one unit for each decoder layer. One rank has it whole."""
     if ranks.group is None:
         return model
@@ -79,8 +79,8 @@ def sharded(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Mod
 
     mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("dp_shard",))
     policy = MixedPrecisionPolicy(
-        param_dtype=dtype_named(config.dtype),
-        reduce_dtype=dtype_named(config.grad_reduce_dtype),
+        param_dtype=dtype_by_name(config.dtype),
+        reduce_dtype=dtype_by_name(config.grad_reduce_dtype),
         cast_forward_inputs=False,
     )
     for layer in decoder_layers(model):
@@ -112,7 +112,7 @@ def _attention(asked: str) -> dict[str, Any]:
     return {"attn_implementation": asked}
 
 
-def cost_of(model: nn.Module) -> Cost | None:
+def packing_cost(model: nn.Module) -> Cost | None:
     """Of computing rows that share a row; None for a model that cannot be told what each token sees."""
     about: Any = model.config
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
@@ -169,7 +169,7 @@ def _about(loader: Any, path: str) -> Any:
         raise NotFound(f"{path} is no model: {str(error).splitlines()[0]}") from error
 
 
-def dtype_named(name: str) -> torch.dtype:
+def dtype_by_name(name: str) -> torch.dtype:
     try:
         return DTYPES[name]
     except KeyError:
@@ -195,7 +195,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
 
 
-def clipped_norm(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
+def clip_gradients(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
     """Scale the gradients to a norm of at most ``most``; the norm as it was, over all ranks, as a scalar tensor."""
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
     norm = torch.nn.utils.clip_grad_norm_(trained, most if most > 0 else float("inf"))

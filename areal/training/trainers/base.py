@@ -28,7 +28,7 @@ from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine
 from areal.training.frontier import DataOrder
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Timings, open_trackers, prometheus
-from areal.training.ranks import Ranks, ensure_layout, joined_ranks
+from areal.training.ranks import Ranks, ensure_layout, join_ranks
 from areal.training.run_folder import run_folder
 
 
@@ -100,7 +100,7 @@ class Trainer(abc.ABC):
             raise
 
     def _open(self) -> None:
-        self.ranks: Ranks = self.stack.enter_context(joined_ranks())
+        self.ranks: Ranks = self.stack.enter_context(join_ranks())
         torch.manual_seed(self.config.seed)  # the same on every rank: what is new in a model is made before it is cut
         self.folder = run_folder(self.config)
         data, count = self.config.train_dataset, len(self._needed(self.train_dataset, "train_dataset"))

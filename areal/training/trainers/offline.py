@@ -23,7 +23,7 @@ from areal.training.algorithms.losses import (
     sft_loss,
     token_logprobs,
 )
-from areal.training.batches import Batch, lengths, paired_batch, select, spread, token_batch
+from areal.training.batches import Batch, lengths, paired_batch, select, split_rows, token_batch
 from areal.training.metrics import Metrics
 from areal.training.trainers.base import Trainer
 
@@ -90,7 +90,7 @@ class OfflineTrainer(Trainer):
         if missing:
             batch = select(batch, [*range(count), *(number % count for number in range(missing))])
             batch["loss_mask"][count:] = False
-        return select(batch, spread(lengths(batch), self.ranks.size, self.rows_a_sample)[self.ranks.rank])
+        return select(batch, split_rows(lengths(batch), self.ranks.size, self.rows_a_sample)[self.ranks.rank])
 
     def _check_tokens(self, batch: Batch) -> None:
         """Raises UsageFault for a token that the model has no place for."""

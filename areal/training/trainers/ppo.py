@@ -26,15 +26,15 @@ from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, remove_steps, write_step
 from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
-from areal.training.algorithms.actor import ActorLoss, rows_with_gradient, with_second_moment_mask
-from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, prepared
+from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask, rows_with_gradient
+from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, prepare
 from areal.training.algorithms.losses import masked_mean, token_logprobs, value_loss
-from areal.training.batches import Batch, lengths, minibatches, select, shared_groups
+from areal.training.batches import Batch, lengths, minibatches, select, split_groups
 from areal.training.frontier import Frontier
 from areal.training.metrics import Metrics, labels
-from areal.training.services import connected_pair, is_probed, own_service, publish
+from areal.training.services import connect_pair, is_probed, own_service, publish
 from areal.training.trainers.base import Trainer
-from areal.training.trainers.rollouts import PromptStream, RolloutBatch, RolloutSource, Sampling, each_once
+from areal.training.trainers.rollouts import PromptStream, RolloutBatch, RolloutSource, Sampling, number_rows
 
 _log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class PPOTrainer(Trainer):
             if self.metrics_url is not None:
                 self.rollout.register_scrape_target(urlsplit(self.metrics_url).netloc, labels(self.config))
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
-            pair = connected_pair(mode, self.folder, self.config.actor.path, self.rollout.service())
+            pair = connect_pair(mode, self.folder, self.config.actor.path, self.rollout.service())
             self.pair = self.stack.enter_context(pair)
         self.run()
 
@@ -186,7 +186,7 @@ class PPOTrainer(Trainer):
             taken: RolloutBatch | None = self.ranks.broadcast(self._take())
         if taken is None:
             raise stopping.Stopped
-        share = shared_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
+        share = split_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
         with self.timings.of("prepare"):
             batch = self._prepared(select(taken.batch, share), taken.groups[share])
         metrics = self._divergence(batch)
@@ -230,9 +230,9 @@ class PPOTrainer(Trainer):
             batch = {**batch, "old_values": values.cpu()}
         if self._recomputes():
             batch = {**batch, "proximal": self.actor.forward(batch, self._logprobs).cpu()}
-        batch = prepared(batch, groups, config, auxiliary, self._summed)
+        batch = prepare(batch, groups, config, auxiliary, self._summed)
         if config.m2_threshold is not None:
-            batch = with_second_moment_mask(batch, config.m2_threshold, self.ranks.all_gather)
+            batch = add_second_moment_mask(batch, config.m2_threshold, self.ranks.all_gather)
         return batch
 
     def _summed(self, sums: Tensor) -> Tensor:
@@ -341,7 +341,7 @@ class PPOTrainer(Trainer):
         metrics: Metrics = {}
         if self.rollout is not None:
             workflow, kwargs = self._evaluation
-            rows, samples = each_once(self.valid_dataset), 1
+            rows, samples = number_rows(self.valid_dataset), 1
             if self.config.eval_gconfig is not None:
                 samples = self.config.eval_gconfig.n_samples
             given = self.rollout.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)

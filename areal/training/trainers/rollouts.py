@@ -49,7 +49,7 @@ class Prompt(dict[str, Any]):
         self.row = row
 
 
-def each_once(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
+def number_rows(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
     """For evaluation: the rows in their order, counted from ``start``."""
     return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
 
@@ -327,7 +327,7 @@ class Evaluation:
         samples = asked if asked > 1 else self.config.gconfig.n_samples
         progress, rewards = ProgressLine(len(self.dataset)), list[float]()
         for first in range(0, len(self.dataset), size):
-            rows = each_once([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
+            rows = number_rows([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
             kwargs = eval_workflow_kwargs or workflow_kwargs
             given = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
             rewards += [float(reward) for each in given for reward in each.trajectory["rewards"]]

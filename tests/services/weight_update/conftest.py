@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher, probe
 from areal.training.run_folder import config_files
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready
@@ -39,7 +39,7 @@ class Side:
         publisher = open_publisher(mode, folder or self.folder / name, config_files(MODEL))
         self.stack.callback(publisher.remove)
         key = load_admin_key(str(self.processes.key_file))
-        url = self.stack.enter_context(serving({name: publisher}, key))
+        url = self.stack.enter_context(serve_endpoint({name: publisher}, key))
         workers = inference or {"inference_worker_urls": [proxy.url for proxy in self.proxies]}
         return TrainerPair(name, mode, self.gateway.url, url, workers, publisher, self.processes.key)
 

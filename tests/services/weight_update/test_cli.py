@@ -10,7 +10,7 @@ import pytest
 
 from areal.cli.main import run
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher
 from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
@@ -38,7 +38,7 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
     key = load_admin_key(str(processes.key_file))
     with ExitStack() as stack:
         gateway = stack.enter_context(weight_update_gateway(job, processes.key_file, log))
-        endpoint = stack.enter_context(serving({"actor": publisher}, key))
+        endpoint = stack.enter_context(serve_endpoint({"actor": publisher}, key))
         pair = TrainerPair(
             "actor", "disk", gateway, endpoint, {"inference_worker_urls": [proxy.url]}, publisher, processes.key
         )

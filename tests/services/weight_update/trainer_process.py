@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_update.publisher import TrainerPair, serving
+from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher
 from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
@@ -37,7 +37,7 @@ def main(folder: str, mode: str, key_file: str, proxy: str, when: str) -> None:
     publisher = open_publisher(mode, Path(folder) / "weights", config_files(MODEL))
     key = Path(key_file)
     with weight_update_gateway(Path(folder), key, Path(folder) / "gateway.log") as gateway:
-        with serving({"actor": publisher}, load_admin_key(key_file)) as endpoint:
+        with serve_endpoint({"actor": publisher}, load_admin_key(key_file)) as endpoint:
             worker = {"inference_worker_urls": [proxy]}
             pair = TrainerPair("actor", mode, gateway, endpoint, worker, publisher, key.read_text())
             pair.connect()

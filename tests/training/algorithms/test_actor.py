@@ -7,7 +7,7 @@ from torch import Tensor
 from areal.api.algorithm_api import LossInputs
 from areal.api.cli_args import PPOActorConfig, RejectionSamplingConfig
 from areal.errors import UsageFault
-from areal.training.algorithms.actor import ActorLoss, rows_with_gradient, with_second_moment_mask
+from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask, rows_with_gradient
 from areal.training.algorithms.losses import token_logprobs
 
 
@@ -96,7 +96,7 @@ def _in_parts(loss: ActorLoss, logits: torch.Tensor, batch: dict[str, torch.Tens
 def test_second_moment_mask_is_the_same_however_the_batch_is_cut() -> None:
     logits, micro = _case()
     moved = torch.tensor([[0, 0.1, 2.0, 0.1, 0], [0, 0, 0.1, 1.0, 0.1], [0, 1.5, 0, 0, 0]])
-    batch = with_second_moment_mask({**micro, "proximal": micro["logprobs"] - moved}, 0.21)
+    batch = add_second_moment_mask({**micro, "proximal": micro["logprobs"] - moved}, 0.21)
     assert batch["second_moment_mask"].sum() == 5  # of 7
     config = PPOActorConfig(use_decoupled_loss=True, m2_threshold=0.21)
     whole = _gradient(ActorLoss(config), logits, batch)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api.cli_args import RejectionSamplingConfig as Rejection
-from areal.training.algorithms.actor import correction, interpolated_proximal, second_moment_bound
+from areal.training.algorithms.actor import correction, interpolate_proximal, second_moment_bound
 
 PROX = torch.log(torch.tensor([[0.5, 0.9, 0.2, 0.5], [0.5, 0.6, 0.4, 0.5]]))
 BEHAVIOUR = torch.log(torch.tensor([[0.5, 0.1, 0.4, 0.5], [0.5, 0.5, 0.5, 0.5]]))
@@ -107,5 +107,5 @@ def test_second_moment_bound_leaves_out_what_is_not_finite() -> None:
 
 def test_interpolated_proximal_fresh_tokens_are_the_behaviours_own() -> None:
     behavior, current = torch.full((1, 3), -2.0), torch.full((1, 3), -1.0)
-    got = interpolated_proximal(behavior, current, torch.tensor([[-1, 4, 2]]), 5)
+    got = interpolate_proximal(behavior, current, torch.tensor([[-1, 4, 2]]), 5)
     torch.testing.assert_close(got[0, 1:], torch.tensor([-2.0, -2 + 2 / 3]))

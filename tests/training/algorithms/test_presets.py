@@ -13,7 +13,7 @@ from torch import Tensor
 from areal.api.cli_args import PRESETS, PPOActorConfig
 from areal.api.config.fields import Faults, build
 from areal.training.algorithms.actor import ActorLoss
-from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
+from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 from areal.training.algorithms.losses import token_logprobs
 
 LONGEST = 8
@@ -147,7 +147,7 @@ def test_preset_has_the_gradient_of_its_paper(preset: str) -> None:
     config = config_of(preset)
     if config.recompute_logprob:
         batch["proximal"] = token_logprobs(logits, batch["input_ids"])
-    micro = prepared(batch, GROUPS, config, AuxiliaryOutputs(reference))
+    micro = prepare(batch, GROUPS, config, AuxiliaryOutputs(reference))
     got = logits.clone().requires_grad_()
     torch.autograd.backward(ActorLoss(config)(got, micro))
     assert leaf.grad is not None and got.grad is not None

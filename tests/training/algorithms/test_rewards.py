@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from areal.api.cli_args import PPOActorConfig
-from areal.training.algorithms.advantages import kl_estimate, shaped, token_rewards
+from areal.training.algorithms.advantages import kl_estimate, shape_rewards, token_rewards
 
 OVERLONG: dict[str, Any] = {"overlong_reward_penalty": True, "overlong_tokens": 4, "max_new_tokens": 10}
 
 
 def test_shaped_scales_after_the_bias_and_clips_last() -> None:
     config = PPOActorConfig(reward_scaling=10, reward_bias=-0.5, reward_clip=20)
-    got = shaped(torch.tensor([1.0, 0.0, 9.0]), torch.zeros(3), config)
+    got = shape_rewards(torch.tensor([1.0, 0.0, 9.0]), torch.zeros(3), config)
     assert got.tolist() == [5.0, -5.0, 20.0]
 
 
 def test_shaped_overlong_answers_lose_in_proportion_to_their_excess() -> None:
     config = PPOActorConfig(**OVERLONG, overlong_penalty_factor=2.0)
-    got = shaped(torch.ones(4), torch.tensor([6, 7, 8, 10]), config)
+    got = shape_rewards(torch.ones(4), torch.tensor([6, 7, 8, 10]), config)
     assert got.tolist() == [1.0, 0.5, 0.0, -1.0]
 
 
@@ -36,14 +36,14 @@ def test_shaped_adds_the_overlong_punishment_to_the_reward_before_bias_scale_and
         **OVERLONG, reward_scaling=10, reward_bias=-0.5, reward_clip=12, overlong_penalty_factor=factor
     )
     lengths = [0, 6, 7, 9, 10, 11]
-    got = shaped(torch.ones(6), torch.tensor(lengths), config)
+    got = shape_rewards(torch.ones(6), torch.tensor(lengths), config)
     want = [max(-12.0, (1.0 + factor * dapo_punishment(length, 10, 4) - 0.5) * 10) for length in lengths]
     assert got.tolist() == pytest.approx(want)
 
 
 def test_shaped_overlong_without_a_limit_is_an_error() -> None:
     with pytest.raises(ValueError, match="max_new_tokens"):
-        shaped(torch.ones(1), torch.ones(1), PPOActorConfig(overlong_reward_penalty=True, overlong_tokens=4))
+        shape_rewards(torch.ones(1), torch.ones(1), PPOActorConfig(overlong_reward_penalty=True, overlong_tokens=4))
 
 
 def test_kl_estimates_of_many_samples_agree_with_the_divergence() -> None:

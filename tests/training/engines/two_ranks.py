@@ -9,10 +9,10 @@ import torch
 
 from areal.api.cli_args import MicroBatchSpec
 from areal.training.__main__ import end
-from areal.training.batches import lengths, select, spread
+from areal.training.batches import lengths, select, split_rows
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines.fsdp import FSDPEngine
-from areal.training.ranks import joined_ranks
+from areal.training.ranks import join_ranks
 from tests.training.engines.models import (
     AGGREGATIONS,
     STILL,
@@ -28,10 +28,10 @@ model, out = (Path(argument) for argument in sys.argv[1:3])
 
 
 def main() -> int:
-    with joined_ranks(timeout_s=60) as ranks:
+    with join_ranks(timeout_s=60) as ranks:
         engine = FSDPEngine(config(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=40)), ranks, total_steps=4)
         whole = batch()
-        mine = select(whole, spread(lengths(whole), ranks.size)[ranks.rank])
+        mine = select(whole, split_rows(lengths(whole), ranks.size)[ranks.rank])
         updates = [engine.train_batch(mine, sft, tokens) for _ in range(2)]
         loss = engine.eval_batch(mine, sft, tokens)
         with Checkpoints(out / "checkpoints").writing(2, ranks) as (folder, state):

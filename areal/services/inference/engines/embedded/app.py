@@ -503,8 +503,8 @@ def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
 
     layout = read_layout(given)
     for image in member.images:
-        if image.layout == layout and image.seize():
-            image.yield_up()  # who reads it waits for each tensor
+        if image.layout == layout and image.try_lock():
+            image.unlock()  # who reads it waits for each tensor
             member.images.remove(image)
             break
     else:

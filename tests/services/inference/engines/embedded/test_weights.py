@@ -159,16 +159,16 @@ def test_weights_in_memory_are_mapped_once_and_lent_for_as_long_as_they_are_comp
     images = [_written(folder, models[0]) for folder in turns]
     for version in range(1, 6):
         image, model = images[version % 2], models[version % 3]
-        assert image.seize()
+        assert image.try_lock()
         for name, tensor in model.state_dict().items():
             image.write(name, tensor)
         with pytest.raises(ArealError, match="is being written"):
             harness.engine.load_weights(turns[version % 2], version)
-        image.yield_up()
+        image.unlock()
         harness.engine.load_weights(turns[version % 2], version)
         (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
         assert gap(model, sequence) < 1e-4
-        assert not image.seize()
+        assert not image.try_lock()
     assert [_mappings(folder) for folder in turns] == [2, 2]  # the writer's, and ours
     harness.engine.forget_weights()
     images[1].remove()  # a trainer that is gone: what we compute with stays
@@ -188,15 +188,15 @@ def test_weights_that_were_lent_are_not_written_by_what_follows(tmp_path: Path, 
     before = image.body.clone()
     harness.engine.load_weights(tmp_path / "shared", 1)
     harness.engine.release_memory().result(30)
-    assert image.seize()
-    image.yield_up()
+    assert image.try_lock()
+    image.unlock()
     harness.engine.restore_memory().result(30)
     (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
     assert gap(models[1], sequence) < 1e-4
     harness.engine.load_weights(tmp_path / "shared", 2)
     harness.engine.load_weights(tmp_path / "2", 3)
     assert torch.equal(image.body, before)
-    assert image.seize()
+    assert image.try_lock()
     (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
     assert gap(models[2], sequence) < 1e-4
     image.remove()
@@ -210,7 +210,7 @@ def test_weights_in_memory_with_a_nan_are_refused_and_given_back(tmp_path: Path,
     image = _written(tmp_path / "shared", new)
     with pytest.raises(ArealError, match=r"layers\.1\.mlp\.up_proj\.weight holds values that are not finite"):
         harness.engine.stage_weights(tmp_path / "shared", 1)
-    assert image.seize()
+    assert image.try_lock()
     (sequence,) = harness.run([5, 6, 7], max_new_tokens=10)
     assert gap(old, sequence) < 1e-4
     image.remove()

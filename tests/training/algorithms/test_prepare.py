@@ -6,8 +6,8 @@ import torch
 from areal.api.algorithm_api import AdvantageInputs
 from areal.api.cli_args import NormConfig, PPOActorConfig
 from areal.errors import UsageFault
-from areal.training.algorithms.actor import squared_log_ratios, with_second_moment_mask
-from areal.training.algorithms.advantages import AuxiliaryOutputs, prepared
+from areal.training.algorithms.actor import add_second_moment_mask, squared_log_ratios
+from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 
 MASK = torch.tensor([[0, 1, 1, 0], [0, 1, 1, 1], [0, 1, 0, 0], [0, 1, 1, 1]])
 GROUPS = torch.tensor([0, 0, 1, 1])
@@ -29,7 +29,7 @@ def _config(**changes) -> PPOActorConfig:
 
 def test_grpo_every_token_of_an_answer_has_its_groups_normalised_reward() -> None:
     group = NormConfig(mean_level="group", std_level="group", group_size=2)
-    got = prepared(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, _config(reward_norm=group), AuxiliaryOutputs())["advantages"]
+    got = prepare(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, _config(reward_norm=group), AuxiliaryOutputs())["advantages"]
     high = 0.5 / (0.5**0.5 + 1e-5)
     want = torch.tensor([high, -high, 0.0, 0.0])[:, None] * MASK
     torch.testing.assert_close(got, want)
@@ -42,7 +42,7 @@ def test_scaled_clipped_and_batch_normalised_advantages_have_mean_zero_over_toke
         reward_clip=4.0,
         adv_norm=NormConfig(mean_level="batch", std_level="batch"),
     )
-    got = prepared(_batch([1.0, 0.0, 0.45, 1.0]), GROUPS, config, AuxiliaryOutputs())
+    got = prepare(_batch([1.0, 0.0, 0.45, 1.0]), GROUPS, config, AuxiliaryOutputs())
     assert got["shaped_rewards"].tolist() == pytest.approx([4.0, -4.0, -0.5, 4.0])
     active = got["advantages"][MASK.bool()]
     assert active.mean().item() == pytest.approx(0.0, abs=1e-6)
@@ -55,7 +55,7 @@ CUT = torch.tensor([True, False, False, False])
 def test_mask_no_eos_with_zero_is_zero_after_the_norm() -> None:
     group = NormConfig(mean_level="group", std_level=None)
     config = _config(mask_no_eos_with_zero=True, reward_norm=group)
-    got = prepared(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, AuxiliaryOutputs())
+    got = prepare(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, AuxiliaryOutputs())
     assert got["shaped_rewards"].tolist() == [0.0, -0.5, 0.5, -0.5]
     assert not got["advantages"][0].any()
     assert got["loss_mask"].equal(MASK)
@@ -64,7 +64,7 @@ def test_mask_no_eos_with_zero_is_zero_after_the_norm() -> None:
 def test_mask_truncated_completions_leaves_them_out_of_the_loss_and_in_the_baseline() -> None:
     group = NormConfig(mean_level="group", std_level=None)
     config = _config(mask_truncated_completions=True, reward_norm=group, adv_norm=NormConfig("batch"))
-    got = prepared(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, AuxiliaryOutputs())
+    got = prepare(_batch([1.0, 0.0, 1.0, 0.0], truncated=CUT), GROUPS, config, AuxiliaryOutputs())
     assert got["shaped_rewards"].tolist() == [0.5, -0.5, 0.5, -0.5]
     assert got["loss_mask"].tolist() == [[0, 0, 0, 0], *MASK.tolist()[1:]]
     rest = got["advantages"][MASK.bool() & ~CUT[:, None]]
@@ -75,7 +75,7 @@ def test_mask_truncated_completions_leaves_them_out_of_the_loss_and_in_the_basel
 @pytest.mark.parametrize("name", ["mask_truncated_completions", "mask_no_eos_with_zero"])
 def test_truncation_that_nobody_tells_is_an_error_where_a_setting_needs_it(name: str) -> None:
     with pytest.raises(UsageFault, match=f"actor.{name} needs to know which answers were cut off"):
-        prepared(_batch([1.0] * 4), GROUPS, _config(**{name: True}), AuxiliaryOutputs())
+        prepare(_batch([1.0] * 4), GROUPS, _config(**{name: True}), AuxiliaryOutputs())
 
 
 def test_overlong_penalty_factor_of_zero_is_no_penalty() -> None:
@@ -83,7 +83,7 @@ def test_overlong_penalty_factor_of_zero_is_no_penalty() -> None:
         config = _config(
             overlong_reward_penalty=True, overlong_tokens=2, max_new_tokens=4, overlong_penalty_factor=factor
         )
-        got = prepared(_batch([1.0] * 4), GROUPS, config, AuxiliaryOutputs())["shaped_rewards"]
+        got = prepare(_batch([1.0] * 4), GROUPS, config, AuxiliaryOutputs())["shaped_rewards"]
         assert got[1].item() == want  # 3 tokens of 4, of which the last 2 are charged
 
 
@@ -91,17 +91,17 @@ def test_second_moment_mask_is_that_of_all_tokens_of_all_ranks() -> None:
     proximal = torch.full((4, 4), -1.0)
     moved = torch.tensor([[0, 0.1, 0.1, 9], [0, 2.0, 0.1, 0.1], [0, 0.1, 9, 9], [0, 0.1, 0.1, 3.0]])
     batch = _batch([1.0] * 4, proximal=proximal) | {"logprobs": proximal + moved}
-    kept = with_second_moment_mask(batch, 0.6)["second_moment_mask"]
+    kept = add_second_moment_mask(batch, 0.6)["second_moment_mask"]
     assert kept.equal(MASK.bool() & (moved < 3.0))  # mean of squares (7 * 0.01 + 4) / 8; with the 9 it is above
     shares = [{name: column[rows] for name, column in batch.items()} for rows in ([0, 1], [2, 3])]
     squares = [squared_log_ratios(each["proximal"], each["logprobs"], each["loss_mask"]) for each in shares]
-    parts = [with_second_moment_mask(each, 0.6, lambda mine: squares)["second_moment_mask"] for each in shares]
+    parts = [add_second_moment_mask(each, 0.6, lambda mine: squares)["second_moment_mask"] for each in shares]
     assert torch.cat(parts).equal(kept)
 
 
 def test_divergence_from_the_reference_is_paid_for_from_each_token_on() -> None:
     reference = torch.full((4, 4), -1.5)  # k1 = 0.5 a token
-    got = prepared(_batch([1.0, 1.0, 1.0, 1.0]), GROUPS, _config(kl_ctl=0.1), AuxiliaryOutputs(reference))["advantages"]
+    got = prepare(_batch([1.0, 1.0, 1.0, 1.0]), GROUPS, _config(kl_ctl=0.1), AuxiliaryOutputs(reference))["advantages"]
     torch.testing.assert_close(got[1], torch.tensor([0.0, 1 - 0.15, 1 - 0.10, 1 - 0.05]))
 
 
@@ -109,7 +109,7 @@ def test_with_a_critic_a_cut_off_answer_goes_on_from_its_last_value() -> None:
     batch = _batch([1.0, 1.0, 1.0, 1.0], truncated=torch.tensor([True, False, False, False]))
     auxiliary = AuxiliaryOutputs(values=torch.full((4, 4), 0.25), after=torch.full((4,), 2.0))
     config = _config(gae_lambda=0.5, discount=0.9)
-    got = prepared(batch, GROUPS, config, auxiliary)
+    got = prepare(batch, GROUPS, config, auxiliary)
     last = 1.0 + 0.9 * 2.0 - 0.25
     first = 0.0 + 0.9 * 0.25 - 0.25 + 0.45 * last
     torch.testing.assert_close(got["advantages"][0], torch.tensor([0.0, first, last, 0.0]))
@@ -122,7 +122,7 @@ def test_turns_share_their_advantage_and_keep_their_own_penalty() -> None:
     batch = _batch([1.0, 1.0, 1.0, 1.0], turn_ids=turns)
     config = _config(gae_timestep_unit="turn", discount=0.5, kl_ctl=0.1)
     reference = torch.full((4, 4), -1.5)
-    got = prepared(batch, GROUPS, config, AuxiliaryOutputs(reference))["advantages"]
+    got = prepare(batch, GROUPS, config, AuxiliaryOutputs(reference))["advantages"]
     torch.testing.assert_close(got[1], torch.tensor([0.0, 0.5 - 0.05, 0.5 - 0.05, 1.0 - 0.05]))
 
 
@@ -136,18 +136,18 @@ def out_of_range(lengths: torch.Tensor) -> list[float]:
 
 def test_gae_lambda_that_names_a_function_is_one_for_each_answer() -> None:
     batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
-    got = prepared(batch, GROUPS, _config(gae_lambda=f"{__name__}:by_length"), auxiliary)["advantages"]
+    got = prepare(batch, GROUPS, _config(gae_lambda=f"{__name__}:by_length"), auxiliary)["advantages"]
     for row, length in enumerate(MASK.sum(1).tolist()):
-        alone = prepared(batch, GROUPS, _config(gae_lambda=1 - 1 / (2 * length)), auxiliary)["advantages"]
+        alone = prepare(batch, GROUPS, _config(gae_lambda=1 - 1 / (2 * length)), auxiliary)["advantages"]
         torch.testing.assert_close(got[row], alone[row])
 
 
 def test_gae_lambda_that_names_no_such_function_or_gives_no_such_numbers_is_told() -> None:
     batch, auxiliary = _batch([1.0, 1.0, 1.0, 1.0]), AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
     with pytest.raises(UsageFault, match="gae_lambda 'nowhere:f': there is no module nowhere"):
-        prepared(batch, GROUPS, _config(gae_lambda="nowhere:f"), auxiliary)
+        prepare(batch, GROUPS, _config(gae_lambda="nowhere:f"), auxiliary)
     with pytest.raises(UsageFault, match="for 4 answers: it must be a number between 0 and 1 for each"):
-        prepared(batch, GROUPS, _config(gae_lambda=f"{__name__}:out_of_range"), auxiliary)
+        prepare(batch, GROUPS, _config(gae_lambda=f"{__name__}:out_of_range"), auxiliary)
 
 
 def reward_to_go_less_the_group(given: AdvantageInputs) -> torch.Tensor:
@@ -159,10 +159,10 @@ def reward_to_go_less_the_group(given: AdvantageInputs) -> torch.Tensor:
 def test_advantages_of_ones_own_take_the_place_of_gae() -> None:
     config = _config(advantage_fn=f"{__name__}:reward_to_go_less_the_group", reward_scaling=2.0)
     auxiliary = AuxiliaryOutputs(values=torch.full((4, 4), 0.25))
-    got = prepared(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, config, auxiliary)
+    got = prepare(_batch([1.0, 0.0, 3.0, 3.0]), GROUPS, config, auxiliary)
     torch.testing.assert_close(got["advantages"], torch.tensor([2.0, 0, 0, 0])[:, None] * MASK)
     torch.testing.assert_close(got["returns"], (got["advantages"] + 0.25) * MASK)
-    given = prepared(
+    given = prepare(
         _batch([1.0, 0.0, 3.0, 3.0]),
         GROUPS,
         _config(reward_scaling=2.0),
@@ -174,4 +174,4 @@ def test_advantages_of_ones_own_take_the_place_of_gae() -> None:
 
 def test_advantages_of_ones_own_that_are_not_of_tokens_are_told() -> None:
     with pytest.raises(UsageFault, match=r"the advantage_fn gave \[4\]: it must be an advantage for each token"):
-        prepared(_batch([1.0] * 4), GROUPS, _config(), AuxiliaryOutputs(), advantage_fn=lambda given: given.rewards)
+        prepare(_batch([1.0] * 4), GROUPS, _config(), AuxiliaryOutputs(), advantage_fn=lambda given: given.rewards)
