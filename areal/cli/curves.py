@@ -66,7 +66,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prompts", ("prompts/*",)),
     ("weight update (ms)", ("weights/*ms",)),
 )
-"""In the order of their importance; those of no group are after them, each alone, and times are the last."""
+"""The groups, most important first. Metrics of no group follow, each alone; times come last."""
 _TIMES = "time (s)"
 _SUMMARIES = ("avg", "min", "max")
 

@@ -172,7 +172,7 @@ def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[Tim
 
 
 def merged(streams: Sequence[tuple[RunState, Sequence[TimedLine]]]) -> Iterator[Line]:
-    """By time; the lines of one process keep their order (their times never go back)."""
+    """All lines by time. The lines of one process keep their order: their times never go back."""
     lines = [[Line(line.at, process, line.text) for line in stream] for process, stream in streams]
     return merge(*lines, key=lambda line: line.at)
 

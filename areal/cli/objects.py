@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from areal.reconcilers.kinds.job_status import JobStatus
+    from areal.reconcilers.observe import ObservedRun
     from areal.reconcilers.status import ObjectStatus
     from areal.resources.resource import Resource
     from areal.runtime.backends.base import RunState
@@ -290,25 +291,25 @@ class HomeView:
     def ended(self) -> set[str]:
         """Objects that have ended for good, as a job that has succeeded or failed, and the objects that they own."""
         from areal.reconcilers.kinds import controller_of
-        from areal.reconcilers.observe import ObservedRun
 
         ended = set()
         for item in self.objects:
             controller = controller_of(item.kind)
-            if controller.runs_to_completion:
-                runs = [ObservedRun(state) for state in self.states([item.ref])]
-                if controller.completion(item.spec, runs).ended:
-                    ended.add(str(item.ref))
+            if controller.runs_to_completion and controller.completion(item.spec, self._observed(item)).ended:
+                ended.add(str(item.ref))
         while more := {str(item.ref) for item in self.objects if item.owner in ended} - ended:
             ended |= more
         return ended
 
     def job_status(self, job: StoredObject) -> JobStatus:
         from areal.reconcilers.kinds.job_status import job_status
+
+        return job_status(self._observed(job), suspended=bool(job.spec.get("suspend")))
+
+    def _observed(self, found: StoredObject) -> list[ObservedRun]:
         from areal.reconcilers.observe import ObservedRun
 
-        runs = [ObservedRun(state) for state in self.states([job.ref])]
-        return job_status(runs, suspended=bool(job.spec.get("suspend")))
+        return [ObservedRun(state) for state in self.states([found.ref])]
 
     def address(self, ref: Ref) -> str:
         """The URL of a service's gateway; "" when none lives."""
@@ -339,7 +340,7 @@ def replaced(states: Iterable[RunState]) -> set[str]:
 
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
-    """Of one kind: its own columns too. Of several: the common columns, objects named KIND/NAME."""
+    """One kind has its own columns too. Several kinds share the common columns and name objects KIND/NAME."""
     from areal.reconcilers.kinds import controller_of
 
     one, *more = dict.fromkeys(kinds) or KINDS

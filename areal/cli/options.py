@@ -193,7 +193,7 @@ def home_path(flag: str | None) -> str:
 
 
 def interactive() -> bool:
-    """Whether a question can be asked: people on both ends."""
+    """Whether a person can answer: stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

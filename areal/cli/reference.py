@@ -101,24 +101,14 @@ def _text(command: click.Command) -> str:
 
 def _row(option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    value = "" if option.is_flag or option.count else f" `{_metavar(option)}`"
+    value = option.metavar or option.type.name.upper()
+    if isinstance(option.type, click.Choice) and not option.metavar:
+        value = "|".join(str(choice) for choice in option.type.choices)
+    value = "" if option.is_flag or option.count else f" `{value}`"
+    default = f" Default: `{option.default}`." if option.show_default and option.default is not None else ""
     repeated = " May be repeated." if option.multiple and "repeat" not in (option.help or "") else ""
     required = " Required." if option.required else ""
-    return f"| {names}{_cell(value)} | {_cell(option.help or '')}{repeated}{_default(option)}{required} |"
-
-
-def _metavar(option: click.Option) -> str:
-    if option.metavar:
-        return option.metavar
-    if isinstance(option.type, click.Choice):
-        return "|".join(str(choice) for choice in option.type.choices)
-    return option.type.name.upper()
-
-
-def _default(option: click.Option) -> str:
-    if not option.show_default or option.default is None:
-        return ""
-    return f" Default: `{option.default}`."
+    return f"| {names}{_cell(value)} | {_cell(option.help or '')}{repeated}{default}{required} |"
 
 
 def _cell(text: str) -> str:

@@ -271,7 +271,7 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
 
 
 def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> list[Document]:
-    """For ``inf models``."""
+    """The rows of ``inf models``."""
     answers = answers or look(chosen)
     owners = (
         {} if isinstance(answers.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in answers.listed}
@@ -291,7 +291,7 @@ def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> 
 
 
 def service_status(chosen: GatewayClient) -> Document:
-    """For ``inf status``: a gateway that does not answer is a status, not an error."""
+    """The document of ``inf status``. A gateway that does not answer is a status, not an error."""
     document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
     try:
         answers = look(chosen)

@@ -190,7 +190,7 @@ def _stop_in_background(cli: Invocation, ref: Ref) -> None:
 
 
 def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """Whether the driver has ended; true at the second look, when its last lines have been shown."""
+    """A check that the driver has ended. It is true at the second call, after the last lines were printed."""
     seen = 0
 
     def ended() -> bool:

@@ -274,7 +274,7 @@ def bar(done: int, total: int, width: int = _BAR) -> str:
 
 
 def summary_page(document: Mapping[str, Any]) -> str:
-    """For people; ``summary.json`` has the same numbers."""
+    """The summary as text; ``summary.json`` has the same numbers."""
     head = f"{document['done']} of {document['planned']} episodes of {document['model']} in {document['output']}"
     if document["done_before"]:
         head += f" ({document['done_before']} of them by earlier runs)"

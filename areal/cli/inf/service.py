@@ -246,7 +246,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
 
 
 def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """Whether another command has stopped or deleted the service; looks at most every two seconds."""
+    """A check that another command has stopped or deleted the service. It reads the state every two seconds at most."""
     next_look = time.monotonic() + _LOOK_S
 
     def stopped() -> bool:

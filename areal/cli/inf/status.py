@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,11 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
     def look() -> dict[str, Any]:
         nonlocal traffic
         document = _status(cli, service)
-        traffic = traffic or (_traffic(cli, service) if watch else None)
+        if watch and traffic is None:
+            from areal.cli.inf.traffic import Traffic
+
+            with contextlib.suppress(ArealError):  # it does not run, or has no key here: only its health is shown
+                traffic = Traffic(gateway_of(cli, service))
         if traffic is not None:
             try:
                 document["traffic"] = traffic.look()
@@ -130,16 +135,6 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
 
     name = "inferenceservice/{service}".format_map
     return 0 if show_status(cli, look, name, page, watch=watch, interval=interval)["healthy"] else 1
-
-
-def _traffic(cli: Invocation, service: str | None) -> Traffic | None:
-    """None while the service does not run, or its key cannot be read: its health is shown all the same."""
-    from areal.cli.inf.traffic import Traffic
-
-    try:
-        return Traffic(gateway_of(cli, service))
-    except ArealError:
-        return None
 
 
 def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
@@ -174,7 +169,11 @@ def _page(document: Mapping[str, Any], *, wide: bool) -> str:
     if document["models"]:
         parts.append(render_table(document["models"], _MODELS))
     if document["components"]:
-        columns = PROCESS_COLUMNS if "owner" in document["components"][0] else _worker_columns()
+        columns: tuple[Column, ...] = PROCESS_COLUMNS
+        if "owner" not in document["components"][0]:
+            from areal.cli.remote_view import WORKER_COLUMNS
+
+            columns = WORKER_COLUMNS
         parts.append(render_table(document["components"], columns))
     traffic = document.get("traffic")
     if traffic is not None:
@@ -182,12 +181,6 @@ def _page(document: Mapping[str, Any], *, wide: bool) -> str:
 
         parts.append(traffic["error"] if "error" in traffic else page(traffic, wide=wide))
     return "\n\n".join(parts)
-
-
-def _worker_columns() -> tuple[Column, ...]:
-    from areal.cli.remote_view import WORKER_COLUMNS
-
-    return WORKER_COLUMNS
 
 
 # -- models

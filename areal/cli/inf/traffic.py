@@ -152,7 +152,7 @@ def _rate(count: float, seconds: float) -> float | None:
 
 
 def _quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
-    """None at the first look, and when nothing happened."""
+    """p50 and p99; None in the first sample and without requests since the one before."""
     middle, far = quantile(cumulative, 0.5), quantile(cumulative, 0.99)
     if seconds <= 0 or middle is None or far is None:
         return None
