@@ -25,9 +25,8 @@ from areal.services.inference.data_proxy.parsers.reader import (
 )
 from areal.services.inference.data_proxy.serializers import ChatTranslation, ResponseSummary, TemplateUses, sse_event
 
-# Anthropic's Messages API: answers as messages and as their events. A block at a time:
-# thinking, text, a tool's use; it is stopped before the next one starts. https://docs.anthropic.com/en/docs/build-
-# with-claude/streaming
+# Answers: one block at a time (thinking, text, a tool's use), stopped before the next one starts.
+# https://docs.anthropic.com/en/docs/build-with-claude/streaming
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
@@ -186,16 +185,15 @@ def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[
 
 def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[str]:
     config = Fields(fields.mapping("output_config"))
-    wanted, effort = config.mapping("format") or fields.mapping("output_format"), config.text("effort")
+    wanted = config.mapping("format") or fields.mapping("output_format")
     if wanted:
         if wanted.get("type") != "json_schema" or not isinstance(wanted.get("schema"), dict):
             raise bad_request("output_config.format must be a json_schema with a schema", param="output_config.format")
         schema = {"name": "answer", "schema": wanted["schema"]}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if effort is not None and uses("reasoning_effort"):
+    if uses("reasoning_effort") and (effort := config.text("effort")) is not None:
         chat["reasoning_effort"] = effort
-        effort = None
-    return [*(["output_config.effort"] if effort else []), *(f"output_config.{name}" for name in config.ignored())]
+    return [f"output_config.{name}" for name in config.ignored()]
 
 
 def _tools(fields: Fields) -> dict[str, Any]:

@@ -243,7 +243,7 @@ class WeightTracker:
 
     @property
     def reason(self) -> str | None:
-        """Why nothing is served now."""
+        """The reason why nothing is served now, if there is one."""
         if (record := self.behind) is None:
             return None
         if record.pair == OWN_WEIGHTS:
@@ -338,7 +338,7 @@ class EngineControl:
 
     @property
     def losses(self) -> int:
-        """How often an engine was lost so far."""
+        """The number of engines that were lost so far."""
         return self._watch.losses
 
     async def probe(self) -> None:
@@ -351,7 +351,7 @@ class EngineControl:
 
     @property
     def not_ready(self) -> str | None:
-        """Why no call is served now."""
+        """The reason why no call is served now, if there is one."""
         released = "the engine's memory is released" if self.memory_released else None
         return released or self._watch.state.not_ready or self._tracker.reason
 
@@ -484,7 +484,7 @@ class EngineControl:
 
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncIterator[None]:
-        """As ``exclusively``; raises EngineError."""
+        """The same as ``exclusively``; raises EngineError."""
         async with self._lock:
             yield
             await self._watch.refresh()

@@ -363,7 +363,7 @@ def api_failures() -> Iterator[None]:
         error.headers |= _FINAL
         raise
     except NotACompletion as error:
-        message = f"the external API's answer is no chat completion: {error}"
+        message = f"the external API's answer is not a chat completion: {error}"
         raise ApiError(502, message, code="engine_failed", headers=_FINAL) from error
     except EngineFailed as error:
         raise ApiError(502, f"the external API failed: {error}", code="engine_failed", headers=_FINAL) from error

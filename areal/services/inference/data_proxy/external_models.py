@@ -197,7 +197,7 @@ def _read(file: Path | None) -> list[Registered]:
 
 
 def _write(file: Path, registered: list[Registered]) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Replaces the file atomically. Raises OSError."""
     fresh = file.with_suffix(".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as out:

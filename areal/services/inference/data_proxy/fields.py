@@ -221,7 +221,7 @@ def _schema(name: str, value: object) -> Mapping[str, Any]:
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError as error:
-            raise bad_request(f"{name} is no JSON: {error}", param=name) from error
+            raise bad_request(f"{name} is not valid JSON: {error}", param=name) from error
     if not isinstance(value, Mapping):
         raise bad_request(f"{name} must be a JSON schema", param=name)
     return value
@@ -359,7 +359,7 @@ def _temperature(value: float, capabilities: Capabilities) -> float:
 
 def check_logprobs(sampling: SamplingParams, options: ResponseOptions, capabilities: Capabilities) -> None:
     """Raises 400 naming the field with which this engine's logprobs would be of another distribution than the
-    contract's (``engines.base``): for calls that are recorded, or are told logprobs."""
+    contract's (``engines.base``): for calls that are recorded, or return logprobs."""
     grammar = options.response_format is not None
     name = capabilities.logprobs.conflict(sampling, grammar=grammar)
     if name is not None:

@@ -474,7 +474,7 @@ class ModelCalls:
 
 
 def _room(generation: GenerationRequest, prompt_tokens: int, limit: int | None) -> int | None:
-    """How many tokens the answer may have. Raises 400 when the context has no room for what is asked."""
+    """The token limit of the answer. Raises 400 when the context has no room for the request."""
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", param="prompt")
     wanted = generation.sampling.max_new_tokens

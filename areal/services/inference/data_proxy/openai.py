@@ -84,7 +84,7 @@ def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, tem
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How a request uses tools. ``shown`` are those in the prompt.
+    """The tools of a request. ``shown`` are those in the prompt.
 
     ``primer`` ends the prompt where a call is forced: it is the call's start. ``response_format`` holds the rest of the
     call to the tool's schema, where the engine can do that.
@@ -99,7 +99,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class ResponseParsing:
-    """How the choices of one answer are parsed."""
+    """The parsing of one answer's choices."""
 
     reasoning: ReasoningFormat | None = None
     tools: ToolUse = ToolUse()

@@ -23,9 +23,8 @@ from areal.services.inference.data_proxy.parsers.reader import (
 )
 from areal.services.inference.data_proxy.serializers import ChatTranslation, ResponseSummary, TemplateUses, sse_event
 
-# OpenAI's Responses API: answers as responses and as their events. An item at a time:
-# reasoning, a message, a function's call; it is done before the next one is added. Events are numbered from 0.
-# https://platform.openai.com/docs/api-reference/responses-streaming
+# Answers: one item at a time (reasoning, a message, a function's call), done before the next one is added. Events are
+# numbered from 0. https://platform.openai.com/docs/api-reference/responses-streaming
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
@@ -230,7 +229,10 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     chat["max_tokens"] = fields.whole("max_output_tokens", 1, 2**31 - 1)
     sampling = {name: fields.take(name) for name in ("temperature", "top_p")}
     chat |= sampling | {"metadata": fields.mapping("metadata")}
-    ignored = [*_text(fields, chat), *_reasoning(fields, uses, chat)]
+    reasoning = Fields(fields.mapping("reasoning"))
+    if uses("reasoning_effort") and (effort := reasoning.text("effort")) is not None:
+        chat["reasoning_effort"] = effort
+    ignored = [*_text(fields, chat), *(f"reasoning.{name}" for name in reasoning.ignored())]
     ignored += [f"stream_options.{name}" for name in stream_options.ignored()]
     fields.accept(_NO_EFFECT)
     echoed = {
@@ -270,15 +272,6 @@ def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
     return [f"text.{name}" for name in config.ignored()]
 
 
-def _reasoning(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[str]:
-    config = Fields(fields.mapping("reasoning"))
-    effort = config.text("effort")
-    if effort is not None and uses("reasoning_effort"):
-        chat["reasoning_effort"] = effort
-        effort = None
-    return [*(["reasoning.effort"] if effort else []), *(f"reasoning.{name}" for name in config.ignored())]
-
-
 def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
         raise bad_request(f"{where} must be an object", param=where)
@@ -291,7 +284,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
 
 
 def _choice(choice: object) -> object:
-    """A choice as chat completions write it; one that is none is for their reader to refuse."""
+    """The choice in the form of chat completions, whose reader refuses a malformed one."""
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") == "function":

@@ -80,7 +80,7 @@ def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, 
 
 
 def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> dict[str, Any]:
-    """As ``completion_logprobs``, of an echoed prompt; its first token has null."""
+    """The ``completion_logprobs`` of an echoed prompt; its first token has null."""
     tokens = [codec.token_text(token_id) for token_id in prompt]
     offsets = [0, *accumulate(map(len, tokens[:-1]))]
     tops: list[dict[str, float] | None] = [
@@ -100,20 +100,20 @@ def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogpr
 
 def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs) -> list[dict[str, Any] | None]:
     """vLLM's ``prompt_logprobs``: for each token of a prompt, its own and the likeliest, by token id."""
-    told: list[dict[str, Any] | None] = [None]
+    entries: list[dict[str, Any] | None] = [None]
     for token_id, value, entry in zip(prompt[1:], scores.logprobs, scores.top_logprobs, strict=True):
         every = {token_id: value, **dict(entry)}
-        told.append(
+        entries.append(
             {
                 str(each): {"logprob": max(logprob, _LEAST), "decoded_token": codec.token_text(each)}
                 for each, logprob in every.items()
             }
         )
-    return told
+    return entries
 
 
 def plain_logprobs(choice: Choice, start: int, end: int) -> list[float]:
-    """Of the tokens alone."""
+    """The log-probabilities of the tokens alone."""
     values = choice.logprobs[start:end]
     return values if not values or min(values) >= _LEAST else [max(value, _LEAST) for value in values]
 
@@ -212,8 +212,8 @@ class ChatSerializer(_OpenAISerializer):
 
     def __init__(self, state: ResponseState) -> None:
         super().__init__(state)
-        how = state.options
-        self._chunks_differ = how.top_logprobs is not None or how.return_token_ids or how.continuous_usage
+        options = state.options
+        self._chunks_differ = options.top_logprobs is not None or options.return_token_ids or options.continuous_usage
         self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self) -> bytes:
@@ -288,7 +288,7 @@ class CompletionSerializer(_OpenAISerializer):
         )
 
     def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """Of the prompt, where it is echoed and logprobs are wanted."""
+        """The logprobs of the prompt, where it is echoed and logprobs are wanted."""
         state, place = self._state, choice.index // self._state.per_prompt
         wanted = state.options.top_logprobs
         if not state.echoed or wanted is None or not state.scores:
@@ -342,7 +342,7 @@ TemplateUses = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class ResponseSummary:
-    """How an answer ended: ``finish`` is a chat completion's finish reason, ``stop`` the stop string that was met."""
+    """The end of an answer. ``finish``: a chat completion's finish reason; ``stop``: the stop string that was met."""
 
     finish: str
     prompt_tokens: int

@@ -138,7 +138,7 @@ class JournalSessionRoutes:
         return json_response({"status": "ok", "journals": list(self._store.journals)})
 
     async def find_key(self, request: Request) -> Response:
-        """Which journal has the session of a key that its caller chose, by the key's digest."""
+        """The journal of the session whose key, chosen by its caller, has this digest."""
         digest = (await read_object(request, _BODY_BYTES)).get("digest")
         try:
             wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
@@ -148,7 +148,7 @@ class JournalSessionRoutes:
         return json_response({"journal": journal.tag if journal is not None else None})
 
     async def human(self, request: Request) -> Response:
-        """Where the human in the loop last spoke here, and when. Each journal has a session of theirs; the gateway asks
+        """The last call of the human in the loop here. Each journal has a session of theirs; the gateway asks
         all data proxies. ``elsewhere``: the journals of others as they are now: the router may not know all of them."""
         spoke = [
             (journal.spoke_at(HITL_SESSION) or 0.0, journal is self._store.own, journal.tag) for journal in self._store

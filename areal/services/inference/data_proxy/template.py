@@ -35,7 +35,7 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One compiled template. Raises ``jinja2.TemplateSyntaxError`` for source that is none."""
+    """One compiled template. Raises ``jinja2.TemplateSyntaxError``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = _environment()

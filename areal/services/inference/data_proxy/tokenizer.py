@@ -100,7 +100,7 @@ def encoded_in_pieces(
 
 
 def _joint(left: Sequence[Token], right: Sequence[Token]) -> tuple[int, int] | None:
-    """Where each is cut: the middle of the first run that both have."""
+    """The two cuts, in the middle of the first run that both pieces have."""
     begins = right[0][1] if right else 0
     places = {token: place for place, token in enumerate(left) if token[1] >= begins}
     for place, token in enumerate(right):
@@ -308,7 +308,7 @@ class TextCodec:
         return added[:start], added[start + len(plain) :]
 
     def count(self, text: str, most: int | None = None) -> int:
-        """How many tokens a text has, by its pieces: a few more than as a whole, where it is cut. Raises TooLong as
+        """The number of tokens of a text, by its pieces: a few more than as a whole, where it is cut. Raises TooLong as
         soon as there are surely more than ``most``, and Abandoned."""
         total = 0
         for cuts, start in enumerate(range(0, len(text), PIECE)):

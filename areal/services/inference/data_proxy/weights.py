@@ -86,7 +86,7 @@ class WeightSync:
             await asyncio.sleep(_RETRY_S if failed else until_beat(_POLL_S))
 
     async def _catch_up(self, record: PublishedWeights) -> str:
-        """Why it failed; "" when our engine has the weights, or the next poll will tell."""
+        """Returns the reason of a failure, "" without one."""
         if record.path is not None and await asyncio.to_thread(Path(record.path).is_dir):
             return await self._load(record, record.path)
         if record.gateway is not None:

@@ -1,7 +1,6 @@
 """JSON as it is being written: where a value ends, and tool calls that are JSON objects.
 
-Arguments are handed on as the model writes them, not parsed and written anew: whoever gets them sees what was sampled,
-valid or not.
+Arguments are passed on as the model writes them, valid or not: they are not parsed and serialized again.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def decoded_string(text: str) -> str | None:
 
 
 def read_arguments(source: TextSource, output: Output) -> Steps[None]:
-    """The arguments of the open call. A string holds the JSON text; null is no arguments."""
+    """The arguments of the open call. A string holds the JSON text; null stands for none."""
     ahead = yield from source.peek()
     if ahead in ("{", "["):
         yield from source.span(JsonValue(), output.arguments)
@@ -96,7 +95,7 @@ class CallObject:
     """One ``{"name": ..., "arguments": ...}``, in whichever order; also inside ``{"function": ...}``.
 
     ``known`` says whether a name is one of the tools', for markup that could be something else: there an object with
-    other keys is no call.
+    other keys is content.
     """
 
     def __init__(self, source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> None:

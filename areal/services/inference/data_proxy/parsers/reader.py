@@ -191,7 +191,7 @@ class Extent(Protocol):
     """Finds where something ends that starts at the source's place."""
 
     def feed(self, text: str) -> int | None:
-        """How many characters of ``text`` still belong to it; None: all, and there may be more."""
+        """The number of characters of ``text`` that still belong to it; None: all, and there may be more."""
         ...
 
 

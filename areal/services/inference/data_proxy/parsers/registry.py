@@ -44,7 +44,7 @@ def _mistral_id() -> str:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How one family writes tool calls.
+    """The tool calls of one model family.
 
     ``markers`` must stay in the text where they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) begin
     a call: put at the end of the prompt they leave the model no choice but to make one. ``signs`` in a chat template
