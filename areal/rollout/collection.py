@@ -232,28 +232,22 @@ class _ExampleGroup:
     begun: bool = False
 
 
+@dataclass
 class Collection:
     """``score``: None where the agent rewards itself, or rewards are not given. Run it once."""
 
-    def __init__(
-        self,
-        service: SessionService,
-        agent: Agent,
-        score: Score | None,
-        output: OutputFolder,
-        examples: Sequence[Example],
-        plan: CollectionPlan,
-    ) -> None:
-        self._service = service
-        self._agent = agent
-        self._score = score
-        self._output = output
-        self._examples = examples
-        self._plan = plan
+    service: SessionService
+    agent: Agent
+    score: Score | None
+    output: OutputFolder
+    examples: Sequence[Example]
+    plan: CollectionPlan
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._broken: list[BaseException] = []
         self._silent = 0  # failures to reach the service since it last answered an episode
-        self.progress = CollectionProgress(len(examples) * plan.samples)
+        self.progress = CollectionProgress(len(self.examples) * self.plan.samples)
 
     def run(
         self, interrupted: threading.Event, tick: Callable[[CollectionProgress], None], every_s: float = 0.2
@@ -263,7 +257,7 @@ class Collection:
         waiting = self._episodes(done)
         threads = [
             threading.Thread(target=self._work, args=(waiting, interrupted), name=f"collect-{number}", daemon=True)
-            for number in range(min(self._plan.concurrency, max(1, self.progress.planned - len(done))))
+            for number in range(min(self.plan.concurrency, max(1, self.progress.planned - len(done))))
         ]
         for thread in threads:
             thread.start()
@@ -279,15 +273,15 @@ class Collection:
     def _recovered(self) -> set[str]:
         """Names of the episodes that are done. What the folder holds beyond this plan stays there, uncounted."""
         done: set[str] = set()
-        left = self._output.previous_run
-        for episode in self._output.episodes():
-            if episode.prompt < len(self._examples) and episode.sample < self._plan.samples:
+        left = self.output.previous_run
+        for episode in self.output.episodes():
+            if episode.prompt < len(self.examples) and episode.sample < self.plan.samples:
                 done.add(episode.episode)
                 self.progress.outcomes.append(outcome_of(episode))
             if episode.episode in left.sessions and episode.episode not in left.acknowledged:
                 self._acknowledge(episode.episode, episode.export_id)
-        for example in self._examples:
-            for sample in range(self._plan.samples):
+        for example in self.examples:
+            for sample in range(self.plan.samples):
                 name = _name(example.number, sample)
                 if (
                     name in left.sessions
@@ -303,12 +297,12 @@ class Collection:
         text of the answer, which was not kept."""
         session, name = CollectionSession(session_id), _name(example.number, sample)
         try:
-            exported = self._service.export(session)
+            exported = self.service.export(session)
         except EpisodeFailed as failure:
             if failure.kind is not FailureKind.LOST:
                 raise ArealError(f"session {session_id} of an earlier run: {failure.message}") from failure
             return False
-        if exported is None or (self._score is not None and not exported.rewarded):
+        if exported is None or (self.score is not None and not exported.rewarded):
             self._drop(name, session)
             return False
         self._finish(example, sample, exported, None, 0.0)
@@ -318,8 +312,8 @@ class Collection:
 
     def _episodes(self, done: set[str]) -> Iterator[tuple[_ExampleGroup, int]]:
         """Remaining episodes in the order of the data set, the samples of an example together."""
-        for example in self._examples:
-            left = tuple(s for s in range(self._plan.samples) if _name(example.number, s) not in done)
+        for example in self.examples:
+            left = tuple(s for s in range(self.plan.samples) if _name(example.number, s) not in done)
             group = _ExampleGroup(example, left)
             yield from ((group, sample) for sample in left)
 
@@ -339,13 +333,13 @@ class Collection:
         with self._lock:
             self.progress.running += 1
         try:
-            for attempt in range(self._plan.retries + 1):
+            for attempt in range(self.plan.retries + 1):
                 try:
                     self._attempt(group, sample)
                     return
                 except EpisodeFailed as failure:
-                    self._output.failed(name, attempt, failure)
-                    last = attempt == self._plan.retries or not failure.worth_retrying or interrupted.is_set()
+                    self.output.failed(name, attempt, failure)
+                    last = attempt == self.plan.retries or not failure.worth_retrying or interrupted.is_set()
                     self._count_silence(failure)
                     with self._lock:
                         if last:
@@ -362,7 +356,7 @@ class Collection:
         """A service that is away fails every episode in turn: better to stop, and go on when it is back."""
         with self._lock:
             self._silent = self._silent + 1 if failure.kind is FailureKind.UNREACHABLE else 0
-            if self._silent >= _PATIENCE + 2 * self._plan.concurrency and not self._broken:
+            if self._silent >= _PATIENCE + 2 * self.plan.concurrency and not self._broken:
                 message = f"the service has not answered {self._silent} attempts in a row: {failure.message}"
                 self._broken.append(ArealError(message, hint="areal inf status; then the same command with --resume"))
 
@@ -371,12 +365,12 @@ class Collection:
         session = self._session(group, sample)
         try:
             endpoint = AgentEndpoint(
-                f"{self._service.url}/v1", session.key, self._plan.model, self._plan.timeout_s, self._plan.tokens
+                f"{self.service.url}/v1", session.key, self.plan.model, self.plan.timeout_s, self.plan.tokens
             )
-            result = self._agent(example, endpoint)
-            scored = {"": self._score(_fields(example, result))} if self._score is not None else result.rewards
-            self._service.seal(session, scored)
-            exported = self._service.export(session)
+            result = self.agent(example, endpoint)
+            scored = {"": self.score(_fields(example, result))} if self.score is not None else result.rewards
+            self.service.seal(session, scored)
+            exported = self.service.export(session)
             if exported is None:
                 raise EpisodeFailed(FailureKind.NO_INTERACTION, "the agent ended without an answer of the model")
         except EpisodeFailed:
@@ -390,23 +384,23 @@ class Collection:
         with group.lock:
             if sample not in group.sessions:
                 together = (sample,) if group.begun else group.samples
-                task = f"collect-{self._output.run_id}.{group.example.number}"
+                task = f"collect-{self.output.run_id}.{group.example.number}"
                 for each, session in zip(together, self._start(task, len(together)), strict=True):
                     group.begun = True
                     group.sessions[each] = session
-                    self._output.started(_name(group.example.number, each), session.session_id)
+                    self.output.started(_name(group.example.number, each), session.session_id)
             return group.sessions.pop(sample)
 
     def _start(self, task: str, count: int) -> list[CollectionSession]:
         """A service that refuses to start a session refuses all of them: its model or its key is another one."""
         try:
-            return self._service.start(task, count, self._plan.model)
+            return self.service.start(task, count, self.plan.model)
         except EpisodeFailed as failure:
             if failure.kind is FailureKind.UNREACHABLE:
                 raise
             problem = NotFound if failure.status == 404 else ArealError
             raise problem(
-                f"the service does not start sessions of {self._plan.model}: {failure.message}",
+                f"the service does not start sessions of {self.plan.model}: {failure.message}",
                 hint="areal inf models lists its models; the key has to be the service's own",
             ) from failure
 
@@ -423,7 +417,7 @@ class Collection:
             example=example.fields,
             failures=exported.failures,
         )
-        self._output.write(episode)
+        self.output.write(episode)
         with self._lock:
             self.progress.outcomes.append(outcome_of(episode))
         self._acknowledge(episode.episode, episode.export_id)
@@ -432,14 +426,14 @@ class Collection:
         """Acknowledge an export, as far as the service answers: the episode is on disk, and an unacknowledged export
         expires."""
         try:
-            self._service.acknowledge(export_id)
+            self.service.acknowledge(export_id)
         except EpisodeFailed:
             return
-        self._output.acknowledged(name)
+        self.output.acknowledged(name)
 
     def _drop(self, name: str, session: CollectionSession) -> None:
-        self._output.dropped(name, session.session_id)
-        self._service.drop(session)
+        self.output.dropped(name, session.session_id)
+        self.service.drop(session)
 
 
 def _name(number: int, sample: int) -> str:
