@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from areal.client.trajectories import Lease, Trajectories
     from areal.client.transport import RetryPolicy
     from areal.rollout.controller import RolloutController, RolloutControllerV2
-    from areal.rollout.executor import RolloutsFailed
-    from areal.rollout.failures import Failure
+    from areal.rollout.failures import Failure, RolloutsFailed
     from areal.rollout.staleness import Rollout
 
 __all__ = [
@@ -71,8 +70,7 @@ _ELSEWHERE = {
     "areal.client.trajectories": ("Lease", "Trajectories"),
     "areal.client.transport": ("RetryPolicy",),
     "areal.rollout.controller": ("RolloutController", "RolloutControllerV2"),
-    "areal.rollout.executor": ("RolloutsFailed",),
-    "areal.rollout.failures": ("Failure",),
+    "areal.rollout.failures": ("Failure", "RolloutsFailed"),
     "areal.rollout.staleness": ("Rollout",),
 }
 _HOMES = {name: home for home, names in _ELSEWHERE.items() for name in names}

@@ -27,8 +27,8 @@ from areal.errors import NotFound, TimedOut, UsageFault
 from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
 from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
 from areal.rollout.engine import EpisodeEngine, PromptBatcher
-from areal.rollout.executor import EpisodeRunner, Executor, RolloutsFailed
-from areal.rollout.failures import Failure
+from areal.rollout.executor import EpisodeRunner, Executor
+from areal.rollout.failures import Failure, RolloutsFailed
 from areal.rollout.staleness import EpisodeEnd, EpisodeSpec, Rollout, StalenessManager, StalenessWindow
 from areal.rollout.workflows import WorkflowResolver, close_shared_http_client
 

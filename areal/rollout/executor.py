@@ -16,9 +16,9 @@ import numpy as np
 
 from areal.api.workflow_context import EpisodeContext, episode
 from areal.client.errors import Blame
-from areal.errors import ArealError, TimedOut
+from areal.errors import TimedOut
 from areal.rollout.engine import EpisodeEngine, HeadVersion
-from areal.rollout.failures import Failure, RolloutFailed, blame_of, error_line
+from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
 from areal.rollout.workflows import run_episode
 
@@ -29,7 +29,6 @@ _RETRIED = (Blame.SERVICE, Blame.INFRASTRUCTURE)
 _REMEMBERED_ENDS = 4096
 _WARN_FACTOR = 4  # rejections in a row, in multiples of the failures in a row that are too many: a warning
 _FAIL_FACTOR = 64  # an error
-_HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
 
 
 Outcome = Rollout | Failure | None
@@ -114,19 +113,6 @@ def check_rows(trajectory: Any) -> None:
     for name in ("rewards", "temperatures", "sample_ids", "parents"):
         if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
             raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")
-
-
-class RolloutsFailed(ArealError):
-    """Episodes fail, or are rejected, one after the other, or no more can come. ``failures``: the last ones;
-    ``streak``: how many of them belong together."""
-
-    def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0, hint: str | None = None) -> None:
-        first = failures[-min(streak or len(failures), len(failures))] if failures else None
-        cause = (
-            f"; the first, {first.task_id}, by fault of the {first.blame}: {error_line(first.error)}" if first else ""
-        )
-        super().__init__(message + cause, hint=hint or (_HINT if failures else None))
-        self.failures = tuple(failures)
 
 
 class Executor:

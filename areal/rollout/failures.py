@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,6 +15,7 @@ from areal.errors import ArealError
 from areal.reward.frames import RewardError
 
 WORKFLOW, REWARD = "workflow", "reward"
+_HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
 _NO_MODEL = "model_not_found"  # it was there when we began: a service that is started again has it in a moment
 _SESSION_GONE = ("session_not_found", "session_ended")
 _CONNECTION_ERRORS = {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
@@ -51,6 +52,19 @@ class RolloutFailed(Exception):
 
 def error_line(error: BaseException) -> str:
     return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}"
+
+
+class RolloutsFailed(ArealError):
+    """Episodes fail, or are rejected, one after the other, or no more can come. ``failures``: the last ones;
+    ``streak``: how many of them belong together."""
+
+    def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0, hint: str | None = None) -> None:
+        first = failures[-min(streak or len(failures), len(failures))] if failures else None
+        cause = (
+            f"; the first, {first.task_id}, by fault of the {first.blame}: {error_line(first.error)}" if first else ""
+        )
+        super().__init__(message + cause, hint=hint or (_HINT if failures else None))
+        self.failures = tuple(failures)
 
 
 class EpisodeFailed(Exception):
