@@ -40,7 +40,7 @@ class AdminKey:
         return "AdminKey(...)"
 
     def fault(self, host: str) -> str | None:
-        """Why a service on ``host`` cannot take this key; None where it can."""
+        """The reason why a service on ``host`` cannot take this key; None where it can."""
         return key_fault(self._secret, host)
 
     def matches(self, presented: bytes) -> bool:

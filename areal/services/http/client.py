@@ -74,14 +74,14 @@ _NO_SIZE = b"\n"  # no chunk is so long, or begins so
 
 
 def start_of_chunk(data: bytes) -> int:
-    """Where the content begins of what is one whole chunk and nothing else, its size written as most write it; it ends
-    two bytes before the end of ``data``. 0 for anything else: the last chunk, too."""
+    """The offset of the content in ``data`` that is exactly one chunk, its size written in the usual form. The content
+    ends two bytes before the end of ``data``. 0 for anything else, also for the last chunk."""
     size = _SIZES.get(len(data)) or _size_line(len(data))
     return len(size) if data.startswith(size) and data.endswith(b"\r\n") else 0
 
 
 def _size_line(length: int) -> bytes:
-    """What a chunk of ``length`` bytes in all begins with. A few lengths come again and again."""
+    """The first line of a chunk of ``length`` bytes in all. A few lengths come again and again."""
     if len(_SIZES) > _MOST_SIZES:
         _SIZES.clear()
     lines = [b"%x\r\n" % (length - 4 - digits) for digits in range(1, 9) if length - 4 - digits > 0]
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
     def headers(self) -> Headers:
         return Headers(self._raw)
 
-    # What the caller does.
+    # Called by the owner.
 
     async def ask(self, request: bytes) -> None:
         """Send ``request`` and wait for the answer's head. Raises ResponseLost."""
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # What the loop tells.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
@@ -304,7 +304,7 @@ class Connection(asyncio.Protocol):
         self.abort()
         self._wake()
 
-    # What the parser finds.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += len(name) + len(value)

@@ -117,7 +117,7 @@ class Request:
         self.connection.send(self, response)
         await self.connection.wait_writable()
 
-    # What the connection tells.
+    # Called by the connection.
 
     def received(self, data: bytes) -> None:
         self.size += len(data)
@@ -129,7 +129,7 @@ class Request:
 
     @property
     def backlog(self) -> int:
-        """Bytes of the body that nobody has asked for."""
+        """Bytes of the body that have no reader yet."""
         return self.size if self._limit is None else 0
 
     def completed(self) -> None:
@@ -137,7 +137,7 @@ class Request:
         self._wake()
 
     def refuse(self, error: ApiError) -> None:
-        """Whoever reads the body, now or later, is told this."""
+        """Reading the body, now or later, raises ``error``."""
         self._refusal = error
         self._wake()
 
@@ -159,7 +159,7 @@ _WITHOUT_BODY = frozenset({204, 304})
 
 
 class Flow(Protocol):
-    """Where a stream's bytes come from, held back while the caller does not take them."""
+    """The source of a stream's bytes, paused while the caller lags behind."""
 
     def pause(self) -> None: ...
 
@@ -235,7 +235,7 @@ class StreamResponse:
         return request.connection.write_chunk if request.chunked else None
 
     def set_backpressure(self, source: Flow | None) -> None:
-        """Pause and resume ``source`` as the caller takes the stream, from now on. None: nobody any more."""
+        """Pause and resume ``source`` as the caller takes the stream, from now on. None ends that."""
         self._begun().connection.set_source(source)
 
     def _begun(self) -> Request:

@@ -1,4 +1,4 @@
-"""How a service process starts: its configuration, its socket, its exit status. Standard library only, so that a
+"""The start of a service process: its configuration, socket and exit status. Standard library only, so that a
 supervisor that serves nothing itself stays small.
 """
 
@@ -73,7 +73,7 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
 
 
 def _parsing(kind: Any) -> dict[str, Any]:
-    """How argparse reads the flag of a field of this type; what the value may be is checked with the whole."""
+    """The arguments of argparse for the flag of a field of this type; values are checked with the whole."""
     if type(None) in get_args(kind):
         kind = next(each for each in get_args(kind) if each is not type(None))
     if kind is bool:
@@ -147,16 +147,14 @@ def report_stage(stage: str, *, done: int | None = None, total: int | None = Non
     draft.replace(target)
 
 
-# The garbage collector of a process that serves: what its modules hold lives as long as it does, and
-# what a request leaves behind is freed by its reference counts but for the rare cycle. So it is looked for rarely: at
-# the usual thresholds the looking is a tenth of what a short request costs.
-
 _YOUNG = 50_000  # objects made and not yet freed: some tens of megabytes at most
 _OFTEN, _SELDOM = 20, 50
 
 
 def collect_rarely() -> None:
-    """Call it once all long-lived objects are made."""
+    """Make the garbage collector run rarely; to be called once all long-lived objects are made. Modules live as long as
+    the process, and reference counts free nearly all objects of a request: at the usual thresholds the collector takes
+    a tenth of a short request's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _OFTEN, _SELDOM)

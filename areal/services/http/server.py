@@ -32,12 +32,11 @@ from areal.services.http.messages import (
 )
 from areal.services.http.tasks import until_beat
 
-# Bytes in, requests out: one connection's parser, and what it refuses. A request is handed on as soon
-# as its head is complete; its body follows into it.
-
 
 class RequestReader:
-    """``incoming``: the request whose body is not complete. ``since`` (loop time): when its head began."""
+    """One connection's parser. A request is handed on as soon as its head is complete; its body follows into it.
+
+    ``incoming``: the request whose body is not complete. ``since`` (loop time): when its head began."""
 
     def __init__(self, connection: HttpConnection, most_fields: int, most_head_bytes: int) -> None:
         self._connection = connection
@@ -53,7 +52,7 @@ class RequestReader:
         self.since = 0.0
 
     def feed(self, data: bytes) -> None:
-        """Raises ApiError for what is not to be read on."""
+        """Raises ApiError where the input cannot be parsed further."""
         before = self._heads
         try:
             try:
@@ -73,7 +72,7 @@ class RequestReader:
         raise httptools.HttpParserError(refusal.message)
 
     def end(self) -> None:
-        """Nothing more is fed. The parser holds us, and we are no rubbish for the collector to find."""
+        """Break the reference cycle with the parser, so that the garbage collector has nothing to find."""
         del self._parser
 
     def _parse_as_no_upgrade(self, rest: bytes) -> None:
@@ -87,7 +86,7 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(b"\r\n".join([b"%b %b HTTP/1.1" % (method, self._target), *lines]) + rest)
 
-    # What the parser finds.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._heads += 1
@@ -106,7 +105,7 @@ class RequestReader:
         self._head_bytes += len(name) + len(value)
         if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self.stop(_head_too_large())
-        if name.lower() == b"host" and b"host" in self._raw:  # which of them another server went by, nobody knows
+        if name.lower() == b"host" and b"host" in self._raw:  # another server may have used the other one
             self.stop(ApiError(400, "a request has one Host header", code="invalid_http"))
         add_field(self._raw, name, value)
 
@@ -189,7 +188,7 @@ class HttpConnection(asyncio.Protocol):
         self.last_part = b""  # of a stream, as it was written last
         self.writable = True
 
-    # What the loop tells.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
@@ -316,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._refuse(error)
 
-    # What the handlers do.
+    # Called for the handlers.
 
     def want_body(self, request: Request) -> None:
         """Somebody waits for the rest of the body."""
@@ -456,13 +455,10 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _part(request: Request, data: bytes) -> bytes:
-    """How a part of a stream's body is written."""
+    """The bytes on the wire of a part of a stream's body."""
     if request.chunked and data:
         return b"%x\r\n%b\r\n" % (len(data), data)
     return data if request.method != "HEAD" else b""
-
-
-# What one caller may take of a server.
 
 
 @dataclass(frozen=True)
@@ -470,7 +466,7 @@ class ServerLimits:
     """Seconds and bytes that one connection may take.
 
     A body may take ``body_grace_s``, and longer as long as it has come at ``body_bytes_per_s``. ``buffered_bytes`` are
-    taken of a body that nobody reads yet.
+    buffered of a body that has no reader yet.
     """
 
     keep_alive_s: float = 120.0  # longer than POOL_IDLE_S of our clients
@@ -485,8 +481,6 @@ class ServerLimits:
     stalled_s: float = 900.0  # for a caller to take anything at all of an answer that waits
     sweep_s: float = 2.0
 
-
-# The server: a listening socket, its connections, their deadlines, and how it goes.
 
 _BACKLOG = 4096
 _JUST_ACCEPTED_S = 0.25

@@ -119,7 +119,7 @@ EVERY_WORKER = "all"
 
 @dataclass(frozen=True)
 class Result:
-    """What one worker answered. ``status`` 0: nothing at all."""
+    """One worker's answer. ``status`` 0: it did not answer."""
 
     worker_id: str
     worker_addr: str
@@ -325,7 +325,7 @@ class Registration:
             raise ApiError(503, message, code="data_proxy_not_ready")
 
     async def _registered(self, model: str) -> RegisterModel | None:
-        """What the router has under this name, as what would register it again."""
+        """The router's entry of this name, as the body that registers it again."""
         models = {entry["name"]: entry for entry in (await self._router.get("/models"))["models"]}
         if (entry := models.get(model)) is None:
             return None
@@ -346,7 +346,7 @@ class Registration:
 
     async def _restore(self, model: str, before: RegisterModel | None, told: list[str]) -> None:
         """``told``: data proxies that were told of an external model. Where the model was registered before, its API
-        is the new one from now on: nobody but them knew the old one's key."""
+        is the new one from now on: only the data proxies knew the old one's key."""
         if before is None:
             await self._forget_external(model, told)
         if before is not None:

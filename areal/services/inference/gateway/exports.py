@@ -131,7 +131,7 @@ class ExportRoutes:
     async def _lend_now(
         self, keepers: Sequence[WorkerEntry], limit: int, kind: str, headers: Mapping[str, str]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """What is lent, and what is not: trajectories that were skipped, and journals that nobody answers for."""
+        """Lent items; and trajectories that were skipped, and journals whose data proxies do not answer."""
         items: list[Any] = []
         skipped: list[Any] = []
         away: list[str] = []
@@ -164,7 +164,7 @@ class ExportRoutes:
                 done, asks = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
                 if any(_has_some(task.result()) for task in done):
                     return
-            await asyncio.sleep(min(wait_s, _LOOK_AGAIN_S))  # nobody has anything, or nobody answers
+            await asyncio.sleep(min(wait_s, _LOOK_AGAIN_S))  # all are empty, or do not answer
         finally:
             for task in asks:
                 task.cancel()
@@ -206,7 +206,7 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _is_damaged(reply: WorkerReply) -> bool:
-    """Whether nothing of what this data proxy was asked for can be exported."""
+    """Whether this data proxy can export nothing of the sessions it was asked for."""
     return reply.status == 500 and _error_of(reply)["code"] in UNEXPORTABLE
 
 

@@ -114,7 +114,7 @@ class RelayMetrics:
         return found
 
 
-# Where calls wait for a worker. Back-pressure, not shedding: only past ``max_queued_requests`` is a call refused.
+# Waiting for a worker. Back-pressure, not shedding: a call is refused only past ``max_queued_requests``.
 #
 # A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
 # each of them has just refused it. Where every worker says that waiting will not help (an external API that refuses
@@ -175,7 +175,7 @@ class Admission:
         try:
             while True:
                 await self._table.changed(self._patience(model, key, since))
-                # Whoever refused before is asked again, once its suspicion has passed: it may have come back.
+                # A worker that refused before is tried again once its suspicion has passed.
                 chosen = self._pick(self._table.routable(model, even_suspects=False, journal=key.journal), key)
                 if chosen is not None:
                     return chosen

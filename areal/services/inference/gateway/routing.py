@@ -139,7 +139,7 @@ class LiveTable:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has told its journals: then one that is not in the table is nobody's. A table without
+        """Whether every worker has told its journals: then one that is not in the table does not exist. A table without
         workers says so only when it is whole."""
         workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
         return all(worker.heard for worker in workers) and (bool(workers) or self.snapshot.synced)
@@ -165,7 +165,7 @@ class LiveTable:
         return any(each.state in (READY, CORDONED) and each.journals for each in workers)
 
     def fault(self, name: str) -> str:
-        """What is wrong where every worker of a model says that waiting will not make it ready; "" elsewhere."""
+        """The fault of a model each of whose workers says that waiting will not make it ready; "" elsewhere."""
         model = self.snapshot.models.get(name)
         workers = model.workers if model is not None else ()
         hopeless = workers and all(worker.state == DEAD and worker.fault for worker in workers)

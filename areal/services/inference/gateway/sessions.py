@@ -32,7 +32,7 @@ from areal.services.inference.router.picking import CallKey
 from areal.wire.routing import CORDONED, READY, WorkerEntry
 
 # A session's key names its journal by the journal's tag. A key that a caller chose is looked up at the router, and
-# the answer is remembered for a while, also that nobody has it.
+# the answer is remembered for a while, also where no data proxy has it.
 
 _REMEMBERED = 10_000
 _FOUND_S = 60.0
@@ -197,8 +197,8 @@ class JournalClient:
         body: bytes | None = None,
         timeout_s: float = _DEADLINE_S,
     ) -> WorkerReply:
-        """The answer of whoever holds the journal. Raises 404 for a journal of nobody, 503 where its holder stays
-        away."""
+        """The answer of the data proxy that holds the journal. Raises 404 for an unknown journal, 503 where its holder
+        stays away."""
         if not await self._keys.is_known(tag):
             raise ApiError(404, "no data proxy has this session", code="session_not_found")
         since = asyncio.get_running_loop().time()

@@ -46,12 +46,12 @@ def make_folder() -> Path:
 
 
 def _clear_abandoned(parent: Path) -> None:
-    """Whoever has just made one is about to hold it: a young one is let be."""
+    """A young folder stays: its supervisor is about to hold it."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another's, or gone already
             if time.time() - folder.stat().st_mtime > _YOUNG_S:
                 with held(folder):
-                    """Who leaves last removes it."""
+                    """The last holder removes it, which is this one."""
 
 
 @contextmanager
@@ -143,7 +143,7 @@ class Supervisor:
 
 
 def _forget_gauges(pid: int) -> None:
-    """What a dead relay had in flight or queued is no more; its counters stay in the sum."""
+    """Drop a dead relay's gauges (in flight, queued); its counters stay in the sum."""
     for file in Path(os.environ[VARIABLE]).glob(f"gauge_live*_{pid}.db"):
         file.unlink(missing_ok=True)
 

@@ -123,7 +123,7 @@ class Watch:
                     await waker.wait()
 
 
-# What Prometheus is to scrape, as its HTTP service discovery reads it: a list of ``{"targets", "labels"}``. The
+# Targets for Prometheus, as its HTTP service discovery reads them: a list of ``{"targets", "labels"}``. The
 # router knows the data proxies and their engines at each moment, also after a rolling update gave them other ports.
 # Trainers register themselves, for a time that they renew. The label ``job`` tells the components apart.
 
@@ -176,7 +176,7 @@ _LEARNING_S = 6.0  # every data proxy that lives has renewed its lease by then
 
 
 class DeclaredFile:
-    """What was declared to a router, as a file of its service: the next router goes on from it, and the service's data
+    """The declarations of a router as a file of its service: the next router goes on from it, and the service's data
     proxies read there where their router is. A file that cannot be read is set aside, never taken for an empty one: the
     router has to learn then who is there. ``path`` None: nothing is kept, and a router that starts is told
     everything."""
@@ -209,7 +209,7 @@ class DeclaredFile:
         self.write()
 
     def write(self) -> None:
-        """Where something has changed. Raises OSError."""
+        """Write the file if something has changed. Raises OSError."""
         if self._path is None or self._url is None or self._serial == self._registry.serial:
             return
         self._serial = self._registry.serial
@@ -360,7 +360,7 @@ class RouterRoutes:
         return self._accepted(recalled=recalled)
 
     async def pick(self, request: Request) -> Response:
-        """Where a call would go, by its session or its session's key, else by its model. Relays decide for themselves,
+        """The worker of a call, by its session or its session's key, else by its model. Relays decide for themselves,
         but for a key that a caller chose; this is for people and other services."""
         body = await read_body(request, RouteCall)
         held = await self._placing.holder(body)

@@ -1,4 +1,4 @@
-"""Which worker gets a call. Pure but for the dice and the counter, which the caller owns.
+"""Load balancing: the worker that gets a call. Pure but for the dice and the counter, which the caller owns.
 
 ``auto``         power of two choices by tokens in flight; a conversation that is recorded stays where it began
 ``round_robin``  each in turn
@@ -43,7 +43,7 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class CallKey:
-    """What a call says about where it belongs. ``tokens`` is an estimate of prompt and answer together; ``journal``
+    """A call's affinity. ``tokens`` is an estimate of prompt and answer together; ``journal``
     the tag of its session's journal, which only one worker holds."""
 
     tokens: float = 0.0

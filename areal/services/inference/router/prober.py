@@ -1,5 +1,5 @@
-"""How workers are: those with a lease say so themselves, the others are asked for /ready, as often and for as long as
-their model says."""
+"""Health of workers: those with a lease report it themselves, the others are asked for /ready, as often and for as long
+as their model says."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOBODY_S = 1.0  # between two looks where every worker has a lease; who registe
 
 
 class Prober:
-    """Every worker has a rhythm of its own: one that answers late delays nobody else's probe."""
+    """Each worker is probed at its own rate: one that answers late does not delay the others' probes."""
 
     def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
@@ -97,7 +97,7 @@ class Prober:
 
 
 async def expire_leases(registry: WorkerRegistry) -> None:
-    """A router that was itself held still has heard nobody meanwhile."""
+    """Expire leases; a router that was itself stopped for a while extends them by that time first."""
     looked = time.monotonic()
     while True:
         await asyncio.sleep(planned_s := until_beat(_EXPIRY_PERIOD_S))

@@ -43,7 +43,7 @@ _RENEWALS_PER_S = 500.0  # of all workers together
 
 
 class Answer(Enum):
-    """What one probe found."""
+    """The result of one probe."""
 
     READY = "ready"
     DRAINING = "draining"  # the worker says so: it was told to stop
@@ -82,7 +82,7 @@ class WorkerHealth:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What a worker said of itself at the last probe, which was sent at ``asked_at`` (monotonic).
+    """A worker's report at the last probe, which was sent at ``asked_at`` (monotonic).
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
     ``sessions``: those that are active. ``fault``: why it is not ready, where waiting alone will not make it so.
@@ -129,7 +129,7 @@ class WorkerRecord:
 
     @property
     def public(self) -> tuple[object, ...]:
-        """What the table says of it, or takes from it."""
+        """The parts that the table shows, or derives something from."""
         told = self.report
         about = told.max_model_len, told.root, told.adapters, told.fault
         return self.state, self.health.seen, about, told.journals, told.elsewhere
@@ -158,7 +158,7 @@ class WorkerRecord:
 
 @dataclass
 class _Model:
-    """``withheld``: nobody declared it, and not all of its replicas were ready yet."""
+    """``withheld``: it was not declared, and not all of its replicas were ready yet."""
 
     expected: int
     external: bool
@@ -194,7 +194,7 @@ class WorkerRegistry:
         return list((self._workers if model is None else self._members.get(model, {})).values())
 
     def readiness(self, worker: WorkerRecord) -> Readiness:
-        """How this worker is probed."""
+        """The settings of this worker's probes."""
         model = self._models.get(worker.model) if worker.model is not None else None
         return model.readiness if model is not None else self._readiness
 
@@ -279,7 +279,7 @@ class WorkerRegistry:
             self._changed()
 
     def renew_s(self, worker: WorkerRecord) -> float:
-        """How often it has to renew its lease: more seldom the more there are, so that we keep up with all, but as
+        """The period of renewals of its lease: longer the more workers there are, so that we keep up with all, but as
         often as its model says while it is in doubt."""
         period_s = self.readiness(worker).period_seconds
         return period_s if worker.health.in_doubt else max(period_s, len(self._workers) / _RENEWALS_PER_S)
@@ -299,7 +299,7 @@ class WorkerRegistry:
                 self._changed(worker)
 
     def extend(self, seconds: float) -> None:
-        """Prolong every lease: the router itself was stopped for so long and could hear nobody."""
+        """Prolong every lease: the router itself was stopped for so long and could hear no worker."""
         for worker in self._workers.values():
             if worker.expires_at is not None:
                 worker.expires_at += seconds
@@ -370,7 +370,7 @@ class WorkerRegistry:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has told its journals: then one that none named is nobody's. A router without workers
+        """Whether every worker has told its journals: then one that none named does not exist. A router without workers
         can say so only when it was told that there are none."""
         workers = self.workers()
         return all(worker.health.seen for worker in workers) and (bool(workers) or self.synced)
@@ -383,7 +383,7 @@ class WorkerRegistry:
         return frozenset().union(*(model.journals for model in self._models.values())) - held
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
-        """Raises ValueError for a limit that is none."""
+        """Raises ValueError for an unknown limit, or a wrong value."""
         GatewayLimits().updated(limits)
         updated = {**self.limits, **limits}
         if (strategy or self.strategy, updated) != (self.strategy, self.limits):
@@ -391,7 +391,7 @@ class WorkerRegistry:
             self._changed()
 
     def recall(self, kept: Snapshot) -> bool:
-        """Go on from the table of the router before us, where nobody has told us anything. Whether it was taken.
+        """Go on from the table of the router before us, if nothing was declared to us yet; whether it was taken.
         Who was draining gets nothing new here: whoever had it drained says how it goes on. Raises ValueError."""
         if self.synced or self._models or self._workers:
             return False
@@ -422,7 +422,7 @@ class WorkerRegistry:
         return {name: self._entry(name, model) for name, model in self._models.items()}
 
     def changes_since(self, serial: int) -> Changes | None:
-        """What a follower that has the table of ``serial`` lacks; None: it needs the whole of it."""
+        """The changes since the table of ``serial``; None where a follower needs the whole table."""
         kept_from = self._changes[0][0] if len(self._changes) == _CHANGES_KEPT else 0
         if serial < self._whole_at or serial < kept_from:
             return None

@@ -1,4 +1,4 @@
-"""Where sessions go, and where they are.
+"""Placement of sessions, and finding them.
 
 A new group goes to the replica with the fewest sessions. Which replica has an existing one follows from its name: names
 carry the tag of a journal, and replicas say which journals they serve. Only a key that a caller chose itself is asked
@@ -37,7 +37,7 @@ class Placed:
 
 
 class Placements:
-    """What was placed since each replica last reported, counted on top of its report, so that a burst spreads."""
+    """Sessions placed since each replica last reported, counted on top of its report, so that a burst spreads."""
 
     def __init__(self) -> None:
         self._placed: dict[str, list[Placed]] = {}
@@ -135,7 +135,7 @@ class SessionPlacing:
         return keepers
 
     async def _preferred(self, key: object, keepers: list[WorkerRecord]) -> list[WorkerRecord]:
-        """Who is asked to start the sessions, one after the other."""
+        """The workers that are asked to start the sessions, one after the other."""
         if not isinstance(key, str):
             return self._placements.lightest_first(keepers)  # what is wrong with it the data proxy says
         tag = tag_of_key(key)
@@ -151,7 +151,7 @@ class SessionPlacing:
     # -- finding
 
     async def holder(self, body: RouteCall) -> SessionLocation | None:
-        """Who has the session that is named, by id, key or key's digest; None where none is named. Raises 404, 503."""
+        """The holder of the session named by id, key or key's digest; None where none is named. Raises 404, 503."""
         digest = body.api_key_digest
         if body.session_id is not None:
             name = SessionName.parse(body.session_id)
@@ -185,7 +185,7 @@ class SessionPlacing:
     async def _find(self, digest: bytes) -> SessionLocation | None:
         """Ask the replicas that record whether one has a session with this key: first those where it would have been
         started, then all others. Raises 503 where none has it, but one does not answer, or was not heard from yet, or
-        some journal has nobody to answer for it."""
+        some journal has no data proxy."""
         workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
         homes = self._homes(digest)
         unanswered = False
@@ -201,7 +201,7 @@ class SessionPlacing:
         return None
 
     def _homes(self, digest: bytes) -> set[str]:
-        """Where each model starts sessions with this key while all its replicas are there."""
+        """The workers where each model starts sessions with this key while all its replicas are there."""
         models: dict[str | None, list[WorkerEntry]] = {}
         for worker in self._registry.workers():
             if worker.report.journals:
