@@ -200,9 +200,7 @@ DeltaSink = Callable[[EngineDelta], None]
 OnFlow = Callable[[Backpressure], None]
 
 
-class TokenEngine(Protocol):
-    """Drives one engine process."""
-
+class TokenGenerator(Protocol):
     capabilities: Capabilities
 
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
@@ -210,6 +208,10 @@ class TokenEngine(Protocol):
 
         A stream that ends before every choice has its finish reason is a failure too; the caller sees to that.
         """
+
+
+class TokenEngine(TokenGenerator, Protocol):
+    """Drives one engine process."""
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
         """As ``generate``, but each delta is given to ``sink`` as it comes, without a task switch, and what ``sink``
@@ -346,7 +348,7 @@ _BIAS = 100.0
 _PROBE_S = 60.0
 
 
-async def _logprobs_mode(engine: TokenEngine, expected: LogprobsMode) -> LogprobsMode:
+async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> LogprobsMode:
     """``expected`` in what cannot be found so: what a grammar does, and all of a model without a preference. Raises
     EngineError. The engine must not be paused."""
     for prompt in _PROMPTS:
@@ -370,7 +372,7 @@ async def _logprobs_mode(engine: TokenEngine, expected: LogprobsMode) -> Logprob
     return expected
 
 
-async def logprobs_problem(engine: TokenEngine, expected: LogprobsMode, name: str) -> str | None:
+async def logprobs_problem(engine: TokenGenerator, expected: LogprobsMode, name: str) -> str | None:
     """Set the engine's ``capabilities.logprobs`` to what it finds. The reason where it fails."""
     try:
         async with asyncio.timeout(_PROBE_S):
@@ -380,7 +382,7 @@ async def logprobs_problem(engine: TokenEngine, expected: LogprobsMode, name: st
     return None
 
 
-async def _likeliest(engine: TokenEngine, prompt: tuple[int, ...], **sampling: Any) -> Mapping[int, float]:
+async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling: Any) -> Mapping[int, float]:
     """Log-probabilities of the likeliest next tokens: not of the sampled one, which may be none of them."""
     _, reported = await _next_token(engine, prompt, top_logprobs=_ALTERNATIVES, **sampling)
     if len(reported) < 2:
@@ -389,7 +391,7 @@ async def _likeliest(engine: TokenEngine, prompt: tuple[int, ...], **sampling: A
 
 
 async def _next_token(
-    engine: TokenEngine, prompt: tuple[int, ...], adapter: str | None = None, **sampling: Any
+    engine: TokenGenerator, prompt: tuple[int, ...], adapter: str | None = None, **sampling: Any
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Log-probabilities after ``prompt``: of the sampled token, and of the likeliest ones."""
     params = SamplingParams(max_new_tokens=1, ignore_eos=True, **sampling)
@@ -428,7 +430,7 @@ def largest_gap(probe: WeightProbe, reported: Mapping[int, float]) -> float:
     return max((abs(probe.expected[token] - reported[token]) for token in common), default=float("inf"))
 
 
-async def check_weights(engine: TokenEngine, probe: WeightProbe, *, adapter: str | None = None) -> float:
+async def check_weights(engine: TokenGenerator, probe: WeightProbe, *, adapter: str | None = None) -> float:
     """The largest gap in nats. Raises WeightsDiffer when it exceeds the tolerance; the engine must not be paused."""
     wanted = min(len(probe.expected), engine.capabilities.max_top_logprobs)
     sampled, likeliest = await _next_token(engine, probe.input_ids, adapter, temperature=0.0, top_logprobs=wanted)

@@ -23,10 +23,10 @@ from areal.services.inference.engines.transport import (
     GenerateRequest,
     JsonLines,
     JsonWhole,
-    keyed_by_text,
-    text,
+    int_field,
+    sampling_fields,
+    text_field,
     weight_source,
-    whole_number,
 )
 
 _NO_ADAPTERS = "this engine serves no LoRA adapters"
@@ -47,9 +47,7 @@ class EmbeddedClient(EngineClient):
         super().__init__(http, url, headers, capabilities)
 
     def _request(self, call: EngineCall) -> GenerateRequest:
-        sampling = call.sampling.changed()
-        if "logit_bias" in sampling:
-            sampling["logit_bias"] = keyed_by_text(sampling["logit_bias"])
+        sampling = sampling_fields(call)
         body: dict[str, Any] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
         body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
         if call.adapter is not None:
@@ -82,11 +80,11 @@ class EmbeddedClient(EngineClient):
         return EngineState(
             not_ready=None,
             adapters=tuple(data.get("adapters") or ()),
-            version=whole_number(data, "version"),
-            max_model_len=whole_number(data, "max_model_len"),
-            root=text(data, "model_path"),
+            version=int_field(data, "version"),
+            max_model_len=int_field(data, "max_model_len"),
+            root=text_field(data, "model_path"),
             paused=paused if isinstance(paused, bool) else None,
-            generated=whole_number(data, "generated"),
+            generated=int_field(data, "generated"),
         )
 
     async def pause(self) -> None:
@@ -100,7 +98,7 @@ class EmbeddedClient(EngineClient):
 
     async def version(self) -> int | None:
         _, running = await self._get("/get_version")
-        return whole_number(running, "version")
+        return int_field(running, "version")
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}

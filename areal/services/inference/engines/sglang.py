@@ -51,10 +51,12 @@ from areal.services.inference.engines.transport import (
     EngineClient,
     GenerateRequest,
     JsonEvents,
+    adapters_of,
     check_event,
     key_refused,
-    keyed_by_text,
-    text,
+    sampling_fields,
+    text_field,
+    weight_version,
 )
 
 _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
@@ -106,14 +108,12 @@ class SglangClient(EngineClient):
         await self._control("/abort_request", {"rid": request_id})
 
     async def state(self) -> EngineState:
-        status, _ = await self._get("/health")
-        if status != 200:
-            self._logprobs_known &= status != 0  # it may come back as another process, with other settings
-            return EngineState(not_ready=f"SGLang is not ready: /health answered {status or 'nothing'}")
+        if (problem := await self._health_problem("SGLang")) is not None:
+            return EngineState(not_ready=problem)
         status, model = await self._get("/get_model_info")
         if (refused := key_refused("SGLang", status)) is not None:
             return refused
-        if (problem := await self._logprobs_problem(self, _TEMPERED, "SGLang")) is not None:
+        if (problem := await self._logprobs_problem(_TEMPERED, "SGLang")) is not None:
             return EngineState(not_ready=problem)
         _, about = await self._get("/get_server_info")
         if (interval := about.get("stream_interval", 1)) != 1:
@@ -121,16 +121,15 @@ class SglangClient(EngineClient):
         length = about.get("context_length") or about.get("max_req_input_len")
         return EngineState(
             not_ready=None,
-            version=_version(model.get("weight_version")),
+            version=weight_version(model.get("weight_version")),
             max_model_len=length if isinstance(length, int) else None,
-            root=text(model, "model_path"),
+            root=text_field(model, "model_path"),
             adapters=await self._adapters(),
         )
 
     async def _adapters(self) -> tuple[str, ...]:
-        """Those that ``/v1/models`` lists with a parent: the model itself has none."""
         _, listed = await self._get("/v1/models")
-        return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
+        return adapters_of(listed)
 
     async def pause(self) -> None:
         await self._command("/pause_generation", {"mode": "retract"}, unless=_NO_PAUSE)
@@ -144,16 +143,22 @@ class SglangClient(EngineClient):
 
     async def version(self) -> int | None:
         _, model = await self._get("/get_model_info")
-        return _version(model.get("weight_version"))
+        return weight_version(model.get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
+        """The new weights' shapes against those of the served folder, if that can be read here."""
         _, about = await self._get("/get_model_info")
-        served = Path(str(about.get("model_path")))
+        folder = Path(str(about.get("model_path")))
         if isinstance(source, Broadcast):
             new = {name: list(shape) for name, shape, _ in source.layout}
         else:
-            new = dict(await asyncio.to_thread(_shapes_in, Path(source)))
-        await asyncio.to_thread(_check_shapes, new, served)
+            new = await asyncio.to_thread(_shapes_in, Path(source))
+        if not await asyncio.to_thread(folder.is_dir):
+            return
+        old = await asyncio.to_thread(_shapes_in, folder)
+        wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if name not in old]
+        if wrong:
+            raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}")
 
     async def load_weights(self, folder: str, version: int) -> None:
         await self.verify_weights(folder)
@@ -220,10 +225,8 @@ class SglangClient(EngineClient):
 
 
 def wire_body(call: EngineCall) -> dict[str, Any]:
-    sampling = call.sampling.changed()
+    sampling = sampling_fields(call)
     sampling.pop("top_logprobs", None)
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = keyed_by_text(sampling["logit_bias"])
     # Said even when it is our default: the server may have taken other defaults from the model.
     sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
     sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
@@ -275,7 +278,7 @@ class StreamOffsets:
             start = self.seen.get(index, 0)
             entries, tops = entries[start:], tops[start:]
         self.seen[index] = self.seen.get(index, 0) + len(entries)
-        version = _version(about.get("weight_version"))
+        version = weight_version(about.get("weight_version"))
         reason = about.get("finish_reason")
         ended = isinstance(reason, Mapping)
         matched = reason.get("matched") if ended else None
@@ -301,10 +304,7 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
     return PromptLogprobs(tuple(entry[0] for entry in entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
 
 
-Shapes = Mapping[str, list[int]]
-
-
-def _shapes_in(folder: Path) -> Shapes:
+def _shapes_in(folder: Path) -> dict[str, list[int]]:
     """Raises EngineRefused for a folder that holds no weights."""
     try:
         return {name: list(entry.shape) for name, entry in open_checkpoint(folder).entries.items()}
@@ -312,22 +312,5 @@ def _shapes_in(folder: Path) -> Shapes:
         raise EngineRefused(f"{_NOT_TAKEN}: {error.message}") from error
 
 
-def _check_shapes(new: Shapes, folder: Path) -> None:
-    """Raises EngineRefused where they are not those of the model in ``folder``, if that can be read here."""
-    if not folder.is_dir():
-        return
-    served = _shapes_in(folder)
-    wrong = [name for name in served if new.get(name) != served[name]] + [name for name in new if name not in served]
-    if wrong:
-        raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {served.get(wrong[0])}")
-
-
 def _top(entry: Any) -> TopLogprobs:
     return tuple((item[1], item[0]) for item in entry or ())
-
-
-def _version(text: Any) -> int | None:
-    """SGLang's weight version is a string, "default" until one is set: that is our 0. None for a text of another's."""
-    if text in (None, "default"):
-        return 0
-    return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None

@@ -30,9 +30,46 @@ from areal.services.inference.engines.base import (
     EngineUnsupported,
     LogprobsMode,
     OnFlow,
-    TokenEngine,
     logprobs_problem,
 )
+
+# -- fields of requests and answers
+
+
+def int_field(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    return value if isinstance(value, int) else None
+
+
+def text_field(data: Mapping[str, Any], name: str) -> str | None:
+    value = data.get(name)
+    return value if isinstance(value, str) else None
+
+
+def weight_version(text: object) -> int | None:
+    """The version of weights as vLLM and SGLang keep it: "default" until one is set, which is our 0. None for a text
+    that is not ours."""
+    if text in (None, "default"):
+        return 0
+    return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None
+
+
+def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those that ``/v1/models`` lists with a parent: the model itself has none."""
+    return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
+
+
+def sampling_fields(call: EngineCall) -> dict[str, Any]:
+    """The sampling parameters that differ from their defaults, as JSON has them."""
+    sampling = call.sampling.changed()
+    if "logit_bias" in sampling:
+        sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
+    return sampling
+
+
+def weight_source(source: str | Broadcast) -> dict[str, Any]:
+    return {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}
+
 
 # -- answers to deltas
 
@@ -296,11 +333,24 @@ class EngineClient:
             return 0, {}
         return answer.status, answer.object()
 
-    async def _logprobs_problem(self, engine: TokenEngine, expected: LogprobsMode, name: str) -> str | None:
+    async def _health_problem(self, name: str) -> str | None:
+        """Of an engine with /health: the reason why it is not ready, or None."""
+        status, _ = await self._get("/health")
+        if status == 200:
+            return None
+        if status == 0:  # it may come back as another process, with other settings and the weights of its start
+            self._forget_engine()
+        return f"{name} is not ready: /health answered {status or 'nothing'}"
+
+    def _forget_engine(self) -> None:
+        """Another process may answer from now on."""
+        self._logprobs_known = False
+
+    async def _logprobs_problem(self, expected: LogprobsMode, name: str) -> str | None:
         """Find the mode of the log-probabilities, once for each engine process. The reason where that fails."""
         if self._logprobs_known:
             return None
-        problem = await logprobs_problem(engine, expected, name)
+        problem = await logprobs_problem(self, expected, name)
         self._logprobs_known = problem is None
         return problem
 
@@ -356,22 +406,3 @@ async def read_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, A
                 raise EngineFailed(f"the engine failed: {data['error']}")
             yield data
     raise EngineFailed("the engine's stream was cut")
-
-
-def whole_number(data: Mapping[str, Any], name: str) -> int | None:
-    value = data.get(name)
-    return value if isinstance(value, int) else None
-
-
-def text(data: Mapping[str, Any], name: str) -> str | None:
-    value = data.get(name)
-    return value if isinstance(value, str) else None
-
-
-def keyed_by_text(biases: Mapping[int, float]) -> dict[str, float]:
-    """``logit_bias`` as JSON has it."""
-    return {str(token): bias for token, bias in biases.items()}
-
-
-def weight_source(source: str | Broadcast) -> dict[str, Any]:
-    return {"path": source} if isinstance(source, str) else {"group": source.group, "layout": source.layout}

@@ -54,12 +54,14 @@ from areal.services.inference.engines.transport import (
     EngineClient,
     GenerateRequest,
     JsonEvents,
+    adapters_of,
     check_event,
+    int_field,
     key_refused,
-    keyed_by_text,
-    text,
+    sampling_fields,
+    text_field,
     weight_source,
-    whole_number,
+    weight_version,
 )
 
 _WIRE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens"}
@@ -144,16 +146,16 @@ class VllmClient(EngineClient):
         super().point_to(url)
         self._model = None
 
+    def _forget_engine(self) -> None:
+        super()._forget_engine()
+        self._version = None
+
     async def abort(self, request_id: str) -> None:
         """Nothing to send: the closed connection said it."""
 
     async def state(self) -> EngineState:
-        status, _ = await self._get("/health")
-        if status != 200:
-            if status == 0:  # it may come back as another process, with the weights of its start
-                self._version = None
-                self._logprobs_known = False
-            return EngineState(not_ready=f"vLLM is not ready: /health answered {status or 'nothing'}")
+        if (problem := await self._health_problem("vLLM")) is not None:
+            return EngineState(not_ready=problem)
         status, listed = await self._get("/v1/models")
         if (refused := key_refused("vLLM", status)) is not None:
             return refused
@@ -162,19 +164,20 @@ class VllmClient(EngineClient):
         if served is None:
             return EngineState(not_ready="vLLM lists no model")
         self._model = served["id"]
-        if self._version is None:
-            self._version = await self._told_version()
+        if self._version is None:  # an earlier data proxy of this engine may have set one
+            _, about = await self._get("/weight_info")
+            self._version = weight_version(about.get("weight_version"))
         _, pausing = await self._get("/is_paused")
         paused = pausing.get("is_paused")
-        if paused is not True and (problem := await self._logprobs_problem(self, _PROCESSED, "vLLM")) is not None:
+        if paused is not True and (problem := await self._logprobs_problem(_PROCESSED, "vLLM")) is not None:
             return EngineState(not_ready=problem)
         return EngineState(
             not_ready=None,
             version=self._version,
-            max_model_len=whole_number(served, "max_model_len"),
-            root=text(served, "root"),
+            max_model_len=int_field(served, "max_model_len"),
+            root=text_field(served, "root"),
             paused=paused if isinstance(paused, bool) else None,
-            adapters=tuple(model["id"] for model in models if model.get("parent")),
+            adapters=adapters_of(listed),
         )
 
     async def pause(self) -> None:
@@ -182,17 +185,10 @@ class VllmClient(EngineClient):
         await self._command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
-                while self._calls and await self._event_arrives():
-                    pass
-
-    async def _event_arrives(self) -> bool:
-        """Whether an event comes before it has been quiet for long enough."""
-        self._event.clear()
-        try:
-            async with asyncio.timeout(_QUIET_S):
-                return await self._event.wait()
-        except TimeoutError:
-            return False
+                while self._calls:
+                    self._event.clear()
+                    async with asyncio.timeout(_QUIET_S):
+                        await self._event.wait()
 
     async def resume(self) -> None:
         await self._command("/resume", unless=_NO_DEV_MODE)
@@ -202,14 +198,6 @@ class VllmClient(EngineClient):
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older one: then we alone know it
             await self._command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
-
-    async def _told_version(self) -> int | None:
-        """The version that an earlier data proxy of this engine set."""
-        _, about = await self._get("/weight_info")
-        text = str(about.get("weight_version"))
-        if text in ("None", "default"):  # none was set: a fresh engine
-            return 0
-        return int(text) if text.isdecimal() else None
 
     async def version(self) -> int | None:
         return self._version
@@ -289,12 +277,10 @@ def _failure_of(state: str | None) -> str | None:
 
 
 def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
-    sampling = {_WIRE_NAMES.get(name, name): value for name, value in call.sampling.changed().items()}
+    sampling = {_WIRE_NAMES.get(name, name): value for name, value in sampling_fields(call).items()}
     sampling.pop("top_logprobs", None)
     if call.sampling.greedy:
         sampling.pop("n", None)
-    if "logit_bias" in sampling:
-        sampling["logit_bias"] = keyed_by_text(sampling["logit_bias"])
     body = {
         **sampling,
         "model": call.adapter or model,
