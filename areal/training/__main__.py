@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say(text: str, status: int, *, lost: bool = False) -> None:
-    """By the launcher, where there is one."""
+    """Leave ``text`` to the launcher; without one, write it."""
     if not leave_note(text, status, lost=lost):
         sys.stderr.write(text)
 

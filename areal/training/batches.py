@@ -207,7 +207,7 @@ def _first_fit(lengths: Sequence[int], how: MicroBatches, limit: int) -> list[li
 
 
 def _even(lengths: Sequence[int], how: MicroBatches, limit: int, least: int) -> list[list[int]] | None:
-    """At least so many sets with nearly equal sums, each within the limit; None where no number of them is."""
+    """At least ``least`` sets with nearly equal sums, each within the limit; None where there is no such number."""
     parts = least
     while True:
         sets = [part for part in partition(lengths, parts) if part]
@@ -229,8 +229,8 @@ _WORTH = 0.9  # of the padded batch's cost
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a forward pass, in multiplications. ``token``: the model's parameters; ``pair``: what two tokens that see each
-    other cost in all layers, their width times two."""
+    """The cost of a forward pass in multiplications. ``token``: the model's parameters; ``pair``: two tokens that see
+    each other, in all layers, their width times two."""
 
     token: int
     pair: int
@@ -285,7 +285,7 @@ def plan(prompts: Sequence[bytes], shared: Sequence[int], own: Sequence[int], wi
 
 
 def fill_rows(sizes: Sequence[int]) -> list[list[int]]:
-    """Which go into one row, none longer than the longest: first fit, longest first."""
+    """The members of each row, none longer than the longest size: first fit, longest first."""
     order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     width, shortest = sizes[order[0]], sizes[order[-1]]
     rows: list[list[int]] = []

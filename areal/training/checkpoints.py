@@ -57,7 +57,7 @@ class Checkpoint:
         return state
 
     def damage(self) -> str | None:
-        """What of it is not as it was written; None where nothing is. Reads all of it."""
+        """The first difference from what was written; None where there is none. Reads all files."""
         try:
             files = self.state()[_FILES]
         except ArealError as error:
@@ -96,7 +96,7 @@ class Checkpoints:
         return next(reversed(self.all()), None)
 
     def newest_whole(self, before: int | None = None) -> Checkpoint | None:
-        """Of those before the step ``before``. Those that are newer and damaged are set aside, and logged."""
+        """The newest undamaged checkpoint before the step ``before``. Sets newer, damaged ones aside, and logs it."""
         for checkpoint in reversed(self.all()):
             if before is not None and checkpoint.step >= before:
                 continue
@@ -204,7 +204,7 @@ def _crc_of_part(path: Path, begin: int) -> int:
 
 
 def _crc_of(state: Mapping[str, Any]) -> int:
-    """Of values as JSON has them."""
+    """The checksum of values as JSON has them."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 

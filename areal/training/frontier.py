@@ -74,7 +74,7 @@ def _permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 @dataclass
 class Counts:
-    """Of positions handed out, by how that ended; ``taken`` counts every time."""
+    """Numbers of positions by outcome; ``taken`` counts each time that one was handed out."""
 
     taken: int = 0
     trained: int = 0
@@ -150,7 +150,7 @@ class Frontier:
 
     @property
     def spent(self) -> int:
-        """How many positions are not handed out again."""
+        """The number of positions that are not handed out again."""
         return self.frontier + len(self.beyond)
 
     def state(self) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def is_rank() -> bool:
 
 
 def is_quiet_rank() -> bool:
-    """What is the same on every rank is said by the first."""
+    """Whether another rank logs what is the same on all of them."""
     return is_rank() and os.environ.get("RANK", "0") != "0"
 
 

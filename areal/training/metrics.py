@@ -86,7 +86,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Those that are whole."""
+    """The lines that are whole."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -298,7 +298,7 @@ def labels(config: BaseExperimentConfig) -> dict[str, str]:
 
 
 def _key(config: BaseExperimentConfig) -> AdminKey | None:
-    """That of the service which is trained for: whoever may scrape the one may scrape the other."""
+    """The key of the service that is trained for: whoever may scrape the one may scrape the other."""
     rollout = getattr(config, "rollout", None)
     of_service = (rollout.admin_api_key_file or os.environ.get(KEY_FILE)) if rollout is not None else None
     return load_admin_key(config.stats_logger.prometheus.key_file or of_service or None)

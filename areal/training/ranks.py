@@ -55,7 +55,7 @@ class Ranks:
         return int(most)
 
     def broadcast(self, value: Any) -> Any:
-        """What the first rank passes, on every rank. Pickle among the ranks of one run, never from elsewhere."""
+        """The first rank's ``value``, on every rank. Pickle among the ranks of one run, never from elsewhere."""
         if self.group is None:
             return value
         box = [value]
@@ -63,7 +63,7 @@ class Ranks:
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
-        """What each rank passes, in their order, on every rank. Pickle, as above."""
+        """The ``value`` of each rank, in their order, on every rank. Pickle, as above."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size

@@ -1,4 +1,4 @@
-"""Where a run keeps what it makes: config, logs of each attempt, metrics, trajectories, checkpoints, plots.
+"""The folder of a run: config, logs of each attempt, metrics, trajectories, checkpoints, plots.
 
 config.yaml          what the run was told, resolved
 metrics.jsonl        a line a step
@@ -79,7 +79,7 @@ class RunFolder:
         partial.rename(latest)
 
     def write_config(self, config: BaseExperimentConfig) -> None:
-        """What this attempt trains with, every default in it; with ``--config`` it is the same run again."""
+        """Write the configuration of this attempt with every default; as ``--config`` it starts the same run again."""
         replace_text(self.config, yaml.safe_dump(_written(config), sort_keys=False))
 
     def note_version(self, version: int) -> None:

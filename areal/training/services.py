@@ -154,7 +154,7 @@ def connect_pair(
 
 
 def _part(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path, ...], folder: RunFolder) -> None:
-    """What is served stays behind as a folder: engines that start when we are gone go on with it."""
+    """Leave the served weights behind as a folder, for engines that start after the trainer has ended."""
     file = publisher.staged_file(pair.delivered) if pair.delivered is not None else None
     if file is None:  # nothing is served, or a failed update has staged another version over it
         pair.disconnect(comes_back=pair.delivered is not None)
@@ -265,7 +265,7 @@ def _engine_arguments(config: PPOConfig, engine: str) -> dict[str, Any]:
 
 
 def _areal(*words: str, missing_is_fine: bool = False) -> str:
-    """What the command line answers. Raises ArealError with what it says went wrong."""
+    """The output of an areal command. Raises ArealError with the command's error and hint."""
     ran = subprocess.run([*_AREAL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode == 0:
         return ran.stdout
@@ -281,7 +281,7 @@ def _areal(*words: str, missing_is_fine: bool = False) -> str:
 
 
 def _said(output: str, mark: str) -> str:
-    """What the last line with this mark says."""
+    """The text of the last line that begins with ``mark``."""
     lines = [line.strip() for line in output.splitlines()]
     return next((line.removeprefix(mark) for line in reversed(lines) if line.startswith(mark)), "")
 

@@ -27,7 +27,7 @@ _requests = _Requests()
 
 
 def on_sigterm() -> None:
-    """From now on; on the main thread."""
+    """Take SIGTERM as a request from now on. Runs on the main thread."""
     signal.signal(signal.SIGTERM, _request)
 
 

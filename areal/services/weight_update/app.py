@@ -79,7 +79,7 @@ class WeightUpdateRoutes:
         return json_response(done.to_json())
 
     async def force_sync(self, request: Request) -> Response:
-        """What the training side has staged last, now: also for workers that are not known to have it."""
+        """Carry over the newest staged version now, also to workers that are not known to have it."""
         pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
         async with pair.lock:
             done = await self._updater.sync(pair)

@@ -13,7 +13,7 @@ from areal.services.http.errors import ApiError
 
 
 class Mode(StrEnum):
-    """How weights travel: a folder that both sides reach, shared memory of one machine, a process group."""
+    """The transport of weights: a folder that both sides reach, shared memory of one machine, a process group."""
 
     DISK = "disk"
     SHM = "shm"
@@ -82,7 +82,7 @@ class Pair:
 
 
 class Pairs:
-    """By name. A name is taken from the moment that somebody begins to connect it."""
+    """The connected pairs, by name. A name is taken as soon as a connection begins."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, Pair] = {}

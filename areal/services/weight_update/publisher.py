@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher(Protocol):
-    """How a trainer's weights get out, by one of the modes. Called on the endpoint's threads but for ``write``."""
+    """Publish a trainer's weights in one mode. The endpoint's threads call all but ``write`` and ``settle``."""
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
-        """What workers of the pair ``name`` need to reach us; ``size`` counts them and the trainer."""
+        """The answer to workers of the pair ``name``: how they reach us. ``size`` counts them and the trainer."""
         ...
 
     def join(self) -> None:
@@ -69,7 +69,7 @@ class WeightPublisher(Protocol):
         ...
 
     def remove(self) -> None:
-        """What was staged goes."""
+        """Removes what was staged."""
         ...
 
 
@@ -109,7 +109,7 @@ class WeightEndpoint:
         return json_response({"status": "ok", "version": self._publisher(name).staged_version})
 
     async def manifest(self, request: Request) -> Response:
-        """What ``publish`` will send."""
+        """The source and size of the weights that ``publish`` will send."""
         publisher, version = self._order(await read_object(request))
         return json_response({"status": "ok", **publisher.published(version)})
 

@@ -1,4 +1,4 @@
-"""Where a trainer stages a version of its weights: in folders that inference workers read, or for a broadcast to them.
+"""Staging of a version of the weights: in folders that inference workers read, or for a broadcast to them.
 
 ``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm`` has two
 folders in the memory of one machine that take turns, so that a worker that is still reading the version before is not
@@ -34,8 +34,8 @@ _MOST_IN_MEMORY = 3
 
 
 def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
-    """What an engine with these weights must say of the token after ``input_ids`` [T]: ``logprobs`` [V] of a plain
-    forward pass, of the likeliest ones."""
+    """The check of an engine with these weights: the likeliest tokens after ``input_ids`` [T] with their
+    log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
     values, tokens = torch.topk(logprobs.float(), min(most, logprobs.numel()))
     expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
     return {"input_ids": input_ids.tolist(), "expected": expected, "tolerance": tolerance}
@@ -97,7 +97,7 @@ class FolderPublisher:
     _mark: MemoryFile | None = None
 
     def offer(self, name: str = "", size: int = 0, group_form: str = "") -> dict[str, Any]:
-        """Where the folders will be, and a file there that proves to a worker that it is the same place."""
+        """The root of the folders, and a file there that proves to a worker that both see the same place."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         for path in self.root.glob("v*.tmp"):  # of a trainer that was killed: what it was writing, and its mark
             shutil.rmtree(path, ignore_errors=True)
@@ -115,13 +115,13 @@ class FolderPublisher:
         """Each worker proved that it reaches our folder when it was introduced."""
 
     def leave(self) -> None:
-        """Nothing is held for a worker."""
+        """A folder holds nothing for a worker."""
 
     def settle(self) -> None:
-        """``write`` has staged them."""
+        """``write`` has staged the weights whole."""
 
     def send(self, version: int) -> None:
-        """They read for themselves."""
+        """Workers read the weights themselves."""
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
         """Raises ArealError naming the folder when it cannot be written; what was published before stays."""
@@ -202,7 +202,7 @@ class FolderPublisher:
         return None if self.staged is None else self.staged.version
 
     def staged_file(self, version: int) -> Path | None:
-        """Of one of the two newest versions, or one that a worker computes with in our memory."""
+        """The file of one of the two newest versions on disk, or of any version that memory still holds."""
         if self.in_memory:
             return next((place.folder / _FILE for place in self._places if place.version == version), None)
         if self.staged is None or not 0 <= self.staged.version - version < _KEPT:
@@ -359,7 +359,7 @@ class BroadcastPublisher:
 def open_publisher(
     mode: str, folder: Path, config_files: tuple[Path, ...] = (), device: torch.device = _CPU
 ) -> FolderPublisher | BroadcastPublisher:
-    """By ``disk``, ``shm`` or ``xccl``; see ``WeightPublisher``."""
+    """The publisher of ``mode``: disk, shm or xccl."""
     if mode == "xccl":
         return BroadcastPublisher(folder, device=device)
     return FolderPublisher(folder, mode == "shm", config_files)

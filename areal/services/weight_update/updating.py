@@ -69,7 +69,7 @@ class WorkerClient:
         return await self._ask("GET", url, path, b"", timeout_s)
 
     async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
-        """What /ready answers, whatever that is. Raises WorkerFailed."""
+        """The status and body of /ready. Raises WorkerFailed without an answer."""
         try:
             reply = await self._http.fetch("GET", url, "/ready", headers=self._headers, timeout_s=_PROBE_S)
         except (CallFailed, TimeoutError) as error:
@@ -118,7 +118,7 @@ class WorkerSet:
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
     async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """What ``ask`` gives for each; all are waited for. Raises as ``all``."""
+        """The result of ``ask`` for each worker, once all have finished. Raises as ``all``."""
         answers = await asyncio.gather(*map(ask, self.urls), return_exceptions=True)
         reply, failed = dict[str, T](), dict[str, WorkerFailed]()
         for url, answer in zip(self.urls, answers, strict=True):
@@ -139,7 +139,7 @@ class WorkerSet:
         self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
 
     async def _drop_failed(self, failed: Mapping[str, WorkerFailed]) -> None:
-        """Those of ``failed`` that are lost go. Raises WorkerFailed where one is not, or none is left."""
+        """Drop the workers of ``failed`` that are lost. Raises WorkerFailed where one is not lost, or none is left."""
         gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
         refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
         if refusals:
@@ -185,7 +185,7 @@ class UpdateResult:
 
     @classmethod
     def of(cls, pair: Pair) -> UpdateResult:
-        """Its last update."""
+        """The result of the pair's last update."""
         return cls(pair.version, pair.duration_ms or 0.0, pair.paused_ms or 0.0, pair.bytes or 0)
 
     def to_json(self) -> dict[str, Any]:
@@ -327,7 +327,7 @@ class Updater:
         return await self._swap(workers, taken, published)
 
     async def _broadcast(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
-        """Where a worker is lost in the middle: once more, in a group of those that are left."""
+        """Broadcast, once more in a group of the workers that are left where one is lost on the way."""
         before = len(workers.lost)
         try:
             return await self._broadcast_once(pair, workers, order)
@@ -412,7 +412,7 @@ class Updater:
     # -- who takes part
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
-        """Who serves the model now, and which version; None where that is not known: a gateway that does not answer."""
+        """The workers that serve the model now, with their versions; None where the gateway does not answer."""
         if pair.inference_gateway is None:
             return list(await asyncio.gather(*map(self._seen, pair.inference)))
         try:
@@ -494,7 +494,7 @@ async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) 
 
 @contextlib.asynccontextmanager
 async def _named(what: str) -> AsyncIterator[None]:
-    """A worker's failure as the caller of the gateway meets it."""
+    """Turn a worker's failure into the answer to the gateway's caller."""
     try:
         yield
     except WorkerFailed as error:

@@ -1,4 +1,4 @@
-"""What reinforcement and supervised learning compute, as pure functions of tensors.
+"""Reinforcement and supervised learning as pure functions of tensors.
 
 One convention everywhere, "token aligned": column t of every tensor speaks of token t. ``logprobs[b, t]`` is the log
 probability of token t after the tokens before it, ``loss_mask[b, t]`` says whether token t was sampled by the policy,

@@ -113,7 +113,7 @@ class ActorLoss:
         return loss
 
     def weight(self, micro: Batch) -> Tensor:
-        """How much a micro-batch's mean counts."""
+        """The weight of a micro-batch's mean."""
         return self._aggregation.weight(micro["loss_mask"].bool())
 
     def _own(self, loss_fn: LossFn, logprobs: Tensor, proximal: Tensor, micro: Batch) -> Tensor:

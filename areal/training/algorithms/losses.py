@@ -60,7 +60,7 @@ def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tenso
 
 
 def _divisors(temperatures: Tensor | None, rows: int, count: int) -> Sequence[Tensor | None]:
-    """Of each part of the logits, [rows, 1]."""
+    """The temperatures of each part of the logits, [rows, 1]."""
     return [None] * count if temperatures is None else torch.split(temperatures[:, 1:].reshape(-1, 1), rows)
 
 
@@ -174,7 +174,7 @@ class Aggregation:
         return mean / self.scale if self.mode == "seq-mean-token-sum-norm" else mean
 
     def weight(self, mask: Tensor) -> Tensor:
-        """How many tokens, or sequences, ``mean`` is over: a scalar."""
+        """The number of tokens, or sequences, that ``mean`` averages: a scalar."""
         return mask.sum() if self.mode == "token-mean" else mask.any(1).sum()
 
 

@@ -25,7 +25,7 @@ def open_engine(
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Of the update number ``step`` (from 0) of ``total_steps``.
+    """The learning rate of update number ``step`` (from 0) of ``total_steps``.
 
     It rises linearly over the warm-up, reaching ``lr`` with its last update, and then falls to ``min_lr_ratio`` of it
     by ``lr_scheduler_type``, reached with the last one. Beyond ``total_steps`` it stays there.

@@ -113,7 +113,7 @@ def _attention(asked: str) -> dict[str, Any]:
 
 
 def packing_cost(model: nn.Module) -> Cost | None:
-    """Of computing rows that share a row; None for a model that cannot be told what each token sees."""
+    """The cost model of packed rows; None for a model whose attention takes no mask."""
     about: Any = model.config
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     told = "position_ids" in inspect.signature(inner.forward).parameters

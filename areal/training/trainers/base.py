@@ -147,7 +147,7 @@ class Trainer(abc.ABC):
         return {}
 
     def state(self) -> dict[str, Any]:
-        """As JSON, for a checkpoint: what the algorithm has beside its engines."""
+        """The algorithm's state beside its engines, as JSON, for a checkpoint."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class Trainer(abc.ABC):
     # -- the loop
 
     def run(self) -> None:
-        """From where the run stands to its end, or to the step in which it is told to stop (then raises Stopped)."""
+        """Train to the end of the run, or to the step in which it is told to stop (then raises Stopped)."""
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluated() | self.timings.taken())
@@ -212,7 +212,7 @@ class Trainer(abc.ABC):
         return metrics
 
     def _save_or_go_on(self, *, last: bool) -> Metrics:
-        """As with a checkpoint."""
+        """A full disk costs a model, not the run, unless it is the last."""
         failure: OSError | None = None
         try:
             self.save(self.folder.models / f"step_{self.step}")
@@ -244,14 +244,14 @@ class Trainer(abc.ABC):
             return {f"eval/{name}": value for name, value in self.evaluate().items()}
 
     def _log(self, metrics: Metrics) -> None:
-        """With what workflows and the driver have recorded, on all ranks."""
+        """Log the metrics and the numbers that workflows and the driver have recorded on all ranks."""
         recorded = stats.numbers_of(stats.merged(self.ranks.all_gather(stats.taken())))
         if self.ranks.is_first:
             self.log.write(self.step, recorded | metrics, self.total_steps)
             self.progress.step(self.step, metrics)
 
     def info(self) -> StepInfo:
-        """Of the step that comes next."""
+        """The position of the next step in the run."""
         epoch, number = divmod(self.step, self.steps_per_epoch)
         return StepInfo(epoch, number, self.step, self.steps_per_epoch)
 

@@ -51,14 +51,14 @@ class OfflineTrainer(Trainer):
 
     @abc.abstractmethod
     def weight(self, micro: Batch) -> Tensor:
-        """How much that mean counts."""
+        """The weight of that mean."""
 
     @abc.abstractmethod
     def loss_metrics(self, loss: float) -> Metrics:
         """The metrics of the batches since this was last called, whose mean loss is ``loss``."""
 
     def with_reference(self, batch: Batch) -> Batch:
-        """With what the loss needs beside the rows, computed before the update."""
+        """The batch with the reference's outputs, where the loss needs them; computed before the update."""
         return batch
 
     def train(self) -> None:

@@ -239,7 +239,7 @@ class PPOTrainer(Trainer):
         return self.ranks.all_sum(sums.to(self.ranks.device)).cpu()
 
     def _divergence(self, batch: Batch) -> Metrics:
-        """From the reference, where there is one; the controller hears of it, for the next step."""
+        """The KL divergence from the reference, where there is one; it sets the coefficient of the next step."""
         if "kl" not in batch:
             return {}
         mask = batch["loss_mask"].bool()
@@ -321,7 +321,7 @@ class PPOTrainer(Trainer):
         return max((version for version in told if version is not None), default=None)
 
     def _publish(self, sample: Tensor, version: int) -> Metrics:
-        """From then on rollouts are sampled from it."""
+        """Publish the actor's weights as ``version``, which rollouts are sampled from then on."""
         if self.rollout is not None:
             self.folder.note_version(version)
         probed = sample if is_probed(version, self._first_version) else None
@@ -355,7 +355,7 @@ class PPOTrainer(Trainer):
 
 
 def critic_loss(config: PPOCriticConfig) -> Callable[[Tensor, Batch], Tensor]:
-    """Of a critic's outputs [B, T, 1] for a micro-batch with ``old_values`` and ``returns``: the mean of its tokens."""
+    """The critic's loss: its mean over tokens, from outputs [B, T, 1], ``old_values`` and ``returns``."""
 
     def loss(outputs: Tensor, micro: Batch) -> Tensor:
         values, mask = _before(outputs[..., 0].float()), micro["loss_mask"].bool()
@@ -371,7 +371,7 @@ def version_to_publish(ours: int, served: int | None) -> int:
 
 
 def mean_advantages(batch: Mapping[str, Tensor]) -> list[float | None]:
-    """Of each row, over the tokens that are trained on; None where none is."""
+    """The mean of each row over the tokens that are trained on; None where there are none."""
     mask = batch["loss_mask"].bool()
     sums, counts = torch.where(mask, batch["advantages"], 0.0).sum(1).tolist(), mask.sum(1).tolist()
     return [total / count if count else None for total, count in zip(sums, counts, strict=True)]

@@ -107,7 +107,7 @@ class RolloutBatch:
 
 @dataclass
 class Sampling:
-    """What is sampled, and how: passed on to the controller with every batch."""
+    """Arguments of the controller for every batch."""
 
     workflow: Any
     workflow_kwargs: Mapping[str, Any] | None
@@ -222,7 +222,7 @@ class RolloutSource:
         return numbers | {f"rollouts/{name}": float(stats[name]) for name in names}
 
     def counts(self) -> Metrics:
-        """What became of the prompts of the whole run, resumed or not."""
+        """Numbers of prompts by outcome, over all attempts of the run."""
         counts = self.prompts.frontier.counts
         return {
             "prompts/consumed": float(counts.trained),

@@ -1,11 +1,163 @@
-"""Estimation over tokens and over turns against the recursion written out."""
+"""Rewards, their normalization over groups and ranks, and estimation over tokens and turns against the recursion."""
+
+import statistics
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.training.algorithms.advantages import gae_by_token, gae_by_turn
+from areal.api.cli_args import NormConfig, PPOActorConfig
+from areal.training.algorithms.advantages import (
+    KLController,
+    gae_by_token,
+    gae_by_turn,
+    kl_estimate,
+    normalize,
+    shape_rewards,
+    token_rewards,
+)
+
+OVERLONG: dict[str, Any] = {"overlong_reward_penalty": True, "overlong_tokens": 4, "max_new_tokens": 10}
+
+
+def test_shaped_scales_after_the_bias_and_clips_last() -> None:
+    config = PPOActorConfig(reward_scaling=10, reward_bias=-0.5, reward_clip=20)
+    got = shape_rewards(torch.tensor([1.0, 0.0, 9.0]), torch.zeros(3), config)
+    assert got.tolist() == [5.0, -5.0, 20.0]
+
+
+def test_shaped_overlong_answers_lose_in_proportion_to_their_excess() -> None:
+    config = PPOActorConfig(**OVERLONG, overlong_penalty_factor=2.0)
+    got = shape_rewards(torch.ones(4), torch.tensor([6, 7, 8, 10]), config)
+    assert got.tolist() == [1.0, 0.5, 0.0, -1.0]
+
+
+def dapo_punishment(length: int, longest: int, buffer: int) -> float:
+    """R_length of DAPO (arXiv 2503.14476, eq. 13), case by case."""
+    if length <= longest - buffer:
+        return 0.0
+    if length <= longest:
+        return ((longest - buffer) - length) / buffer
+    return -1.0
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
+def test_shaped_adds_the_overlong_punishment_to_the_reward_before_bias_scale_and_clip(factor: float) -> None:
+    config = PPOActorConfig(
+        **OVERLONG, reward_scaling=10, reward_bias=-0.5, reward_clip=12, overlong_penalty_factor=factor
+    )
+    lengths = [0, 6, 7, 9, 10, 11]
+    got = shape_rewards(torch.ones(6), torch.tensor(lengths), config)
+    want = [max(-12.0, (1.0 + factor * dapo_punishment(length, 10, 4) - 0.5) * 10) for length in lengths]
+    assert got.tolist() == pytest.approx(want)
+
+
+def test_shaped_overlong_without_a_limit_is_an_error() -> None:
+    with pytest.raises(ValueError, match="max_new_tokens"):
+        shape_rewards(torch.ones(1), torch.ones(1), PPOActorConfig(overlong_reward_penalty=True, overlong_tokens=4))
+
+
+def test_kl_estimates_of_many_samples_agree_with_the_divergence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.4, 0.4, 0.2])
+    drawn = torch.multinomial(p, 200_000, replacement=True, generator=generator)
+    exact = (p * (p / q).log()).sum()
+    for estimator in ("k1", "k3"):
+        assert kl_estimate(p.log()[drawn], q.log()[drawn], estimator).mean() == pytest.approx(exact.item(), abs=2e-3)
+    assert (kl_estimate(p.log()[drawn], q.log()[drawn], "k2") >= 0).all()
+
+
+def test_token_rewards_stand_on_the_last_generated_token() -> None:
+    mask = torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0], [0, 1, 0, 1]])
+    got = token_rewards(torch.tensor([2.0, 3.0, 4.0]), mask, torch.full((3, 4), 0.5))
+    assert got.tolist() == [[0, -0.5, 1.5, 0], [0, 0, 0, 0], [0, -0.5, 0, 3.5]]
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimate_is_finite_and_pulls_back_however_far_the_reference_is(estimator) -> None:
+    for away in (40.0, 1e4):
+        logprobs = torch.tensor([-away - 1.0], requires_grad=True)
+        kl_estimate(logprobs, torch.tensor([-1.0]), estimator).sum().backward()
+        assert torch.isfinite(logprobs.grad).all()
+        assert (logprobs.grad < 0).all() or estimator == "k1"
+
+
+GRPO = NormConfig("group", std_level="group")  # arXiv 2402.03300
+DR_GRPO = NormConfig("group", std_level=None)  # arXiv 2503.20783
+RLOO = NormConfig("group", mean_leave1out=True, std_level=None)
+
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 5.0, 7.0, 3.0])
+GROUPS = torch.tensor([4, 4, 4, 9, 9, 2])
+ONES = torch.ones(6)
+
+
+def test_grpo_ragged_groups_are_normalised_each_over_its_own_members() -> None:
+    got = normalize(REWARDS, ONES, GROUPS, GRPO).tolist()
+    for members in ([0, 1, 2], [3, 4]):
+        values = [REWARDS[i].item() for i in members]
+        for i in members:
+            want = (REWARDS[i].item() - statistics.mean(values)) / (statistics.stdev(values) + 1e-5)
+            assert got[i] == pytest.approx(want, abs=1e-6)
+    assert got[5] == 0.0
+
+
+def test_dr_grpo_only_centres() -> None:
+    got = normalize(REWARDS, ONES, GROUPS, DR_GRPO)
+    torch.testing.assert_close(got, torch.tensor([2 / 3, -1 / 3, -1 / 3, -1.0, 1.0, 0.0]))
+
+
+def test_rloo_compares_each_with_the_mean_of_the_others() -> None:
+    got = normalize(REWARDS, ONES, GROUPS, RLOO)
+    torch.testing.assert_close(got, torch.tensor([1.0, -0.5, -0.5, -2.0, 2.0, 0.0]))
+
+
+def test_equal_rewards_of_a_group_give_no_advantage() -> None:
+    assert normalize(torch.full((4,), 0.1), torch.ones(4), torch.zeros(4, dtype=torch.long), GRPO).abs().max() < 1e-9
+
+
+def test_masked_tokens_neither_count_nor_get_a_value() -> None:
+    values = torch.tensor([[1.0, 100.0], [3.0, 5.0]])
+    mask = torch.tensor([[1, 0], [1, 1]])
+    got = normalize(values, mask, torch.zeros(2, dtype=torch.long), NormConfig("batch", std_level="batch"))
+    assert got[0, 1] == 0
+    torch.testing.assert_close(got[mask.bool()], torch.tensor([-2.0, 0.0, 2.0]) / (2.0 + 1e-5))
+
+
+@given(
+    st.lists(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=2, max_size=6),
+    st.sampled_from(["batch", "group", None]),
+    st.sampled_from(["batch", "group", None]),
+)
+def test_any_split_over_ranks_gives_the_values_of_one_rank(groups, mean, std) -> None:
+    how = NormConfig(mean, std_level=std)
+    values = torch.tensor([value for group in groups for value in group])
+    ids = torch.tensor([number for number, group in enumerate(groups) for _ in group])
+    whole = normalize(values, torch.ones_like(values), ids, how)
+    half = len(groups) // 2
+    ranks = [ids < half, ids >= half]
+
+    # Each rank's reductions, in order, are recorded and then answered with the sum of both.
+    asked: list[list[torch.Tensor]] = []
+    answers: list[torch.Tensor] = []
+    while True:
+        asked = []
+        outs = []
+        for rank in ranks:
+            mine: list[torch.Tensor] = []
+
+            def reduce(sums: torch.Tensor, mine: list[torch.Tensor] = mine) -> torch.Tensor:
+                mine.append(sums)
+                return answers[len(mine) - 1] if len(mine) <= len(answers) else sums
+
+            outs.append(normalize(values[rank], torch.ones_like(values[rank]), ids[rank], how, reduce))
+            asked.append(mine)
+        assert len(asked[0]) == len(asked[1])
+        if len(answers) == len(asked[0]):
+            break
+        answers.append(asked[0][len(answers)] + asked[1][len(answers)])
+    torch.testing.assert_close(torch.cat(outs), whole, rtol=1e-4, atol=1e-4)
 
 
 def _reference(rewards, values, mask, discount, lam, bootstrap):
@@ -56,3 +208,19 @@ def test_by_turn_nothing_generated_gives_zeros() -> None:
     turns = torch.full((2, 3), -1)
     got = gae_by_turn(torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3), turns, discount=1.0, gae_lambda=1.0)
     assert got.advantages.abs().sum() == 0
+
+
+def test_coefficient_follows_the_divergence_as_in_ziegler_et_al() -> None:
+    controller = KLController(target=0.1, horizon=100)
+    coefficient = 1.0
+    for kl in (0.05, 0.11, 0.2, 0.1, -0.3):
+        error = max(-0.2, min(0.2, (kl - 0.1) / 0.1))
+        coefficient *= 1 + error * 16 / 100
+        controller.update(kl, 16)
+        assert controller.factor == pytest.approx(coefficient)
+
+
+def test_coefficient_without_a_target_stays() -> None:
+    controller = KLController()
+    controller.update(5.0, 1000)
+    assert controller.factor == 1.0
