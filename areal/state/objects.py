@@ -60,20 +60,6 @@ from areal.state.records import (
 KEEP = 20
 
 
-def read_revisions(home: Home, ref: Ref) -> Listing[Revision]:
-    """Oldest first; what cannot be read is in ``.unreadable``. Writes nothing."""
-    found: Listing[Revision] = Listing()
-    for number in _numbers(home, ref):
-        path = _revision_path(home, ref, number)
-        try:
-            found.append(decode_revision(read_json(path), path))
-        except FileNotFoundError:
-            continue  # dropped by another command since the folder was listed
-        except Unreadable as error:
-            found.unreadable.append((path, error.reason))
-    return found
-
-
 def newest_revision(home: Home, ref: Ref) -> Revision | None:
     """The newest revision that can be read."""
     for number in reversed(_numbers(home, ref)):
@@ -83,20 +69,6 @@ def newest_revision(home: Home, ref: Ref) -> Revision | None:
         except (FileNotFoundError, Unreadable):
             continue
     return None
-
-
-def add_revision(home: Home, revision: Revision) -> int:
-    """Record one, unless the newest says the same; its number. ``revision.number`` is ignored: the store counts."""
-    ref = revision.object.ref
-    last = newest_revision(home, ref)
-    if last is not None and same(last.object, revision.object):
-        return last.number
-    number = max(_numbers(home, ref), default=0) + 1
-    numbered = replace(revision, number=number, object=replace(revision.object, revision=number, status={}))
-    write_json(_revision_path(home, ref, number), encode_revision(numbered))
-    for old in _numbers(home, ref)[:-KEEP]:
-        _drop(_revision_path(home, ref, old))
-    return number
 
 
 def same(a: StoredObject, b: StoredObject) -> bool:
@@ -358,8 +330,17 @@ class ObjectStore:
         return existed
 
     def revisions(self, ref: Ref) -> Listing[Revision]:
-        """The last accepted specs, oldest first."""
-        return read_revisions(self.home, ref)
+        """The last accepted specs, oldest first; what cannot be read is in ``.unreadable``."""
+        found: Listing[Revision] = Listing()
+        for number in _numbers(self.home, ref):
+            path = _revision_path(self.home, ref, number)
+            try:
+                found.append(decode_revision(read_json(path), path))
+            except FileNotFoundError:
+                continue  # dropped by another command since the folder was listed
+            except Unreadable as error:
+                found.unreadable.append((path, error.reason))
+        return found
 
     def add_revision(
         self,
@@ -371,11 +352,20 @@ class ObjectStore:
     ) -> StoredObject:
         """Record ``obj`` as accepted, unless its newest revision says the same; ``obj`` with the revision's number, to
         be ``put``. Who, when and from which file are those of the layer that was set last, unless given."""
+        newest = newest_revision(self.home, obj.ref)
+        if newest is not None and same(newest.object, obj):
+            return replace(obj, revision=newest.number)
         last = max(obj.layers, key=lambda layer: layer.at, default=Layer("", {}))
+        number = max(_numbers(self.home, obj.ref), default=0) + 1
+        accepted = replace(obj, revision=number)
         moment = at if at is not None else last.at or time.time()
-        revision = Revision(0, actor or last.actor, moment, source or last.source, obj)
+        without_status = replace(accepted, status={})
+        revision = Revision(number, actor or last.actor, moment, source or last.source, without_status)
         self.home.ensure()
-        return replace(obj, revision=add_revision(self.home, revision))
+        write_json(_revision_path(self.home, obj.ref, number), encode_revision(revision))
+        for old in _numbers(self.home, obj.ref)[:-KEEP]:
+            _drop(_revision_path(self.home, obj.ref, old))
+        return accepted
 
     def restore(self, ref: Ref) -> StoredObject:
         """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can
