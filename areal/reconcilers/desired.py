@@ -101,27 +101,19 @@ def target_for(
             f"{wanted.ref} belongs to set {stored.set_name!r}, not to {set_name!r}",
             hint=f"--set-name {stored.set_name}, or --force-conflicts to move it",
         )
-    kept, taken = ((), ()) if wanted.fresh else _settle_conflicts(wanted, stored, layer, force_conflicts)
-    after = replace(
-        stored,
-        layers=_with_layer(kept, layer),
-        labels=dict(wanted.labels),
-        annotations=dict(wanted.annotations),
-        depends_on=wanted.depends_on,
-        owner=wanted.owner,
-        set_name=set_name or stored.set_name,
-        protected=_protected(wanted),
-    )
-    target = _compared(stored, after, taken, where=wanted.where, may_replace=replace_it)
-    if target.action == "replace":
-        return replace(target, object=_new_object(wanted, layer, set_name or stored.set_name))
-    return target
+    where = f"{wanted.where}: " if wanted.where else ""
+    layers, taken = ((), ()) if wanted.fresh else _settle_conflicts(wanted, stored, layer, force_conflicts, where)
+    if not any((old.manager, old.spec) == (layer.manager, layer.spec) for old in layers):  # moving a file is no change
+        layers = replace_layer(layers, layer)
+    after = replace(stored, layers=layers, set_name=set_name or stored.set_name, **_metadata(wanted))
+    target = _compared(stored, after, taken, where, may_replace=replace_it)
+    return replace(target, object=_new_object(wanted, layer, after.set_name)) if target.action == "replace" else target
 
 
 def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], cause: str) -> Target:
     """The target of an imperative verb that owns one layer (``scale``, ``suspend``); an empty spec drops it."""
     after = replace(stored, layers=replace_layer(stored.layers, Layer(manager, dict(spec), None, "", 0.0)))
-    return replace(_compared(stored, after, (), where=""), cause=cause)
+    return replace(_compared(stored, after), cause=cause)
 
 
 def restored(stored: StoredObject, revision: Revision) -> Target:
@@ -138,7 +130,7 @@ def restored(stored: StoredObject, revision: Revision) -> Target:
     )
     if not field_changes(stored.kind, stored.spec, after.spec):
         after = replace(after, layers=stored.layers)
-    return replace(_compared(stored, after, (), where=""), cause=f"rolled back to revision {revision.number}")
+    return replace(_compared(stored, after), cause=f"rolled back to revision {revision.number}")
 
 
 def _new_object(wanted: Wanted, layer: Layer, set_name: str | None) -> StoredObject:
@@ -147,63 +139,71 @@ def _new_object(wanted: Wanted, layer: Layer, set_name: str | None) -> StoredObj
         name=wanted.name,
         uid="",
         generation=1,
-        labels=dict(wanted.labels),
-        annotations=dict(wanted.annotations),
-        depends_on=wanted.depends_on,
-        owner=wanted.owner,
         set_name=set_name,
         layers=(layer,),
         status={},
         created_at=0.0,
         revision=0,
-        protected=_protected(wanted),
+        **_metadata(wanted),
     )
 
 
-def _protected(wanted: Wanted) -> bool:
-    return str(wanted.annotations.get("areal.dev/protect", "")).lower() == "true"
+def _metadata(wanted: Wanted) -> dict[str, Any]:
+    return {
+        "labels": dict(wanted.labels),
+        "annotations": dict(wanted.annotations),
+        "depends_on": wanted.depends_on,
+        "owner": wanted.owner,
+        "protected": str(wanted.annotations.get("areal.dev/protect", "")).lower() == "true",
+    }
 
 
 def _settle_conflicts(
-    wanted: Wanted, stored: StoredObject, layer: Layer, force: bool
+    wanted: Wanted, stored: StoredObject, layer: Layer, force: bool, where: str
 ) -> tuple[tuple[Layer, ...], tuple[str, ...]]:
     found = conflicts(stored.layers, layer)
     if not found:
         return stored.layers, ()
+
+    def clock(at: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "at an unknown time"
+
     sentences = tuple(
         f"{path_text(('spec', *conflict.path))}: {conflict.theirs!r} was set by {conflict.manager}"
-        f" ({conflict.actor or 'unknown'}, {_clock(conflict.at)}); the manifest says {conflict.mine!r}"
+        f" ({conflict.actor or 'unknown'}, {clock(conflict.at)}); the manifest says {conflict.mine!r}"
         for conflict in found
     )
     if force:
         return take_leaves(stored.layers, found), sentences
-    where = f"{wanted.where}: " if wanted.where else ""
     raise Conflict(
         f"{where}{wanted.ref} has fields that another owner holds:\n  " + "\n  ".join(sentences),
         hint="remove the field from the manifest to leave it to its owner, or take it with --force-conflicts",
     )
 
 
-def _with_layer(existing: tuple[Layer, ...], layer: Layer) -> tuple[Layer, ...]:
-    """Replace the apply layer, but keep the stored one when its spec is equal: moving a file is no change."""
-    for old in existing:
-        if old.manager == layer.manager and old.spec == layer.spec:
-            return existing
-    return replace_layer(existing, layer)
-
-
 def _compared(
-    stored: StoredObject, after: StoredObject, taken: tuple[str, ...], *, where: str, may_replace: bool = False
+    stored: StoredObject,
+    after: StoredObject,
+    taken: tuple[str, ...] = (),
+    where: str = "",
+    *,
+    may_replace: bool = False,
 ) -> Target:
+    """``where``: of the manifest, in front of messages."""
     if after == stored:
         return Target(stored, "unchanged")
     _require_valid(after, where)
     found = field_changes(stored.kind, stored.spec, after.spec)
     frozen = [change for change in found if change.update is UpdateClass.IMMUTABLE]
     if frozen:
-        if may_replace and spec_model(stored.kind).REPLACEABLE:
+        replaceable = spec_model(stored.kind).REPLACEABLE
+        if may_replace and replaceable:
             return Target(after, "replace", found, taken, f"{frozen[0].path} is immutable", replaces=stored)
-        raise _immutable(stored, frozen, where)
+        hint = f"delete it and apply again: areal delete {stored.ref}"
+        if replaceable:
+            hint = "apply with --replace to delete the object and create it again"
+        listed = "; ".join(change.to_text() for change in frozen)
+        raise Conflict(f"{where}{stored.ref}: immutable: {listed}", hint=hint)
     if found:
         after = replace(after, generation=stored.generation + 1)
     return Target(after, "configure", (*_metadata_changes(stored, after), *found), taken)
@@ -222,36 +222,19 @@ def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange
     )
 
 
-def _immutable(stored: StoredObject, frozen: Sequence[FieldChange], where: str) -> Conflict:
-    prefix = f"{where}: " if where else ""
-    listed = "; ".join(change.to_text() for change in frozen)
-    hint = "apply with --replace to delete the object and create it again"
-    if not spec_model(stored.kind).REPLACEABLE:
-        hint = f"delete it and apply again: areal delete {stored.ref}"
-    return Conflict(f"{prefix}{stored.ref}: immutable: {listed}", hint=hint)
-
-
 def _require_valid(after: StoredObject, where: str) -> None:
     """Layers that are valid one by one may not fit together. Raises Conflict naming who set what."""
     found = validate(after.kind, after.spec)
     if not found:
         return
-    owners = origin(after.layers)
-    lines = [f"{path_text(('spec', *path))}: {message}{_set_by(owners, path)}" for path, message in found]
-    prefix = f"{where}: " if where else ""
+    lines = []
+    for path, message in found:
+        manager = origin(after.layers).get(path_text(tuple(path)), APPLY)
+        lines.append(f"{path_text(('spec', *path))}: {message}{f' (set by {manager})' if manager != APPLY else ''}")
     raise Conflict(
-        f"{prefix}{after.ref}: what is set does not fit together:\n  " + "\n  ".join(lines),
+        f"{where}{after.ref}: what is set does not fit together:\n  " + "\n  ".join(lines),
         hint=f"areal get {after.ref} --show-origin; --force-conflicts takes a field for the manifest",
     )
-
-
-def _set_by(owners: Mapping[str, str], path: Sequence[str | int]) -> str:
-    manager = owners.get(path_text(tuple(path)))
-    return f" (set by {manager})" if manager and manager != APPLY else ""
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "at an unknown time"
 
 
 def pruned(

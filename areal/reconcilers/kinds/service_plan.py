@@ -10,7 +10,7 @@ new table is started beside them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,6 @@ from areal.reconcilers.planning import (
     KindPlan,
     ObjectWork,
     Planning,
-    Started,
     key_input,
     stoppable,
     unseen,
@@ -36,7 +35,7 @@ ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServiceView:
     """What a Model's plan must know of its service. ``router`` is a run uid or symbol, "" when there is none.
 
@@ -94,7 +93,8 @@ class InferenceServicePlan(KindPlan):
                 continue
             work = ServiceWork(planning, target)
             self._staying.append(work)
-            planning.views[target.ref] = open_service(work)
+            planning.views[target.ref] = work.view
+            open_service(work)
             if target.action == "configure" and any(change.path.startswith("spec.auth.") for change in target.changes):
                 planning.notes.destructive.append(
                     f"{target.ref}: the key changes; requests fail until every process has the new one"
@@ -133,11 +133,11 @@ class InferenceServicePlan(KindPlan):
         undeclared = [op for op in build.ops_of(view.ref) if op.verb is Verb.UNROUTE]
         needs = (*view.router_ready, *(op.id for op in (*restored, *undeclared)))
         op = build.add(Verb.SYNC, view.ref, "router", "its table is whole again", needs=needs, run=view.router)
-        self.planning.views[view.ref] = replace(view, synced=(op,))
+        view.synced = (op,)
 
     def close(self) -> None:
         for work in self._staying:
-            self.planning.views[work.ref] = close_service(work, self.planning.views[work.ref])
+            close_service(work)
 
     def finish(self) -> None:
         """The router, every record, the object."""
@@ -153,7 +153,13 @@ class InferenceServicePlan(KindPlan):
 
 @dataclass
 class ServiceWork(ObjectWork):
+    """``gateway``: one that has to be replaced."""
+
     gateway: tuple[Component, Decision] | None = None
+
+    @cached_property
+    def view(self) -> ServiceView:
+        return ServiceView(self.ref, self.spec)
 
     @cached_property
     def spec(self) -> InferenceServiceSpec:
@@ -169,98 +175,86 @@ class ServiceWork(ObjectWork):
         return component, decision
 
 
-def open_service(work: ServiceWork) -> ServiceView:
+def open_service(work: ServiceWork) -> None:
     """The router, and a gateway where there is none: what the service's models need to know."""
     if work.spec.suspend:
-        return ServiceView(work.ref, work.spec, gateway_stopped=_suspend(work))
+        # The gateway lets running streams finish, then the router goes.
+        work.notes.cannot_see(work.ref, unseen(work.runs))
+        args, ending = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}, stoppable(work.runs)
+        work.view.gateway_stopped = work.stop_component("gateway", ending, "suspended", work.recorded, args)
+        work.stop_component("router", ending, "suspended", work.view.gateway_stopped)
+        return
     work.sweep()
-    routing, decision = work.decided("router", ROUTER_FIELDS)
-    router, fresh = _plan_router(work, routing, decision)
-    table = None if fresh else work.observed.routes.get(work.ref)
-    if isinstance(table, str):
-        work.notes.unknown.append(table)
-    view = ServiceView(work.ref, work.spec, router.run, router.ready, table=table)
-    if decision.action is Action.LEAVE:
-        view = replace(view, router_unseen=True)
-    work.gateway = _decide_gateway(work, decision)
-    view = _plan_gateway(work, view)
-    return view if view.router_unseen else replace(view, router_ready=_configure(work, router, table))
+    router = _open_router(work)
+    _open_gateway(work, router)
+    if not work.view.router_unseen:
+        _configure(work)
 
 
-def close_service(work: ServiceWork, view: ServiceView) -> ServiceView:
+def close_service(work: ServiceWork) -> None:
     """A gateway that has to change follows its predecessor, once the table that it will follow is whole."""
-    if work.gateway is None or work.gateway[1].action is not Action.REPLACE or view.router_unseen:
-        return view
+    if work.gateway is None:
+        return
     component, decision = work.gateway
     assert decision.run is not None
-    started = work.start(component, decision, (*work.recorded, *view.synced), {"router": view.router})
+    started = work.start(component, decision, (*work.recorded, *work.view.synced), {"router": work.view.router})
     _drain_out(work, component, decision.run, f"replaced: {decision.cause}", started.ready)
-    return replace(view, gateway_ready=started.ready)
+    work.view.gateway_ready = started.ready
 
 
-def _suspend(work: ServiceWork) -> tuple[int, ...]:
-    """Stop the gateway, which lets running streams finish, then the router; the ops after which no request comes."""
-    work.notes.cannot_see(work.ref, unseen(work.runs))
-    args, ending = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}, stoppable(work.runs)
-    closed = work.stop_component("gateway", ending, "suspended", work.recorded, args)
-    work.stop_component("router", ending, "suspended", closed)
-    return closed
-
-
-def _configure(work: ServiceWork, router: Started, table: RouteTable | str | None) -> tuple[int, ...]:
-    """Hot settings, where the router does not have them; the ops after which it does."""
-    strategy, limits = work.spec.router.strategy, work.spec.limits.model_dump(mode="json", by_alias=False)
-    if isinstance(table, str):
-        return router.ready
-    if table is not None and (table.strategy, {name: table.limits.get(name) for name in limits}) == (strategy, limits):
-        return router.ready
-    cause = "router starts empty" if table is None else "settings changed"
-    needs, hot = router.ready or work.recorded, {"strategy": strategy, "limits": limits}
-    return (work.build.add(Verb.CONFIGURE, work.ref, "router", cause, needs=needs, run=router.run, args=hot),)
-
-
-def _plan_router(work: ServiceWork, component: Component, decision: Decision) -> tuple[Started, bool]:
-    """The router, and whether its table starts empty."""
+def _open_router(work: ServiceWork) -> Decision:
+    view = work.view
+    component, decision = work.decided("router", ROUTER_FIELDS)
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         _stop_extras(work, component, decision)
-        kept = work.start(component, decision, work.recorded)
-        return kept, decision.action is Action.AWAIT and work.observed.routes.get(work.ref) is None
-    needs = (*work.recorded, *work.swept.get(component.target, ()))
-    if decision.action is Action.REPLACE:
-        assert decision.run is not None
-        work.notes.destructive.append(f"{work.ref}: the router is restarted (gateways serve on meanwhile)")
-        needs = (work.stop(decision.run, decision.cause, work.recorded),)
-    return work.start(component, decision, needs), True
+        started = work.start(component, decision, work.recorded)
+        view.table, view.router_unseen = work.observed.routes.get(work.ref), decision.action is Action.LEAVE
+        if isinstance(view.table, str):
+            work.notes.unknown.append(view.table)
+    else:
+        needs = (*work.recorded, *work.swept.get(component.target, ()))
+        if decision.action is Action.REPLACE and decision.run is not None:
+            work.notes.destructive.append(f"{work.ref}: the router is restarted (gateways serve on meanwhile)")
+            needs = (work.stop(decision.run, decision.cause, work.recorded),)
+        started = work.start(component, decision, needs)
+    view.router, view.router_ready = started.run, started.ready
+    return decision
 
 
-def _decide_gateway(work: ServiceWork, router: Decision) -> tuple[Component, Decision]:
+def _open_gateway(work: ServiceWork, router: Decision) -> None:
+    """Keep, heal or start the gateway; one that has to be replaced waits until the routes are whole."""
+    view = work.view
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
     component, decision = work.decided("gateway", GATEWAY_FIELDS, inputs)
-    moving = (Action.SPAWN, Action.REPLACE, Action.LEAVE)
-    if router.action in moving and decision.action in (Action.AWAIT, Action.KICK):
-        return component, Decision(Action.DEFER, "its router has to be there first", decision.run)
-    return component, decision
-
-
-def _plan_gateway(work: ServiceWork, view: ServiceView) -> ServiceView:
-    """Keep, heal or start the gateway; one that has to be replaced waits until the routes are whole."""
-    assert work.gateway is not None
-    component, decision = work.gateway
-    if decision.action is Action.DEFER:
-        return replace(view, gateway_unseen=True)
-    if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
+    if not stays and decision.action in (Action.AWAIT, Action.KICK):
+        view.gateway_unseen = True  # its router has to be there first: the next pass decides
+    elif decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         kept = work.start(component, decision, work.recorded, after=view.router_ready)
         _stop_extras(work, component, decision, kept.ready)
-        return replace(view, gateway_ready=kept.ready, gateway_unseen=decision.action is Action.LEAVE)
-    if view.router_unseen:
-        return replace(view, gateway_unseen=True)  # a gateway without its router would serve nothing
-    if decision.action is Action.REPLACE:
-        return view
-    # A router that fails ends the wait for the gateway that follows it.
-    needs = (*work.recorded, *work.swept.get(component.target, ()))
-    started = work.start(component, decision, needs, {"router": view.router}, view.router_ready)
-    return replace(view, gateway_ready=started.ready)
+        view.gateway_ready, view.gateway_unseen = kept.ready, decision.action is Action.LEAVE
+    elif view.router_unseen:
+        view.gateway_unseen = True  # a gateway without its router would serve nothing
+    elif decision.action is Action.REPLACE:
+        work.gateway = component, decision
+    else:  # A router that fails ends the wait for the gateway that follows it.
+        needs = (*work.recorded, *work.swept.get(component.target, ()))
+        started = work.start(component, decision, needs, {"router": view.router}, view.router_ready)
+        view.gateway_ready = started.ready
+
+
+def _configure(work: ServiceWork) -> None:
+    """Hot settings, where the router does not have them."""
+    view, table = work.view, work.view.table
+    strategy, limits = work.spec.router.strategy, work.spec.limits.model_dump(mode="json", by_alias=False)
+    if isinstance(table, str):
+        return
+    if table is not None and (table.strategy, {name: table.limits.get(name) for name in limits}) == (strategy, limits):
+        return
+    cause = "router starts empty" if table is None else "settings changed"
+    needs, hot = view.router_ready or work.recorded, {"strategy": strategy, "limits": limits}
+    configured = work.build.add(Verb.CONFIGURE, work.ref, "router", cause, needs=needs, run=view.router, args=hot)
+    view.router_ready = (configured,)
 
 
 def _drain_out(work: ServiceWork, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
