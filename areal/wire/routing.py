@@ -222,29 +222,34 @@ def _overlay(kept: Snapshot, incoming: Snapshot) -> Snapshot:
 
 
 def _overlay_model(kept: ModelEntry | None, incoming: ModelEntry) -> ModelEntry:
+    """A worker that this router has not heard from yet keeps the journals that the last one knew of."""
     if kept is None:
         return incoming
-    """A worker that this router has not heard from yet keeps the journals that the last one knew of."""
     workers = {worker.addr: worker for worker in kept.workers}
     for worker in incoming.workers:
         before = workers.get(worker.addr)
-        told = (
-            worker if worker.heard or before is None else replace(worker, journals=before.journals, heard=before.heard)
-        )
-        workers[worker.addr] = told
+        if before is not None and not worker.heard:
+            worker = replace(worker, journals=before.journals, heard=before.heard)
+        workers[worker.addr] = worker
     orphans = tuple(dict.fromkeys((*kept.orphans, *incoming.orphans)))
     return replace(incoming, workers=tuple(workers.values()), created=kept.created, orphans=orphans)
 
 
-def _worker_to_json(worker: WorkerEntry) -> dict[str, Any]:
-    about = {"id": worker.id, "addr": worker.addr, "state": worker.state}
-    return {
-        **about,
-        "journals": list(worker.journals),
-        "heard": worker.heard,
-        "turns_away": worker.turns_away,
-        "fault": worker.fault,
-    }
+_MODEL_FIELDS = {each.name for each in fields(ModelEntry)}
+
+
+def _model_to_json(model: ModelEntry) -> dict[str, Any]:
+    about = {name: value for name, value in vars(model).items() if name != "name"}
+    workers = [dict(vars(worker)) for worker in model.workers]
+    return {**about, "workers": workers, "published": model.published, "readiness": model.readiness.to_json()}
+
+
+def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
+    """The fields that this version knows."""
+    about = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
+    about |= {"name": name, "workers": tuple(map(_worker_from_json, data["workers"]))}
+    about["readiness"] = Readiness.of(data.get("readiness", {}))
+    return ModelEntry(**{name: value for name, value in about.items() if name in _MODEL_FIELDS})
 
 
 def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
@@ -252,35 +257,3 @@ def _worker_from_json(data: Mapping[str, Any]) -> WorkerEntry:
     turns_away = data.get("turns_away", False)
     heard, fault = data.get("heard", True), data.get("fault", "")
     return WorkerEntry(data["id"], data["addr"], data["state"], journals, heard, turns_away, fault)
-
-
-def _model_to_json(model: ModelEntry) -> dict[str, Any]:
-    return {
-        "workers": [_worker_to_json(worker) for worker in model.workers],
-        "expected": model.expected,
-        "published": model.published,
-        "external": model.external,
-        "created": model.created,
-        "max_model_len": model.max_model_len,
-        "root": model.root,
-        "adapters": list(model.adapters),
-        "orphans": list(model.orphans),
-        "readiness": model.readiness.to_json(),
-        "withheld": model.withheld,
-    }
-
-
-def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
-    return ModelEntry(
-        name=name,
-        workers=tuple(map(_worker_from_json, data["workers"])),
-        expected=data["expected"],
-        external=data["external"],
-        created=data["created"],
-        max_model_len=data.get("max_model_len"),
-        root=data.get("root"),
-        adapters=tuple(data.get("adapters", ())),
-        orphans=tuple(data.get("orphans", ())),
-        readiness=Readiness.of(data.get("readiness", {})),
-        withheld=data.get("withheld", False),
-    )
