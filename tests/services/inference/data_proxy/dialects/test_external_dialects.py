@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import anthropic
 import openai
@@ -11,8 +11,9 @@ import pytest
 
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.external import ChatDeltaReader, api_failures, chat_body
-from areal.services.inference.data_proxy.external_recording import NotACompletion, field_of, items_of
+from areal.services.inference.data_proxy.external_recording import NotACompletion, ResponseRecorder, field_of, items_of
 from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallEnd, CallStart, Content, Reasoning
+from areal.services.inference.data_proxy.sessions import CallRecorder
 from tests.services.inference.data_proxy.dialects.talks import ROME, THOUGHT, TWO_CALLS, WEATHER
 from tests.services.inference.houses import House
 from tests.services.processes import Process, Processes, script, wait_ready
@@ -139,3 +140,18 @@ def test_how_an_answer_ended_is_in_its_last_chunks() -> None:
 def test_a_continued_message_is_refused() -> None:
     with pytest.raises(ApiError):
         chat_body({"messages": [], "continue_final_message": True})
+
+
+@pytest.mark.parametrize("data", [{"choices": 7}, {"choices": [{"index": 0, "delta": {"content": []}}]}])
+async def test_malformed_answer_that_is_relayed_counts_as_a_failure_and_is_not_recorded(data: dict[str, Any]) -> None:
+    failures: list[str] = []
+
+    class Call:
+        async def fail(self, code: str) -> None:
+            failures.append(code)
+
+    recorder = ResponseRecorder(cast(CallRecorder, Call()), "m")
+    recorder.data({"choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": "stop"}]}, whole=False)
+    recorder.data(data, whole=False)
+    await recorder.end()
+    assert failures == ["engine_failed"]

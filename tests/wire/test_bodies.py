@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal.wire.bodies import (
+    ConnectPair,
+    DisconnectPair,
+    ExportTrajectories,
+    RegisterExternal,
+    SetReward,
+    StartSession,
+    WeightOrder,
+)
+from areal.wire.fields import FieldError, read_fields
+
+
+@pytest.mark.parametrize(
+    ("cls", "body", "field"),
+    [
+        (ConnectPair, {"pair_name": "p", "mode": "disk"}, "offer"),
+        (ConnectPair, {"pair_name": "", "mode": "disk", "offer": {}}, "pair_name"),
+        (ConnectPair, {"pair_name": "p\0", "mode": "disk", "offer": {}}, "pair_name"),
+        (ConnectPair, {"pair_name": "p", "mode": "smoke", "offer": {}}, "mode"),
+        (ConnectPair, {"pair_name": "p", "mode": "disk", "offer": {}, "gateway": ""}, "gateway"),
+        (WeightOrder, {"pair_name": "p", "version": -1}, "version"),
+        (WeightOrder, {"pair_name": "p", "version": 2**63}, "version"),
+        (WeightOrder, {"pair_name": "p", "version": True}, "version"),
+        (WeightOrder, {"pair_name": "p", "version": None}, "version"),
+        (WeightOrder, {"pair_name": "p", "version": 1, "source": []}, "source"),
+        (DisconnectPair, {"pair_name": "p", "left": "weights"}, "left"),
+        (StartSession, {"task_id": "a\nb"}, "task_id"),
+        (StartSession, {"task_id": "t", "group_size": 1025}, "group_size"),
+        (StartSession, {"task_id": "t", "api_key": "two words"}, "api_key"),
+        (StartSession, {"task_id": "t", "online": 1}, "online"),
+        (SetReward, {"reward": 1.0, "interaction_id": 7}, "interaction_id"),
+        (ExportTrajectories, {"session_ids": ["a", "a"]}, "session_ids"),
+        (ExportTrajectories, {"session_ids": ["a"], "discount": 1.5}, "discount"),
+        (ExportTrajectories, {"session_ids": ["a"], "format": "csv"}, "format"),
+        (RegisterExternal, {"api_key": "two words"}, "api_key"),
+        (RegisterExternal, {"api": "soap"}, "api"),
+    ],
+)
+def test_body_that_cannot_be_used_names_the_field(cls: type[Any], body: dict[str, Any], field: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        read_fields(cls, body, lenient=True)
+    assert caught.value.field == field
+
+
+def test_body_may_have_unknown_fields_and_null_for_a_default() -> None:
+    body = {"task_id": "t", "group_size": None, "online": None, "model": None, "metadata": {}}
+    assert read_fields(StartSession, body, lenient=True) == StartSession(task_id="t")
+
+
+def test_disconnecting_tells_no_weights_left_from_a_trainer_that_goes_on() -> None:
+    assert read_fields(DisconnectPair, {"pair_name": "p"}, lenient=True).left == "unknown"
+    assert read_fields(DisconnectPair, {"pair_name": "p", "left": None}, lenient=True).left is None
+
+
+def test_refused_value_is_shortened_in_the_message() -> None:
+    with pytest.raises(FieldError) as caught:
+        read_fields(StartSession, {"task_id": ["x" * 10_000]}, lenient=True)
+    assert len(caught.value.problem) < 200
