@@ -53,7 +53,7 @@ from areal.services.inference.data_proxy.serializers import (
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected
-from areal.services.inference.engines.transport import read_events
+from areal.services.inference.engines.transport import Lines, event_payloads
 from areal.services.inference.recorder.records import RecordedTurn
 
 EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -108,12 +108,26 @@ async def answer_in_dialect(
     return out
 
 
+async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``; NotACompletion."""
+    lines = Lines()
+    async for part in upstream.content.iter_any():
+        for payload in event_payloads(lines.feed(part)):
+            if payload == b"[DONE]":
+                return
+            data = decoded_answer(payload)
+            if "error" in data:
+                raise EngineFailed(f"the engine failed: {data['error']}")
+            yield data
+    raise EngineFailed("the engine's stream was cut")
+
+
 async def _dialect_parts(
     writer: DialectWriter, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
 ) -> AsyncGenerator[bytes, None]:
     chunks = ChatDeltaReader()
     opening = writer.opening(0)  # the length of the prompt is known at the end
-    async with contextlib.aclosing(read_events(upstream.content.iter_any())) as events:
+    async with contextlib.aclosing(_events(upstream)) as events:
         async for event in events:
             chunks.note(event)
             response_recorder.data(event, whole=False)

@@ -385,24 +385,3 @@ def read_error(body: bytes) -> tuple[str, str | None]:
         return str(inner)[:500], None
     code = inner.get("code")
     return str(inner.get("message", inner.get("detail", "")))[:500], code if isinstance(code, str) else None
-
-
-# -- events as JSON
-
-
-async def read_events(parts: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any], None]:
-    """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``."""
-    lines = Lines()
-    async for part in parts:
-        for payload in event_payloads(lines.feed(part)):
-            if payload == b"[DONE]":
-                return
-            try:
-                data = orjson.loads(payload)
-                failed = "error" in data
-            except (ValueError, TypeError) as error:
-                raise malformed_answer(error) from error
-            if failed:
-                raise EngineFailed(f"the engine failed: {data['error']}")
-            yield data
-    raise EngineFailed("the engine's stream was cut")
