@@ -74,7 +74,7 @@ class Shim:
             self._gate.write(GO)
 
     def close(self) -> None:
-        """Let go of the pipes, at any time. A shim that was not told to go leaves by itself."""
+        """Close the pipes, at any time. A shim that was not told to go leaves by itself."""
         self._gate.close()
         self._ack.close()
 

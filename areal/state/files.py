@@ -162,8 +162,8 @@ def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> No
     crash_point("write-after")
 
 
-def write_courtesy(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace ``path`` by a note for people: whole or not at all, and not made durable. Raises ArealError."""
+def write_unsynced(path: Path, text: str, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``text``, whole or not at all, without making it durable. Raises ArealError."""
     temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
     try:
         write_new(temp, text.encode(), mode, sync=False)
@@ -326,7 +326,7 @@ class GroupCommit(Generic[T]):
     def __init__(self, commit: Callable[[Sequence[T]], None]) -> None:
         self._commit = commit
         self._queue: list[_Entry[T]] = []
-        self._led = False
+        self._is_leading = False
         self._mutex = Lock()
 
     def submit(self, item: T) -> None:
@@ -334,11 +334,11 @@ class GroupCommit(Generic[T]):
         entry = _Entry(item)
         with self._mutex:
             self._queue.append(entry)
-            leads, self._led = not self._led, True
+            leads, self._is_leading = not self._is_leading, True
         while leads:
             with self._mutex:
                 batch, self._queue = self._queue, []
-                leads = self._led = bool(batch)
+                leads = self._is_leading = bool(batch)
             if batch:
                 self._end(batch)
         entry.ended.wait()

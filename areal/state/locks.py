@@ -1,6 +1,6 @@
 """Locks held by the kernel: one ``flock``ed file an object, freed when its holder dies, however it dies.
 
-The lock is the descriptor; the file is only its name, and the readable *holder* beside it only a courtesy. Taking a
+The lock is the descriptor; the file is only its name, and the readable *holder* beside it is for people. Taking a
 lock therefore changes nothing on disk once its file is there, and a command announces itself (``Held.announce``) only
 when it has planned something to do. Who holds a lock that nobody announced is read from /proc/locks.
 
@@ -25,7 +25,7 @@ from pathlib import Path
 
 from areal.errors import Locked
 from areal.resources.kinds import Ref
-from areal.state.files import explain, write_courtesy
+from areal.state.files import explain, write_unsynced
 from areal.state.home import Home
 
 # -- ``flock`` belongs to the open file: it is freed when the last descriptor closes, so by any death of its owner.
@@ -127,7 +127,7 @@ class Held:
         body = json.dumps(asdict(LockHolder(who, host, os.getpid(), self._command, time.time())))
         self._announced = True
         for ref in self._fds:
-            write_courtesy(_holder_path(self._home, ref), body + "\n")
+            write_unsynced(_holder_path(self._home, ref), body + "\n")
 
     def _acquire(self, ref: Ref, timeout_s: float, wait: _Wait) -> None:
         """Housekeeping after a job is waited for, whatever the timeout: its user knows nothing of it."""

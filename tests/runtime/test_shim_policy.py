@@ -62,7 +62,7 @@ def test_forgive_gives_a_fresh_budget_and_the_first_delay() -> None:
     history = budget(budget_count=1, jitter=0.0)
     history.decide(exited(), 1.0, 0.0, 0.5)
 
-    history.forgive()
+    history.reset()
 
     decision = history.decide(exited(), 1.0, 1.0, 0.5)
     assert (decision.action, decision.delay_s) == (RESTART, 10)

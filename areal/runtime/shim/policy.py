@@ -60,8 +60,8 @@ class RestartBudget:
         self._streak = 0
         self._restarts: list[float] = []
 
-    def forgive(self) -> None:
-        """A person asked for a restart: count from zero."""
+    def reset(self) -> None:
+        """Count from zero: a person asked for a restart."""
         self._streak = 0
         self._restarts = []
 

@@ -253,7 +253,7 @@ class RunSupervisor:
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGUSR1:
-            self._budget.forgive()
+            self._budget.reset()
             if self._restart_at is not None:
                 self._restart_at = time.monotonic()
         else:
@@ -373,10 +373,10 @@ class RunSupervisor:
         os.close(life_fd)
         self._over = True
         if self._intent.get("on_end") and not self._stopping and reason != "stopped":
-            self._tell_of_the_end()
+            self._start_on_end()
 
-    def _tell_of_the_end(self) -> None:
-        """Start what is to follow, as nobody's child and no member of this run."""
+    def _start_on_end(self) -> None:
+        """Start the ``on_end`` command in a session of its own, no member of this run."""
         ours = (RUN_UID_VARIABLE, RUN_DIR_VARIABLE, STAGE_FILE_VARIABLE)
         env = {name: value for name, value in os.environ.items() if name not in ours}
         null = os.open(os.devnull, os.O_RDWR)
