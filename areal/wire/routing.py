@@ -246,7 +246,7 @@ def _model_to_json(model: ModelEntry) -> dict[str, Any]:
 
 def _model_from_json(name: str, data: Mapping[str, Any]) -> ModelEntry:
     """The fields that this version knows."""
-    about = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
+    about: dict[str, Any] = {name: tuple(value) if type(value) is list else value for name, value in data.items()}
     about |= {"name": name, "workers": tuple(map(_worker_from_json, data["workers"]))}
     about["readiness"] = Readiness.of(data.get("readiness", {}))
     return ModelEntry(**{name: value for name, value in about.items() if name in _MODEL_FIELDS})
