@@ -22,6 +22,8 @@ from areal.client.errors import CallerError, ClientError, DeadlineExceeded, Serv
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import HttpCall, RetryPolicy, Transport, events
 from areal.errors import did_you_mean
+from areal.wire.bodies import EndSession, SetReward, StartSession
+from areal.wire.fields import write_fields
 
 Message = Mapping[str, Any]
 
@@ -326,8 +328,9 @@ class AsyncInferenceClient:
     ) -> AsyncGroup:
         """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
         for any. Not repeated when its answer is lost: sessions nobody knows of expire."""
-        body = self._body(model, {"task_id": task_id, "group_size": group_size, "api_key": api_key})
-        answer = await self._transport.json("POST", "/rl/start_session", {**body, "online": online})
+        model = model or self.model
+        body = StartSession(task_id=task_id, group_size=group_size, api_key=api_key, model=model, online=online)
+        answer = await self._transport.json("POST", "/rl/start_session", write_fields(body))
         group_id = answer["group_id"]
         sessions = (
             AsyncSession(self, each["session_id"], each["session_api_key"], group_id) for each in answer["sessions"]
@@ -348,13 +351,12 @@ class AsyncInferenceClient:
     ) -> Rewarded:
         """Reward an interaction, with a session's ``key``, or the admin key for ``session_id`` (without: the human in
         the loop's). Setting the same reward again is answered; another one on a sealed trajectory is StateConflict."""
-        given = {"interaction_id": interaction_id, "session_id": session_id, "model": model}
-        body = {"reward": reward, **{name: value for name, value in given.items() if value is not None}}
-        answer = await self._transport.json("POST", "/rl/set_reward", body, key=key, repeatable=True)
+        body = SetReward(reward=reward, interaction_id=interaction_id, session_id=session_id, model=model)
+        answer = await self._transport.json("POST", "/rl/set_reward", write_fields(body), key=key, repeatable=True)
         return Rewarded(**{name: answer[name] for name in Rewarded.__dataclass_fields__})
 
     async def end_session(self, *, key: str | None = None, session_id: str | None = None) -> list[int]:
-        body = {"session_id": session_id} if session_id is not None else {}
+        body = write_fields(EndSession(session_id=session_id))
         answer = await self._transport.json("POST", "/rl/end_session", body, key=key, repeatable=True)
         return list(answer["ready_trajectory_ids"])
 

@@ -39,6 +39,7 @@ from areal.services.inference.engines.base import (
 )
 from areal.services.inference.recorder.storage import PUBLISHED
 from areal.services.inference.versions import check_grows, read_version
+from areal.wire.fields import read_fields
 from areal.wire.processes import DataProxyConfig
 from areal.wire.routing import worker_base_url
 
@@ -173,11 +174,8 @@ class PublishedWeights:
     def read(cls, text: str) -> PublishedWeights | None:
         """None for a malformed record: a file of another release must not keep a model from serving."""
         try:
-            given = json.loads(text)
-            return cls(
-                str(given["pair"]), int(given["version"]), given.get("path"), given.get("gateway"), given.get("base")
-            )
-        except (ValueError, KeyError, TypeError):
+            return read_fields(cls, json.loads(text), lenient=True)
+        except ValueError:
             return None
 
 
