@@ -153,7 +153,7 @@ ROOT: dict[str, Leaf | Branch] = {
     "history": _leaf("apply:history", "An object's accepted revisions.", _LOOK),
     "logs": _leaf("logs:logs", "Logs of an object's processes, merged or one.", _LOOK),
     "events": _leaf("get:events", "What happened, newest last.", _LOOK),
-    "top": _leaf("get:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
+    "top": _leaf("top:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
     "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),
     "validate": _leaf("manifest:validate", "Check manifests; every error with its position.", _MANIFESTS),
     "render": _leaf("manifest:render", "Print manifests after templating and overlays.", _MANIFESTS),

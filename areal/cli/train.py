@@ -20,14 +20,7 @@ from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import HomeView, complete_names, recorded, stored
 from areal.cli.operate import finish, mutate, mutation, wait_for
-from areal.cli.options import (
-    Invocation,
-    change_options,
-    pass_invocation,
-    stack,
-    stop_options,
-    watch_options,
-)
+from areal.cli.options import Invocation, change_options, pass_invocation, stack, stop_options, watch_options
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault

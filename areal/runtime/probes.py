@@ -1,7 +1,8 @@
 """Ask components over HTTP, many at once, with one deadline for all of it and never through a proxy.
 
 Non-blocking sockets in one loop and a small parser, standard library only: ``areal get`` probes a home's processes
-with it and stays light, and a thousand stopped processes cost one deadline, not a thousand.
+with it and stays light, and a thousand stopped processes cost one deadline, not a thousand. Logs and leases, which only
+the wait for a start reads, are imported there.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from areal.errors import NotFound, TargetFailed, TimedOut
-from areal.runtime import logs, procfs
+from areal.runtime import procfs
 from areal.runtime.backends.base import Phase, RunControl, RunState
-from areal.runtime.leases import port_owner, session_listens
 
 MOST_BYTES = 1 << 20
 _BLOCK = 1 << 16
@@ -277,6 +277,8 @@ def wait_ready(
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:
     """The error for a run that died: what ended it, its first exception, its last lines."""
+    from areal.runtime import logs
+
     ended = state.last_exit.reason if state.last_exit else state.reason or str(state.phase)
     cause, last = logs.first_exception(backend.log_paths(state.spec.uid)), _last_lines(backend, state)
     detail = f"{cause}\n\nlast lines of the log:\n{last}" if cause and cause not in last else last
@@ -292,6 +294,8 @@ def _logs_hint(state: RunState) -> str:
 
 
 def _last_lines(backend: RunControl, state: RunState) -> str:
+    from areal.runtime import logs
+
     return "\n".join(logs.tail(backend.log_paths(state.spec.uid), _QUOTED_LINES))
 
 
@@ -326,6 +330,8 @@ def _obstacle(
 def _impostor(state: RunState, response: ProbeResponse) -> str:
     """Whether somebody else answered: another listener, or the predecessor that shares the port. Nothing of another
     machine's processes can be seen from here."""
+    from areal.runtime.leases import port_owner, session_listens
+
     assert state.shim_pid is not None and state.spec.url is not None
     if state.node:
         return ""

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.logs import LogQuery, log_options, show_logs
-from areal.cli.objects import (
-    PROCESS_COLUMNS,
-    HomeView,
-    process_row,
-    service_name,
-    service_of,
-    service_option,
-    stored,
-)
+from areal.cli.objects import PROCESS_COLUMNS, HomeView, process_row, service_name, service_of, service_option, stored
 from areal.cli.options import Invocation, read_options, watch_options
 from areal.cli.output import Column, Row, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import gateway, gateway_of, local_options
