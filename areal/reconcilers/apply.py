@@ -166,7 +166,7 @@ def _raise_all(faults: Faults) -> None:
 
 @dataclass(frozen=True)
 class _Manifests:
-    """What is asked for, read once: a file that changes during an apply does not change the apply.
+    """The objects asked for, read once: a file that changes during an apply does not change the apply.
 
     ``spoiled``: objects whose manifests have ``faults``, and which are not among the resources. ``checked``: faults of
     objects that were to begin; each is looked at once.
@@ -192,7 +192,7 @@ class _Manifests:
 
     @classmethod
     def load_valid(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
-        """What of the manifests can be read, and what is wrong with the rest."""
+        """The resources that can be read, and the faults of the rest."""
         valid = render_valid(render_request(request.source))
         spoiled = {**valid.spoiled, **_faults(command.ctx, valid.rendered.resources)}
         resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in spoiled)
@@ -305,7 +305,7 @@ class _Manifests:
     def _start_faults(
         self, wanted: Iterable[Wanted], stored: Sequence[StoredObject], recreate: Sequence[str]
     ) -> Faults:
-        """What is wrong with objects that are to begin."""
+        """Faults of objects that are to begin."""
         if self.rendered is None:
             return {}
         running = {str(item.ref) for item in stored if str(item.ref) not in recreate and not item.spec.get("suspend")}
@@ -365,7 +365,7 @@ def _by_kind(resources: Iterable[Resource]) -> dict[str, list[Resource]]:
 
 
 def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
-    """What each kind finds wrong with its resources."""
+    """Faults that each kind finds in its resources."""
     cache = ctx.home.root / "cache" / "engine-flags"
     found: Faults = {}
     for kind, mine in _by_kind(resources).items():
@@ -374,7 +374,7 @@ def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
 
 
 def _refuse_hanging(targets: Sequence[Target], absent: set[str], refused: dict[str, ArealError]) -> None:
-    """What needs an object that is not there and cannot be made (``absent``) cannot be made either."""
+    """Refuse targets that need an object that does not exist and cannot be created (``absent``)."""
     growing = True
     while growing:
         growing = False

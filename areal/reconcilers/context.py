@@ -1,6 +1,4 @@
-"""Who is acting, on which home, where progress goes, and what is asked: arguments and results of every reconciler.
-Standard library only.
-"""
+"""Arguments and results of every reconciler. Standard library only."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ class Context:
 
 @dataclass(frozen=True)
 class ObjectOutcome:
-    """What happened to one object: ``kind/name action``."""
+    """The result for one object: ``kind/name action``."""
 
     ref: str
     action: str
@@ -57,7 +55,7 @@ class ObjectOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did, ready to print. ``addresses`` maps an InferenceService to its gateway's URL."""
+    """The result of a command, ready to print. ``addresses`` maps an InferenceService to its gateway's URL."""
 
     objects: tuple[ObjectOutcome, ...] = ()
     notes: tuple[str, ...] = ()
@@ -72,7 +70,7 @@ DryRun = Literal["server", "client"]
 
 @dataclass(frozen=True)
 class ManifestSource:
-    """Where the desired resources come from: files and values, or manifests that an imperative verb has built."""
+    """The source of the desired resources: files and values, or manifests that an imperative verb has built."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False

@@ -204,7 +204,7 @@ def converge(
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:
-    """What will be started has its files, or can have them. Raises ArealError."""
+    """Each kind checks the files of the objects that it will start. Raises ArealError."""
     refs = {op.ref for op in prepared.plan.ops if op.verb is Verb.SPAWN}
     starting = {target.ref: target.object for target in prepared.scope.all if target.ref in refs}
     for kind in sorted({item.kind for item in starting.values()}):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
@@ -18,7 +20,7 @@ from areal.reconcilers.kinds import controllers, started_again_by
 from areal.reconcilers.observe import setting
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Phase, Problem, RunState
+from areal.runtime.backends.base import Phase, RunState
 from areal.state import upkeep
 from areal.state.files import crash_point
 from areal.state.journal import orphans
@@ -43,8 +45,7 @@ class Finding:
     fixed: bool = False
 
 
-@dataclass(frozen=True)
-class _Diagnosis:
+class _Diagnosis(NamedTuple):
     finding: Finding
     repair: Callable[[], object] | None = None
 
@@ -55,19 +56,19 @@ def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Fin
     found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx), *_data(ctx)]
     if security:
         found += _security(ctx, backend)
-    results = [_mended(trouble) if fix else trouble.finding for trouble in found]
+    results = [_repaired(*trouble) if fix else trouble.finding for trouble in found]
     rank = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(results, key=lambda finding: (rank[finding.severity], finding.what)))
 
 
-def _mended(trouble: _Diagnosis) -> Finding:
-    if trouble.repair is None:
-        return trouble.finding
+def _repaired(finding: Finding, repair: Callable[[], object] | None) -> Finding:
+    if repair is None:
+        return finding
     try:
-        trouble.repair()
+        repair()
     except ArealError as error:
-        return replace(trouble.finding, why=f"{trouble.finding.why}; not fixed: {error.message}")
-    return replace(trouble.finding, fixed=True)
+        return replace(finding, why=f"{finding.why}; not fixed: {error.message}")
+    return replace(finding, fixed=True)
 
 
 def _journals(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
@@ -83,18 +84,14 @@ def _journals(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
 
 def _state(ctx: Context) -> Iterator[_Diagnosis]:
     for defect in upkeep.defects(ctx.home):
-        yield _damaged(ctx, defect)
+        if defect.ref is not None:
+            finding = Finding("error", f"unreadable state of {defect.ref}: {defect.path}", defect.reason, FIX)
+            yield _Diagnosis(finding, partial(ObjectStore(ctx.home).restore, defect.ref))
+        else:
+            finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
+            yield _Diagnosis(finding, partial(upkeep.set_aside, ctx.home, defect))
     for path in upkeep.leftovers(ctx.home):
         yield _Diagnosis(Finding("info", f"left by a crash: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
-
-
-def _damaged(ctx: Context, defect: upkeep.Defect) -> _Diagnosis:
-    ref = defect.ref
-    if ref is not None:
-        finding = Finding("error", f"unreadable state of {ref}: {defect.path}", defect.reason, FIX)
-        return _Diagnosis(finding, lambda: ObjectStore(ctx.home).restore(ref))
-    finding = Finding("error", f"unreadable file: {defect.path}", defect.reason, f"{FIX} sets it aside")
-    return _Diagnosis(finding, lambda: upkeep.set_aside(ctx.home, defect))
 
 
 # -- what runs
@@ -102,7 +99,10 @@ def _damaged(ctx: Context, defect: upkeep.Defect) -> _Diagnosis:
 
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for problem in backend.inspect():
-        yield _problem(backend, problem)
+        severity = "error" if problem.pids else "warning"
+        hint = FIX if problem.repairable else "it needs a person: see what runs there, and stop it there"
+        finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
+        yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None)
     store = ObjectStore(ctx.home).list()
     known = {str(item.ref) for item in store} | {_owner_of(path) for path, _ in store.unreadable}
     for uid, state in sorted(backend.observe().items()):
@@ -115,13 +115,6 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
             yield _Diagnosis(Finding("error", what, state.reason, hint))
     for uuid, who in sorted(backend.capacity().squatters.items()):
         yield _Diagnosis(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
-
-
-def _problem(backend: Backends, problem: Problem) -> _Diagnosis:
-    severity = "error" if problem.pids else "warning"
-    hint = FIX if problem.repairable else "it needs a person: see what runs there, and stop it there"
-    finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
-    return _Diagnosis(finding, (lambda: backend.repair(problem)) if problem.repairable else None)
 
 
 def _owner_of(path: Path) -> str:
@@ -169,7 +162,7 @@ def _home(ctx: Context) -> Iterator[_Diagnosis]:
 
 
 def _data(ctx: Context) -> Iterator[_Diagnosis]:
-    """What outlived its object."""
+    """Files that outlived their object."""
     for controller in controllers():
         found = ObjectStore(ctx.home).list(controller.kind)
         known = [item.name for item in found] + [path.parent.name for path, _ in found.unreadable]
@@ -181,16 +174,11 @@ def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for path, mode in upkeep.exposed(ctx.home):
         what, why = f"{path} has mode {mode:o}", f"others may read or write it; {mode & 0o700:o} is enough"
         finding = Finding("error", what, why, f"chmod {mode & 0o700:o} {path}")
-        yield _Diagnosis(finding, lambda path=path: upkeep.tighten(path))  # type: ignore[misc]
+        yield _Diagnosis(finding, partial(upkeep.tighten, path))
     for uid, state in sorted(backend.observe().items()):
-        host = bound_host(state)
+        host = setting(state.spec, "host") or LOOPBACKS[0]
         if state.phase in _LIVING and host not in LOOPBACKS:
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"
             yield _Diagnosis(Finding("warning", what, why, hint))
-
-
-def bound_host(state: RunState) -> str:
-    """The address that a run's component was told to bind."""
-    return setting(state.spec, "host") or LOOPBACKS[0]

@@ -45,7 +45,7 @@ _INTERRUPT_POLL_S = 0.2
 
 @dataclass
 class Report:
-    """How each op of ``plan`` ended. ``skipped`` never began, or gave up on an interrupt."""
+    """The result of each op of ``plan``. ``skipped`` never began, or gave up on an interrupt."""
 
     plan: Plan = field(default_factory=Plan)
     done: set[int] = field(default_factory=set)

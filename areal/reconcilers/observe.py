@@ -1,4 +1,4 @@
-"""What is really there: runs with their probe's answer, routing tables, GPUs; and an object's health from it.
+"""The observed state: runs with their probe's answer, routing tables, GPUs; and an object's health from it.
 
 Read-only, all at once, under one deadline; unknown is a value. Standard library only: ``areal get`` and ``apply``
 observe in the same way.
@@ -25,7 +25,7 @@ from areal.state.records import StoredObject
 
 
 class Seen(StrEnum):
-    """What a run answered to GET /ready."""
+    """A run's answer to GET /ready."""
 
     READY = "ready"
     NOT_READY = "not ready"  # it answered, and not with 200
@@ -154,13 +154,13 @@ def probe_run(state: RunState) -> ObservedRun:
 
 
 def ready_path(spec: RunSpec) -> str:
-    """Where a run says that it is ready; engines that are not ours only know /health."""
+    """The path of a run's readiness probe; engines that are not ours only know /health."""
     foreign = spec.component == "engine" and not str(spec.spec.get("backend", "")).startswith("embedded")
     return "/health" if foreign else "/ready"
 
 
 def setting(spec: RunSpec, name: str) -> str | None:
-    """What the run's process was started with: in its configuration, or as a flag."""
+    """A setting that the run's process was started with, in its configuration or as a flag."""
     if name in spec.config:
         return str(spec.config[name])
     argv, flag = spec.argv, "--" + name.replace("_", "-")

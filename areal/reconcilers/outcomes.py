@@ -22,7 +22,7 @@ from areal.state.objects import ObjectStore
 
 @dataclass(frozen=True)
 class Ending:
-    """How one object is after a plan was executed; ``address`` of a service whose gateway runs, else ""."""
+    """The state of one object after a plan was executed; ``address`` of a service whose gateway runs, else ""."""
 
     phase: str
     message: str
@@ -90,7 +90,7 @@ _INTERRUPTED = 130
 
 
 def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = False) -> Outcome:
-    """What ``plan`` did to each of its objects. ``reports`` are those of its passes; only the last one can hold
+    """The outcome of ``plan`` for each of its objects. ``reports`` are those of its passes; only the last one can hold
     failures, since a pass that fails is the last."""
     last = reports[-1] if reports else Report()
     found = {item.ref: item for item in plan.objects}

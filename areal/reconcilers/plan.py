@@ -202,7 +202,7 @@ class ObjectPlan:
 
     @property
     def outlook(self) -> str:
-        """What is to happen, in the summary's words."""
+        """The action in the summary's words."""
         decisive = max((change.update for change in self.changes), default=UpdateClass.META)
         rollout = _ROLLOUTS.get(decisive) if self.action == "configure" else None
         return rollout or _ACTIONS[self.action][1]

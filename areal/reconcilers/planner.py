@@ -73,7 +73,7 @@ def make_plan(
 
 
 def _refuse_unseen(planning: Planning) -> None:
-    """What may be alive where nobody can look is not deleted, nor is what it hangs on."""
+    """An object with a run that cannot be seen is not deleted, nor are the objects that it is attached to."""
     refused = planning.notes.refused
 
     def refuse(ref: str, why: str, hint: str = _HINT) -> None:

@@ -141,7 +141,7 @@ def inference_part(backend: str) -> Part:
 
 
 def key_input(service: InferenceServiceSpec) -> dict[str, str]:
-    """Where the key comes from that all processes of a service must share; nothing when it is generated."""
+    """The origin of the key that all processes of a service share; nothing when it is generated."""
     source = service.auth.admin_key_from
     if source is None:
         return {}
@@ -181,7 +181,7 @@ def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
 
 @dataclass(frozen=True)
 class Policy:
-    """What the caller allows. ``free_gpus`` is what can be leased before this plan begins. For deletions: ``grace_s``
+    """The caller's limits. ``free_gpus`` can be leased before this plan begins. For deletions: ``grace_s``
     between SIGTERM and SIGKILL, and for running requests (None: as each object says); ``drain`` False waits for none.
     """
 
@@ -191,7 +191,7 @@ class Policy:
     drain: bool = True
 
     def drain_s(self, usual: float) -> float:
-        """How long running requests may take when their object is deleted."""
+        """Seconds for running requests when their object is deleted."""
         return 0.0 if not self.drain else usual if self.grace_s is None else self.grace_s
 
     @property
@@ -266,7 +266,7 @@ class Planning:
 
     @contextmanager
     def healing(self, target: Target) -> Iterator[None]:
-        """What only has to be healed and does not fit is refused; for what was changed NoCapacity is raised."""
+        """Refuse an unchanged object that does not fit on the GPUs; NoCapacity is raised for a changed one."""
         try:
             with self.build.all_or_nothing(), self.gpus.all_or_nothing():
                 yield
@@ -345,7 +345,7 @@ class ObjectWork:
         return decide(component, self.observed.of(self.ref, component.name, component.replica))
 
     def note(self, component: Component, decision: Decision) -> None:
-        """What deciding about one process has found."""
+        """Keep the drift of one process, and that it cannot be seen."""
         if decision.drift is not None:
             kind, message = decision.drift
             self.notes.drift.append(Drift(self.ref, kind, component.target, message))
@@ -441,7 +441,7 @@ class KindPlan:
         self.targets = [target for target in found if target.ref not in planning.notes.refused]
 
     def drain(self) -> None:
-        """What ends takes no more work. The kinds that refer to others come first."""
+        """Objects that end take no more work. The kinds that refer to others come first."""
 
     def open(self) -> None:
         """Read what stays, route what serves, start what other kinds need."""
@@ -456,7 +456,7 @@ class KindPlan:
         """Start what is missing, replace what is outdated, remove what is superfluous. Raises NoCapacity."""
 
     def finish(self) -> None:
-        """Whatever needs all of this: erase what others needed until now, start what needs the others."""
+        """Erase objects that others needed until now, start objects that need the others."""
         for target in self.targets:
             if target.gone:
                 ObjectWork(self.planning, target).erase(())

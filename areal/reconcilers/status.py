@@ -1,4 +1,4 @@
-"""How objects are, recomputed from what is there, never only from what was written down. Standard library only.
+"""The status of objects, recomputed from running processes, never only from the record. Standard library only.
 
 Every verb that prints a status comes here, with one look at all processes that it needs.
 """
@@ -89,7 +89,7 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
 
 
 def gateway_address(ref: str, states: Iterable[RunState]) -> str:
-    """Where users reach the object, from its processes' records; "" where nobody answers."""
+    """The URL at which users reach the object, from its processes' records; "" where none runs."""
     runs = (ObservedRun(state) for state in states if state.spec.owner == ref)
     return controller_of(ref.partition("/")[0]).address(runs)
 
@@ -102,7 +102,7 @@ def health_of(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObjec
 
 
 def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObject]:
-    """What of the objects, and of the recorded ones, any of ``objects`` is attached to."""
+    """The objects, given or recorded, that any of ``objects`` is attached to."""
     known, store = {str(item.ref): item for item in objects}, ObjectStore(home)
     wanted = sorted({host for item in objects if (host := host_of(item))})
     found = {ref: known.get(ref) or store.get(Ref(*ref.split("/", 1))) for ref in wanted}

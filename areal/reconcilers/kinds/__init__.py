@@ -43,7 +43,7 @@ Told = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a component listens. ``port`` 0: on a free one, the same as before where it can be. ``field``: of the spec,
+    """The address of a component. ``port`` 0: a free one, the same as before where it can be. ``field``: of the spec,
     where a port is declared. ``shared``: with its successor. ``in_place``: it takes the port of the run that it
     replaces. ``caller``: the component, and its input, that has the URL of this one."""
 
@@ -66,7 +66,8 @@ class Completion:
 
 
 class KindController:
-    """What the reconcilers ask of a kind."""
+    """The methods that the reconcilers call, in the order of an object's life. A kind overrides those in which it
+    differs."""
 
     runs_to_completion: ClassVar[bool] = False
     replicas_field: ClassVar[str] = ""
@@ -74,7 +75,7 @@ class KindController:
     kept_status: ClassVar[tuple[str, ...]] = ()
     """Fields of the status that effects write: recording the object keeps them."""
     columns: ClassVar[tuple[tuple[str, tuple[str, ...], bool], ...]] = ()
-    """What `areal get` shows: title, path in the object's document, whether with ``-o wide`` only."""
+    """Columns of `areal get`: title, path in the object's document, whether with ``-o wide`` only."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -134,7 +135,7 @@ class KindController:
         return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
 
     def address(self, runs: Iterable[ObservedRun]) -> str:
-        """Where users reach the object; "" while they do not."""
+        """The URL at which users reach the object; "" while they do not."""
         return ""
 
     def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
@@ -142,7 +143,7 @@ class KindController:
         return Completion()
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
-        """How far an object is that is Running."""
+        """The progress of an object that is Running."""
         return None
 
     # -- planning
@@ -169,11 +170,11 @@ class KindController:
         """Before the first effect of a plan that starts processes of these objects. Raises ArealError."""
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
-        """How the process of a slot is started. Raises ArealError saying what is missing."""
+        """The run of a slot's process. Raises ArealError for anything that is missing."""
         raise UsageFault(f"{op.ref}: a {self.kind} has no processes")
 
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
-        """How long a process may take to start, whatever the command's own time."""
+        """The seconds that a process may take to start, whatever the command's own timeout."""
         return float("inf")
 
     def dispose(self, home: Home, ref: Ref) -> str | None:

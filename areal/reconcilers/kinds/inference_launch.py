@@ -1,4 +1,4 @@
-"""How the processes of a service and of its models are started: router, gateway, engines and data proxies; and the
+"""Starts the processes of a service and of its models: router, gateway, engines and data proxies; and downloads the
 Hugging Face snapshots that they read.
 
 Keys never appear here: the processes read the admin key from the 0600 file that ``admin_key_file`` names.
@@ -35,7 +35,7 @@ from areal.resources.backend import flag_name
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
-from areal.runtime.backends.base import RestartPolicy, RunSpec
+from areal.runtime.backends.base import RunSpec
 from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields
@@ -70,12 +70,20 @@ class Launch:
     folders: Mapping[str, str] = field(default_factory=dict)  # of Hugging Face ids
 
     def address(self, log_level: str) -> dict[str, Any]:
-        """Where a process of ours listens, whose key it takes and how much it logs: fields of its configuration."""
+        """Fields of every configuration: the address, the admin key's file, the log level."""
         about = {"host": self.slot.host, "port": self.slot.port, "admin_key_file": self.admin_key_file}
         return {**about, "log_level": log_level}
 
-    def run(self, argv: list[str], restart: RestartPolicy, grace_s: float, **options: Any) -> RunSpec:
-        return run_spec(self.object, self.slot, argv, restart, grace_s, inputs=self.inputs, gpus=self.gpus, **options)
+    def run(
+        self,
+        argv: list[str],
+        spec: InferenceServiceSpec | ModelSpec,
+        config: ServeConfig | None,
+        grace_s: float = 10.0,
+        **options: Any,
+    ) -> RunSpec:
+        options |= {"inputs": self.inputs, "gpus": self.gpus, "config": write_fields(config) if config else {}}
+        return run_spec(self.object, self.slot, argv, restart_policy(spec.restart), grace_s, **options)
 
 
 def launch_of(context: EffectContext, op: Op, slot: Slot) -> Launch:
@@ -97,7 +105,7 @@ def launch_of(context: EffectContext, op: Op, slot: Slot) -> Launch:
 
 
 def router_file(home: Home, service: Ref) -> Path:
-    """What was declared to the routers of a service, and where its router is."""
+    """The file of the registrations at a service's router, and of its address."""
     return home.object_folder(service) / "routes.json"
 
 
@@ -123,8 +131,7 @@ def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
 
 
 def _service_run(launch: Launch, spec: InferenceServiceSpec, name: str, config: ServeConfig) -> RunSpec:
-    restart, grace_s = restart_policy(spec.restart), spec.strategy.drain_timeout_seconds
-    return launch.run(service_argv(name), restart, grace_s, config=write_fields(config), env=PLAIN_HTTP)
+    return launch.run(service_argv(name), spec, config, spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP)
 
 
 def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
@@ -186,14 +193,8 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         ),
         **source,
     )
-    return launch.run(
-        service_argv("data_proxy", spec.proxy_args),
-        restart_policy(spec.restart),
-        10.0,
-        config=write_fields(config),
-        secret_env=secret_env,
-        liveness=spec.probes.liveness,
-    )
+    argv = service_argv("data_proxy", spec.proxy_args)
+    return launch.run(argv, spec, config, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
 class _Server(NamedTuple):
@@ -224,11 +225,11 @@ _SERVERS = {
 def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> RunSpec:
     part = inference_part(spec.backend or "embedded")
     path = _folder(spec.path, launch)
-    config: dict[str, Any] = {}
+    config = None
     if part.engine == "embedded":
         argv = service_argv("engines.embedded", spec.engine_args)
         lora = tuple(_adapters(spec, launch))
-        config = write_fields(EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora))
+        config = EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora)
     elif part.engine in _SERVERS:
         server = _SERVERS[part.engine]
         argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", server.module, server.model, path]
@@ -248,8 +249,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     if launch.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
-    options = {"config": config, "env": env, "secret_env": secret_env, "liveness": spec.probes.liveness}
-    return launch.run(argv, restart_policy(spec.restart), 10.0, **options)
+    return launch.run(argv, spec, config, env=env, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:

@@ -1,5 +1,5 @@
-"""What a job's configuration says before its driver reads it, and what can be checked of a job before anything starts
-for it. Nothing of the user's is imported.
+"""Reads a job's configuration before its driver does, and checks a job before anything starts for it. No module of the
+user's is imported.
 
 The driver is the spec's (or the command line's), else a top-level ``driver:`` of the configuration, else the built-in
 one of its ``trainer.type``. ``actor.backend`` (or ``allocation_mode``) says ``fsdp:d4``: four processes;
@@ -186,7 +186,7 @@ class JobConfig:
         return value if isinstance(value, str) else ""
 
     def inference(self) -> Part | None:
-        """How its own engines are laid out. Raises InvalidManifest."""
+        """The layout of its own engines. Raises InvalidManifest."""
         online = isinstance(self.get("rollout"), Mapping) and self.get("trainer.type") not in _OFFLINE
         if not online or self.get("rollout.gateway_addr"):
             return None
@@ -322,7 +322,7 @@ def _require_driver(job: Wanted, driver: str) -> None:
 
 
 def import_places(job: Wanted) -> list[str]:
-    """Where its driver's process looks for modules."""
+    """The import path of its driver's process."""
     folder = _folder(job)
     given = (job.spec.get("env") or {}).get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
@@ -378,7 +378,7 @@ def _faults_around(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
 
 
 def _request(job: Wanted) -> dict[str, Any] | None:
-    """What is asked of ``areal.training.checking``; None where nobody can know what the driver reads. Raises
+    """The request to ``areal.training.checking``; None where the driver's configuration class is unknown. Raises
     UsageFault, ManifestError."""
     spec, given = job.spec, job.spec.get("config")
     file = str((_folder(job) / given).expanduser()) if isinstance(given, str) else ""
@@ -406,7 +406,7 @@ def _request(job: Wanted) -> dict[str, Any] | None:
 
 
 def _config_of(job: Wanted, driver: str) -> str | None:
-    """What a driver of the user's own reads, where its text says so."""
+    """The configuration class of a user's own driver, where its source names it."""
     name, colon, function = driver.partition(":")
     if name.endswith(".py"):
         file, rest = _folder(job) / Path(name).expanduser(), [function or "main"]

@@ -131,8 +131,8 @@ def _restart_requested(job: StoredObject, now: JobStatus) -> bool:
 
 
 def _restarts_left(work: JobWork, now: JobStatus) -> int:
-    """How often a failed driver may still be started again. A person's restart or resume begins anew; a supervisor that
-    was killed, as all are by a reboot, is no failure of the driver and does not count."""
+    """The number of restarts left for a driver that fails. A user's restart or resume resets it; a supervisor that was
+    killed, as all are by a reboot, does not count."""
     restart = work.spec.restart
     if restart.policy == "Never":
         return 0
@@ -274,7 +274,7 @@ def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -
 
 
 def _as_recorded(item: StoredObject) -> Wanted:
-    """What changes nothing when it is applied."""
+    """The manifest that changes nothing when it is applied."""
     layer = next((each for each in item.layers if each.manager == APPLY), None)
     return Wanted(
         ref=str(item.ref),
@@ -475,7 +475,7 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
 
 
 def _service(context: EffectContext, spec: TrainJobSpec) -> dict[str, str]:
-    """Where the model is that the job samples from and updates."""
+    """Environment variables that name the model that the job samples from and updates."""
     if spec.rollout is None:
         return {}
     ref = f"InferenceService/{spec.rollout.service}"

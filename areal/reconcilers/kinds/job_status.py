@@ -1,4 +1,4 @@
-"""How a training job is doing, from the runs of its driver. Pure; standard library only, for ``areal get``.
+"""The status of a training job, from the runs of its driver. Pure; standard library only, for ``areal get``.
 
 A job is what its newest run is. A driver that ends by itself with 0 has done its work and is never started again; one
 that failed is started again by its supervisor as often as the spec allows, and a supervisor that died itself is

@@ -118,7 +118,7 @@ def _ask_version(engine: str, python: str) -> tuple[str, list[str]]:
 
 
 def _stamp(path: str) -> list[int]:
-    """What changes when an interpreter is replaced, or a package installed in one of its folders."""
+    """A mark that changes when an interpreter is replaced, or a package installed in one of its folders."""
     try:
         found = Path(path).stat()
     except OSError:

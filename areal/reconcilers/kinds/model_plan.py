@@ -58,7 +58,7 @@ def replace_all(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, .
 
 
 def _surge_size(work: ModelWork, left: Sequence[Replica]) -> int:
-    """How many successors may run beside the old ones now; 0: something has to go first."""
+    """The number of successors that may run beside the old ones now; 0: something has to stop first."""
     declared = work.strategy.max_surge
     if not work.need or not any(replica.new_engine for replica in left):
         return min(len(left), 1 if declared == "auto" else int(declared))
@@ -174,7 +174,7 @@ class ModelPlan(KindPlan):
             self._opened.append(work)
 
     def _gpus_more(self, target: Target) -> tuple[int, str]:
-        """How many GPUs more than now the model will hold."""
+        """The number of GPUs by which the model grows, and its name."""
         held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
         if target.gone:
             return -held, target.object.name
@@ -290,7 +290,7 @@ def _lost_routes(work: ModelWork) -> str:
 
 
 def _drifted(work: ModelWork, kind: str, message: str) -> str:
-    """A router that is restarted by this very plan is no drift of the model."""
+    """Lost routes are no drift where this plan itself restarts the router."""
     if work.service.table is not None:
         work.notes.drift.append(Drift(work.ref, kind, "routes", message))
     return f"{kind}: {message}"

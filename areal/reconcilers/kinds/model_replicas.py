@@ -106,7 +106,7 @@ class Replica:
 
 
 def _behind(engine: Decision, proxy: Decision) -> Decision:
-    """What to do about a data proxy, given what happens to its engine."""
+    """The decision about a data proxy, given that about its engine."""
     if engine.action is Action.SPAWN and proxy.action in (Action.AWAIT, Action.KICK):
         return Decision(Action.DEFER, "its engine has to start first", proxy.run)
     if engine.action is Action.LEAVE and proxy.action is not Action.KEEP:
@@ -238,7 +238,7 @@ class ModelWork(ObjectWork):
 
     @property
     def readiness(self) -> dict[str, Any]:
-        """How the router is to probe the model's data proxies."""
+        """The router's settings for probes of the model's data proxies."""
         return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
 
     @property

@@ -37,7 +37,7 @@ GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")
 
 @dataclass
 class ServiceView:
-    """What a Model's plan must know of its service. ``router`` is a run uid or symbol, "" when there is none.
+    """The state of a service for the plans of its models. ``router`` is a run uid or symbol, "" when there is none.
 
     ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
     a sentence when it cannot be read. Relays go by the table alone after the ops ``synced``. ``router_unseen``,
