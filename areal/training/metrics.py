@@ -109,7 +109,7 @@ class Timings:
         finally:
             self._seconds[what] = self._seconds.get(what, 0.0) + time.monotonic() - began
 
-    def taken(self) -> Metrics:
+    def pop(self) -> Metrics:
         seconds, self._seconds = self._seconds, {}
         return {f"time/{what}": value for what, value in seconds.items()}
 

@@ -149,11 +149,11 @@ def connect_pair(
             "actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, publisher, key
         )
         pair.connect()
-        stack.callback(_part, pair, publisher, files, folder)
+        stack.callback(_disconnect, pair, publisher, files, folder)
         yield pair
 
 
-def _part(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path, ...], folder: RunFolder) -> None:
+def _disconnect(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path, ...], folder: RunFolder) -> None:
     """Leave the served weights behind as a folder, for engines that start after the trainer has ended."""
     file = publisher.staged_file(pair.delivered) if pair.delivered is not None else None
     if file is None:  # nothing is served, or a failed update has staged another version over it
@@ -228,7 +228,7 @@ def own_service(config: PPOConfig, folder: RunFolder) -> Iterator[None]:
     config.rollout.admin_api_key_file = str(_key_file(folder))
     _log.info("no inference service is given: %s is started, %s", name, engine)
     started = _start_service(config, name, engine)
-    with _guarded(name, folder) if config.rollout.shutdown_server_on_exit else contextlib.nullcontext():
+    with _supervised(name, folder) if config.rollout.shutdown_server_on_exit else contextlib.nullcontext():
         config.rollout.gateway_addr = started
         yield
 
@@ -271,23 +271,23 @@ def _areal(*words: str, missing_is_fine: bool = False) -> str:
         return ran.stdout
     if missing_is_fine and ran.returncode == 4:
         return ""
-    why = _said(ran.stderr, "error: ") or ran.stderr.strip()[-500:]
+    why = _last_line(ran.stderr, "error: ") or ran.stderr.strip()[-500:]
     failure = ArealError(
         f"the run's own inference service, areal {' '.join(words[:2])}: {why}",
-        hint=_said(ran.stderr, "hint: ") or "rollout.gateway_addr=http://HOST:PORT names one that is there",
+        hint=_last_line(ran.stderr, "hint: ") or "rollout.gateway_addr=http://HOST:PORT names one that is there",
     )
     failure.exit_code = ran.returncode
     raise failure
 
 
-def _said(output: str, mark: str) -> str:
+def _last_line(output: str, mark: str) -> str:
     """The text of the last line that begins with ``mark``."""
     lines = [line.strip() for line in output.splitlines()]
     return next((line.removeprefix(mark) for line in reversed(lines) if line.startswith(mark)), "")
 
 
 @contextlib.contextmanager
-def _guarded(name: str, folder: RunFolder) -> Iterator[None]:
+def _supervised(name: str, folder: RunFolder) -> Iterator[None]:
     """The service ends with the block, or with this process."""
     guard = _start([*_AREAL, "inf", "run", name], folder.logs / "service.log")
     try:

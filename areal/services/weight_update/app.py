@@ -189,12 +189,12 @@ async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOption
     async with HttpClient() as http:
         client = WorkerClient(http, options.headers)
         WeightUpdateRoutes(Pairs(), Updater(client, lambda: service.address), PairMetadata()).add_to(service)
-        with _discoverable(Path(file), config) if file else contextlib.nullcontext():
+        with _discovery_file(Path(file), config) if file else contextlib.nullcontext():
             yield service
 
 
 @contextlib.contextmanager
-def _discoverable(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
+def _discovery_file(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
     """The file by which ``areal weight-update`` finds this gateway. Removed at exit while it is still ours."""
     about = {
         "url": base_url(config.host, config.port),

@@ -34,8 +34,8 @@ _TRANSFER_S = 1800.0
 _PARTING_S = 30.0
 _PROBE_S = 5.0
 _WORKERS_S = 180.0  # an engine that is started again may have a large model to read
-_NOTICED_S = 3.0  # an engine that failed a call has died within this, or lives
-_LOOK_AGAIN_S = 0.1
+_DEATH_S = 3.0  # an engine that failed a call has died within this, or lives
+_POLL_S = 0.1
 _AWAY = (None, 502, 503)  # no answer; what is behind it failed, or is away
 _PAIRS_NOW = "/weights/pairs?look"  # a data proxy finds out first whether its engine is there
 _SERVING = ("ready", "draining")
@@ -132,7 +132,7 @@ class WorkerSet:
             await self._drop_failed(failed)
         return reply
 
-    async def drop_lost(self, patience_s: float = _NOTICED_S) -> None:
+    async def drop_lost(self, patience_s: float = _DEATH_S) -> None:
         """Look whether some are gone."""
         failed = {url: WorkerFailed(f"{url} is gone") for url in self.urls}
         gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
@@ -155,7 +155,7 @@ class WorkerSet:
         self.lost |= gone
         self.urls = [url for url in self.urls if url not in gone]
 
-    async def _is_lost(self, failure: tuple[str, WorkerFailed], patience_s: float = _NOTICED_S) -> bool:
+    async def _is_lost(self, failure: tuple[str, WorkerFailed], patience_s: float = _DEATH_S) -> bool:
         """Whether it serves nothing any more. Its data proxy is to look whether its engine is there; an engine that is
         about to die needs a moment more."""
         url, error = failure
@@ -167,7 +167,7 @@ class WorkerSet:
         while await self._client.is_ready(url) or await self._client.is_behind(url):
             if time.monotonic() > deadline:
                 return False
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
         return True
 
 
@@ -210,7 +210,7 @@ class Updater:
     async def connect(self, pair: Pair) -> None:
         """Contact every worker of both sides. Raises ApiError 502; then no worker knows of the pair any more."""
         try:
-            async with _named("connect"):
+            async with _as_api_error("connect"):
                 await self._connect(pair, await self._participants(pair))
         except BaseException:
             await self.disconnect(pair)
@@ -224,7 +224,7 @@ class Updater:
         trainers = WorkerSet(self._client, pair.train, may_lose=False)
         offers = await trainers.each(lambda url: self._client.post(url, "/weights/connect", body))
         pair.settings["offer"] = offers[pair.train[0]]
-        await self._introduce(pair, workers)
+        await self._connect_workers(pair, workers)
 
     async def _group_form(self, workers: WorkerSet) -> str:
         """Engines of one process group make it in one way."""
@@ -236,7 +236,7 @@ class Updater:
             raise WorkerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
         return str(next(iter(forms.values())))
 
-    async def _introduce(self, pair: Pair, workers: WorkerSet) -> None:
+    async def _connect_workers(self, pair: Pair, workers: WorkerSet) -> None:
         """Tell inference workers of the pair; each proves that it reaches what the training side offered."""
         about = ConnectPair(
             pair_name=pair.name, mode=pair.mode.value, offer=pair.settings["offer"], gateway=self._address()
@@ -273,7 +273,7 @@ class Updater:
         began = time.monotonic()
         pair.state = PairState.UPDATING
         try:
-            async with _named("update"):
+            async with _as_api_error("update"):
                 done = await self._update(pair, version, began)
         except ApiError as error:
             pair.failed(error.message)
@@ -286,7 +286,7 @@ class Updater:
 
     async def _update(self, pair: Pair, version: int, began: float) -> UpdateResult:
         order = WeightOrder(pair_name=pair.name, version=version)
-        carry = self._broadcast if pair.mode is Mode.XCCL else self._hand_out
+        carry = self._broadcast if pair.mode is Mode.XCCL else self._publish
         while True:
             workers = await self._participants(pair)
             urls = tuple(workers.urls)
@@ -294,15 +294,15 @@ class Updater:
                 size, paused_ms = await carry(pair, workers, order)
                 break
             except WorkerFailed as error:
-                error = await self._take_back(pair, urls, order, error)
+                error = await self._revert(pair, urls, order, error)
                 if workers.urls or time.monotonic() - began > _WORKERS_S:
                     raise error from None
                 _log.warning("no worker of %s is left, one is waited for: %s", pair.name, error)
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(_POLL_S)
         pair.joining_workers -= set(workers.urls)
         return UpdateResult(version, (time.monotonic() - began) * 1e3, paused_ms, size)
 
-    async def _take_back(
+    async def _revert(
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
     ) -> WorkerFailed:
         """Have the workers that took this version go back: the error, with their names."""
@@ -318,9 +318,9 @@ class Updater:
         old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
         return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
 
-    async def _hand_out(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
+    async def _publish(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
         """Publish a folder, and have each worker take it. As ``_swap``."""
-        await self._introduce_newcomers(pair, workers)
+        await self._connect_newcomers(pair, workers)
         published = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
         taken = replace(order, source=published["source"])
         await workers.all("/weights/prepare", taken, _TRANSFER_S)
@@ -341,7 +341,7 @@ class Updater:
     async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
         """Both sides at once: one sends while the others receive. When one fails the pair is taken apart, or the others
         would wait for it; then the next one builds the process group anew."""
-        await self._introduce_newcomers(pair, workers)
+        await self._connect_newcomers(pair, workers)
         manifest = await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
         taken = replace(order, source=manifest["source"])
         await workers.all("/weights/prepare", replace(taken, verify=True))
@@ -368,7 +368,7 @@ class Updater:
         update, which waits for the lock, is done too. The caller holds the lock. Raises ApiError 502, 409 where nothing
         was staged yet."""
         served, ahead = pair.version, pair.ahead
-        async with _named("sync"):
+        async with _as_api_error("sync"):
             version = await self._staged(pair)
         while True:
             try:
@@ -377,7 +377,7 @@ class Updater:
                 return await self.update(pair, version)
             except ApiError:
                 pair.ahead = ahead
-                async with _named("sync"):
+                async with _as_api_error("sync"):
                     newer = await self._staged(pair)
                 if newer == version:
                     raise
@@ -402,19 +402,19 @@ class Updater:
         if pair.mode is Mode.XCCL:  # a process group is of all
             await self.sync(pair)
             return
-        async with _named("join"):
+        async with _as_api_error("join"):
             order = WeightOrder(pair_name=pair.name, version=pair.version)
             try:
-                await self._hand_out(pair, WorkerSet(self._client, [worker], may_lose=False), order)
+                await self._publish(pair, WorkerSet(self._client, [worker], may_lose=False), order)
             except WorkerFailed as error:
-                raise await self._take_back(pair, [worker], order, error) from None
+                raise await self._revert(pair, [worker], order, error) from None
 
     # -- who takes part
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
         """The workers that serve the model now, with their versions; None where the gateway does not answer."""
         if pair.inference_gateway is None:
-            return list(await asyncio.gather(*map(self._seen, pair.inference)))
+            return list(await asyncio.gather(*map(self._describe, pair.inference)))
         try:
             known = (await self._client.get(pair.inference_gateway, "/workers", _PROBE_S))["workers"]
         except WorkerFailed:
@@ -425,7 +425,7 @@ class Updater:
             if worker["model"] == pair.model
         ]
 
-    async def _seen(self, url: str) -> dict[str, Any]:
+    async def _describe(self, url: str) -> dict[str, Any]:
         """A fixed worker, as it says itself."""
         try:
             status, about = await self._client.probe(url)
@@ -433,7 +433,7 @@ class Updater:
             return {"url": url, "state": None, "version": None}
         return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
-    async def _introduce_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
+    async def _connect_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
         """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer
         spoken to. A process group is built anew."""
         # in a process group a member that is dead would be missed only when they send
@@ -447,7 +447,7 @@ class Updater:
                 await self._connect(pair, workers)
         elif strangers:
             newcomers = WorkerSet(self._client, strangers, may_lose=workers.may_lose)
-            await self._introduce(pair, newcomers)
+            await self._connect_workers(pair, newcomers)
             workers.drop(newcomers.lost)
 
     async def _participants(self, pair: Pair) -> WorkerSet:
@@ -456,19 +456,19 @@ class Updater:
         deadline = time.monotonic() + _WORKERS_S
         while True:
             try:
-                if found := await self._known(pair, pair.inference_gateway):
+                if found := await self._find_workers(pair, pair.inference_gateway):
                     break
             except WorkerFailed as error:  # the gateway, or the router behind it, may be starting again
                 if error.status not in _AWAY or time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(_POLL_S)
         if pair.mode is not Mode.XCCL:  # who left a process group is in it until it is formed anew
             pair.connected &= set(found)
         return WorkerSet(self._client, found, may_lose=True)
 
-    async def _known(self, pair: Pair, gateway: str) -> list[str]:
+    async def _find_workers(self, pair: Pair, gateway: str) -> list[str]:
         """Workers that serve the model, and those that would if they had the weights."""
         known = (await self._client.get(gateway, "/workers"))["workers"]
         ours = {worker["worker_addr"]: worker["state"] for worker in known if worker["model"] == pair.model}
@@ -493,7 +493,7 @@ async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) 
 
 
 @contextlib.asynccontextmanager
-async def _named(what: str) -> AsyncIterator[None]:
+async def _as_api_error(what: str) -> AsyncIterator[None]:
     """Turn a worker's failure into the answer to the gateway's caller."""
     try:
         yield

@@ -50,7 +50,7 @@ def objective(config: PPOActorConfig) -> PolicyObjective:
 
 @dataclass
 class ActorLoss:
-    """Called with (logits, micro-batch); sums up what it saw until ``taken``.
+    """Called with (logits, micro-batch); sums up what it saw until ``pop_sums``.
 
     ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
     have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
@@ -141,7 +141,7 @@ class ActorLoss:
         self._sums = sums if self._sums is None else self._sums + sums
         self._names = list(per_token)
 
-    def taken(self) -> tuple[list[str], Tensor]:
+    def pop_sums(self) -> tuple[list[str], Tensor]:
         """Names, and their sums over tokens with the number of tokens last; then begins anew."""
         assert self._sums is not None
         sums, self._sums = self._sums, None

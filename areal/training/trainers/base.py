@@ -160,7 +160,7 @@ class Trainer(abc.ABC):
         """Train to the end of the run, or to the step in which it is told to stop (then raises Stopped)."""
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
-            self._log(self._evaluated() | self.timings.taken())
+            self._log(self._evaluated() | self.timings.pop())
         _freeze_lasting_objects()
         with stopping.deferred():
             while self.step < self.total_steps:
@@ -182,7 +182,7 @@ class Trainer(abc.ABC):
             self._checkpoint_to_stop()
         else:
             metrics |= self._after_step()
-        metrics |= self.timings.taken() | {
+        metrics |= self.timings.pop() | {
             "time/step": time.monotonic() - began,
             "epoch": self.step / self.steps_per_epoch,
         }

@@ -281,7 +281,7 @@ class PPOTrainer(Trainer):
             "grad_norm": max(update.grad_norm for update in updates),
             "lr": updates[-1].learning_rate,
         }
-        names, sums = self.loss.taken()
+        names, sums = self.loss.pop_sums()
         totals = self.ranks.all_sum(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
         metrics |= dict(zip(names, means, strict=True))

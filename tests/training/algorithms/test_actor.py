@@ -66,7 +66,7 @@ def test_loss_rejected_tokens_leave_the_denominator_alone() -> None:
     )
     loss = ActorLoss(config)
     got = _gradient(loss, logits, micro)
-    names, sums = loss.taken()
+    names, sums = loss.pop_sums()
     assert sums[-1] == micro["loss_mask"].sum()
     assert sums[names.index("rejected_ratio")] == 1
     assert got[0, 0].abs().sum() == 0  # the token at 1 is chosen by the logits at 0
@@ -86,16 +86,16 @@ def test_loss_an_entropy_bonus_flattens() -> None:
     assert (after[0, :3] > before[0, :3]).all()
 
 
-def test_taken_counts_over_micro_batches_and_begins_anew() -> None:
+def test_pop_sums_counts_over_micro_batches_and_begins_anew() -> None:
     logits, micro = _case()
     loss = ActorLoss(PPOActorConfig())
     loss(logits, micro)
     loss(logits, micro)
-    names, sums = loss.taken()
+    names, sums = loss.pop_sums()
     assert sums[-1] == 2 * micro["loss_mask"].sum()
     assert sums[names.index("importance_weight")].item() == sums[-1].item()
     loss(logits, micro)
-    assert loss.taken()[1][-1] == micro["loss_mask"].sum()
+    assert loss.pop_sums()[1][-1] == micro["loss_mask"].sum()
 
 
 def _in_parts(loss: ActorLoss, logits: torch.Tensor, batch: dict[str, torch.Tensor], parts: list[list[int]]) -> Tensor:
@@ -178,7 +178,7 @@ def test_prox_logp_method_metrics_tells_how_far_the_approximation_is() -> None:
     micro["proximal"] = micro["logprobs"] + 0.5
     loss = ActorLoss(PPOActorConfig(use_decoupled_loss=True, prox_logp_method="metrics"), version=4)
     loss(logits, micro)
-    names, sums = loss.taken()
+    names, sums = loss.pop_sums()
     assert sums[names.index("prox_logp_error")].item() == pytest.approx(0.5 * sums[-1].item())  # of fresh samples
 
 
