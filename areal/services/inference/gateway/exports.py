@@ -105,7 +105,7 @@ class ExportRoutes:
             reply = await self._journals.ask(name.tag, "POST", f"{_PATH}/ack", self._journals.for_admin(request), body)
             if reply.status != 200:
                 return to_response(reply)
-            released = released or orjson.loads(reply.body)["released"]
+            released = released or reply.object()["released"]
         return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
@@ -185,7 +185,7 @@ class ExportRoutes:
             reply = await self._journals.ask(tag, "POST", "/trajectories/ack", headers, body)
             if reply.status != 200:
                 return to_response(reply)
-            released += orjson.loads(reply.body)["released"]
+            released += reply.object()["released"]
         return json_response({"status": "ok", "released": released})
 
 
@@ -216,7 +216,7 @@ def _error_of(reply: WorkerReply) -> dict[str, Any]:
 
 
 def _has_some(reply: WorkerReply | None) -> bool:
-    return reply is not None and reply.status == 200 and orjson.loads(reply.body).get("ready", 0) > 0
+    return reply is not None and reply.status == 200 and reply.object().get("ready", 0) > 0
 
 
 # Exports of several data proxies as one: the same columns, padded to one width, rows in the order of the request.

@@ -14,7 +14,7 @@ import orjson
 
 from areal.services.http import headers as names
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
-from areal.services.http.client import CallFailed, HttpClient
+from areal.services.http.client import CallFailed, Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
 from areal.services.http.service import Service, json_response
@@ -148,20 +148,10 @@ _AUTH = ("Authorization", "x-api-key")
 
 
 @dataclass(frozen=True)
-class WorkerReply:
-    status: int
-    body: bytes
-    headers: Mapping[str, str]
+class WorkerReply(Fetched):
+    """``journals``: tags of those that the data proxy held when it was asked."""
+
     journals: tuple[str, ...] = ()
-    """Tags of what the data proxy held when it was asked."""
-
-    def object(self) -> dict[str, Any]:
-        """The JSON object in the body. Raises ValueError where there is none."""
-        return dict(orjson.loads(self.body))
-
-    @property
-    def content_type(self) -> str:
-        return self.headers.get("Content-Type", "application/json")
 
 
 class JournalClient:
@@ -276,7 +266,7 @@ class JournalClient:
             )
         except (CallFailed, TimeoutError):
             return None
-        return WorkerReply(reply.status, reply.body, reply.headers, tuple(worker.journals))
+        return WorkerReply(reply.status, reply.headers, reply.body, tuple(worker.journals))
 
 
 # The human in the loop has no session's key: each journal has a session of theirs, and a reward is for the one where
@@ -390,7 +380,7 @@ class SessionRoutes:
         for reply in answers.values():
             if reply.status != 200:
                 return to_response(reply)
-            page = orjson.loads(reply.body)
+            page = reply.object()
             found += page["sessions"]
             more = more or page["next"] is not None
         found.sort(key=_place)
@@ -438,4 +428,5 @@ def tag_of_session(session_id: str) -> str:
 
 def to_response(reply: WorkerReply) -> Response:
     again = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
-    return Response(reply.status, reply.body, headers={"Content-Type": reply.content_type, **again})
+    kind = reply.headers.get("Content-Type", "application/json")
+    return Response(reply.status, reply.body, headers={"Content-Type": kind, **again})

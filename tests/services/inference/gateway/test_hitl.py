@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from areal.services.http.headers import Headers
 from areal.services.inference.gateway.sessions import HitlSessions, WorkerReply
 
 
@@ -23,7 +24,7 @@ class Journals:
     async def each(self, path: str, headers: Mapping[str, str], timeout_s: float, model: str | None) -> dict[str, Any]:
         found = self._answers[min(self.asked, len(self._answers) - 1)]
         self.asked += 1
-        return {str(n): WorkerReply(200, json.dumps(answer).encode(), {}) for n, answer in enumerate(found)}
+        return {str(n): WorkerReply(200, Headers({}), json.dumps(answer).encode()) for n, answer in enumerate(found)}
 
     def away(self, answers: Mapping[str, WorkerReply], model: str | None) -> list[str]:
         return []
