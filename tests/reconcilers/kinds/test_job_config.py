@@ -1,15 +1,32 @@
+"""A job's driver, its number of processes, and the faults that are found before anything starts."""
+
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal.api import cli_args
 from areal.api.registry import load_attr
-from areal.errors import InvalidManifest, UsageFault
-from areal.reconcilers.kinds.job_config import BUILT_IN, choose_driver, read_config
+from areal.cli.main import run
+from areal.errors import ArealError, InvalidManifest, UsageFault
+from areal.reconcilers.desired import Wanted
+from areal.reconcilers.kinds.job_config import (
+    BUILT_IN,
+    JobConfig,
+    choose_driver,
+    expand_job,
+    read_config,
+    require_runnable,
+)
+from areal.reconcilers.kinds.job_plan import with_services
 from areal.resources.specs import DRIVERS
+from tests.reconcilers.kinds.test_job_service import recorded
+
+# -- the driver and the configuration's file
 
 
 @pytest.mark.parametrize(
@@ -49,3 +66,141 @@ def test_built_in_drivers_are_those_that_there_are() -> None:
     for driver, config in DRIVERS.values():
         assert driver == load_attr(driver, "driver").__module__ + ":" + load_attr(driver, "driver").__name__
         assert issubclass(getattr(cli_args, config), cli_args.BaseExperimentConfig)
+
+
+# -- the number of processes
+
+
+def job(config: dict[str, Any], **spec: Any) -> Wanted:
+    return Wanted("TrainJob/learn", "TrainJob", "learn", {"config": config, **spec}, {}, {})
+
+
+def processes(wanted: Wanted) -> Any:
+    return (expand_job(wanted, JobConfig.of(wanted)).spec.get("resources") or {}).get("processesPerNode")
+
+
+@pytest.mark.parametrize(
+    ("config", "count"),
+    [
+        ({}, None),
+        ({"actor": {"backend": "fsdp:d1"}}, None),
+        ({"actor": {"backend": "fsdp:d4"}}, 4),
+        ({"actor": {"backend": "${allocation}"}, "allocation": "fsdp:d2"}, 2),
+        ({"model": {"backend": "fsdp:d8p1t1"}}, 8),
+        ({"allocation_mode": "sglang.d4p1m1+d4p1m1"}, 4),
+        ({"allocation_mode": "sglang:d4"}, None),
+        ({"allocation_mode": "sglang:d4+fsdp:d8", "actor": {"backend": "fsdp:d2"}}, 2),
+    ],
+)
+def test_job_has_as_many_processes_as_its_configuration_lays_out(config: dict[str, Any], count: int | None) -> None:
+    assert processes(job(config)) == count
+
+
+@given(st.integers(1, 16), st.integers(1, 16))
+def test_numbers_that_are_stated_twice_are_the_same_or_refused(laid: int, stated: int) -> None:
+    wanted = job({"actor": {"backend": f"fsdp:d{laid}"}}, resources={"processesPerNode": stated})
+    if laid == stated:
+        assert processes(wanted) == stated
+    else:
+        with pytest.raises(InvalidManifest, match=f"d{laid} is {laid} processes, and .* makes {stated}"):
+            processes(wanted)
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "says"),
+    [
+        ({"actor": {"backend": "fsdp:p2"}}, {}, r"TrainJob/learn: actor\.backend 'fsdp:p2': .*no pipeline parallelism"),
+        ({"actor": {"backend": "fsdp:d2t2"}}, {}, r"actor\.backend fsdp:d2t2: fsdp shards over data-parallel"),
+        ({"allocation_mode": "sglang:d4+fsdp:q4"}, {}, r"allocation_mode .*unknown dimension \"q\""),
+        ({"allocation_mode": "sglang.d4p1m1+d2p2m1"}, {}, r"allocation_mode megatron:d2p2: the megatron engine is not"),
+        ({}, {"resources": {"nodes": 2}}, r"spec\.resources\.nodes is 2, and spec\.scheduler\.type local"),
+    ],
+)
+def test_layout_that_cannot_be_is_an_error_that_names_the_field(
+    config: dict[str, Any], spec: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InvalidManifest, match=says) as caught:
+        processes(job(config, **spec))
+    assert caught.value.exit_code == 3
+
+
+def test_job_applied_again_keeps_its_number_when_the_configuration_has_changed() -> None:
+    wanted = job({"actor": {"backend": "fsdp:d4"}})
+    (first,) = with_services([wanted], [], [])
+    stored = recorded({first.ref: first})
+    changed = job({"actor": {"backend": "fsdp:d2"}})
+    (again,) = with_services([changed], stored, [])
+    assert again.spec["resources"] == {"processesPerNode": 4}
+    (recreate,) = with_services([changed], stored, [wanted.ref])
+    assert recreate.spec["resources"] == {"processesPerNode": 2}
+
+
+# -- jobs that cannot run
+
+
+def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
+    whole = {"config": config, "workingDir": str(folder), **spec}
+    job = Wanted("TrainJob/j", "TrainJob", "j", whole, {}, {})
+    require_runnable(job, JobConfig.of(job))
+
+
+@pytest.mark.parametrize(
+    ("config", "spec", "code", "said"),
+    [
+        ({"scheduler": {"type": "ray"}}, {}, 3, "scheduler.type ray"),
+        ({}, {"overrides": ["scheduler.type=slurm"]}, 3, "scheduler.type slurm"),
+        ({"stats_logger": {"swanlab": {"mode": "online"}}}, {}, 2, "package swanlab"),
+        ({}, {"overrides": ["stats_logger.trackio.mode=online"]}, 2, "package trackio"),
+        ({}, {"driver": "nowhere:main"}, 2, "no module nowhere"),
+        ({}, {"driver": "mine.deeper:main"}, 2, "no module mine.deeper"),
+        ({}, {"driver": "nowhere.main"}, 2, "no module nowhere"),
+        ({"driver": "nowhere:main"}, {}, 2, "no module nowhere"),
+        ({}, {"driver": "nowhere.py"}, 2, "no file"),
+        ({}, {"driver": "mine:main"}, 2, "no 'main' in"),
+    ],
+)
+def test_job_that_cannot_run_is_refused_with_the_reason(
+    tmp_path: Path, config: dict[str, Any], spec: dict[str, Any], code: int, said: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    with pytest.raises(ArealError, match=said) as caught:
+        check(tmp_path, config, **spec)
+    assert caught.value.exit_code == code
+    check(tmp_path, config, **spec, suspend=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "spec"),
+    [
+        ({"scheduler": {"type": "local"}, "stats_logger": {"wandb": {"mode": "disabled"}}}, {}),
+        ({"scheduler": {"type": None}, "stats_logger": {"tensorboard": {"path": None}}}, {}),
+        ({}, {"driver": "areal.training.drivers:grpo"}),
+        ({}, {"driver": "mine:main"}),
+        ({}, {"driver": "mine.deep.main"}),
+        ({}, {"driver": "mine/deep.py:main"}),
+        ({}, {"driver": "elsewhere:main", "env": {"PYTHONPATH": "more"}}),
+    ],
+)
+def test_job_that_can_run_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], spec: dict[str, Any]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = "def main(args): ...\nraise SystemExit('imported')\n"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text(main)
+    (tmp_path / "mine" / "deep.py").write_text(main)
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "elsewhere.py").write_text(main)
+    check(tmp_path, config, **spec)
+
+
+def test_unknown_option_of_train_is_a_usage_error_and_words_after_two_dashes_are_the_drivers(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("driver: nowhere:main\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AREAL_HOME", str(tmp_path / "home"))
+        for verb in ("run", "start"):
+            assert run(["train", verb, "--config", str(config), "--drvier", "x:y"]) == 2
+            assert run(["train", verb, "--config", str(config), "--name", "n", "--", "--flag=1"]) == 2  # no such driver
+    assert not (tmp_path / "home" / "objects").exists()
