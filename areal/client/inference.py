@@ -22,7 +22,7 @@ from areal.client.errors import CallerError, ClientError, DeadlineExceeded, Serv
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
 from areal.client.transport import HttpCall, RetryPolicy, Transport, events
 from areal.errors import did_you_mean
-from areal.wire.bodies import EndSession, SetReward, StartSession
+from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
 from areal.wire.fields import write_fields
 
 Message = Mapping[str, Any]
@@ -391,15 +391,16 @@ class AsyncInferenceClient:
     ) -> Trajectories:
         """Training rows. Asking the same again gives the same, until it is acknowledged or its retention is over.
         ``json`` is for sessions of external models, whose turns are text. Raises NotReady, UnknownName."""
-        given = {"group_id": group_id, "trajectory_id": trajectory_id}
-        body = {
-            "session_ids": list(session_ids),
-            "discount": discount,
-            "style": style,
-            "remove_session": remove_session,
-            "format": format,
-            **{name: value for name, value in given.items() if value is not None},
-        }
+        export = ExportTrajectories(
+            session_ids=tuple(session_ids),
+            group_id=group_id,
+            trajectory_id=trajectory_id,
+            discount=discount,
+            style=style,
+            remove_session=remove_session,
+            format=format,
+        )
+        body = write_fields(export)
         call = HttpCall("POST", "/export_trajectories", body, timeout_s=timeout_s, repeatable=True)
         answer = await self._transport.call(call)
         return from_npz(answer.body) if format == "npz" else from_json(answer.json())
@@ -428,7 +429,7 @@ class AsyncInferenceClient:
 
     async def register_scrape_target(self, target: str, labels: Mapping[str, str], ttl_s: float) -> None:
         """``target`` (host:port) is in the service's list for Prometheus, ``GET /http_sd``, for so long."""
-        body = {"target": target, "labels": dict(labels), "ttl_seconds": ttl_s}
+        body = write_fields(RegisterTarget(target=target, labels=dict(labels), ttl_seconds=ttl_s))
         await self._transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
     async def acknowledge_leases(self, leases: Sequence[Lease]) -> None:

@@ -19,6 +19,8 @@ from areal.client.http import AdminClient
 from areal.errors import UsageFault
 from areal.rollout.failures import EpisodeFailed, FailureKind, refusal
 from areal.trajectories.record import Interaction, rows_of_export
+from areal.wire.bodies import EndSession, ExportTrajectories, SetReward, StartSession
+from areal.wire.fields import write_fields
 
 
 class SessionCall(NamedTuple):
@@ -87,12 +89,12 @@ class SessionService:
     url: str
     admin_key: str | None = field(repr=False)
     discount: float = 1.0
-    style: str = "individual"
+    style: Literal["individual", "concat"] = "individual"
     timeout_s: float = 60.0
 
     def start(self, task: str, count: int, model: str) -> list[CollectionSession]:
         """Start sessions, in one attempt: a start whose answer was lost leaves idle sessions, which expire."""
-        body = {"task_id": task, "group_size": count, "model": model, "online": False}
+        body = write_fields(StartSession(task_id=task, group_size=count, model=model, online=False))
         document = self._call("POST", "/rl/start_session", body, repeat=False)
         return [CollectionSession(each["session_id"], each["session_api_key"]) for each in document["sessions"]]
 
@@ -111,21 +113,19 @@ class SessionService:
         if call.kind == "describe":
             return self._call("GET", f"/rl/sessions/{quote(session.session_id, safe='')}")
         if call.kind == "end":
-            return self._call("POST", "/rl/end_session", {"session_id": session.session_id})
-        body: dict[str, Any] = {"session_id": session.session_id, "reward": call.reward}
-        if call.interaction_id is not None:
-            return self._call("POST", "/rl/set_reward", {**body, "interaction_id": call.interaction_id})
+            return self._call("POST", "/rl/end_session", write_fields(EndSession(session_id=session.session_id)))
+        reward = SetReward(reward=call.reward, interaction_id=call.interaction_id, session_id=session.session_id)
         try:
-            return self._call("POST", "/rl/set_reward", body)
+            return self._call("POST", "/rl/set_reward", write_fields(reward))
         except EpisodeFailed as failure:
-            if failure.status == 400:
+            if failure.status == 400 and call.interaction_id is None:
                 raise EpisodeFailed(FailureKind.NO_INTERACTION, failure.message) from failure
             raise
 
     def export(self, session: CollectionSession) -> Exported | None:
         """The same answer each time until it is acknowledged. None while nothing in the session is ready."""
-        body = {"session_ids": [session.session_id], "discount": self.discount, "style": self.style}
-        status, document = self._answer("POST", "/export_trajectories", body)
+        body = ExportTrajectories(session_ids=(session.session_id,), discount=self.discount, style=self.style)
+        status, document = self._answer("POST", "/export_trajectories", write_fields(body))
         if status == 425 or (status == 404 and document.get("error", {}).get("code") == _NOTHING):
             return None
         if status == 404:
@@ -145,7 +145,7 @@ class SessionService:
     def drop(self, session: CollectionSession) -> None:
         """End it and let go of what it holds, as far as the service is there; what is left expires."""
         try:
-            self._call("POST", "/rl/end_session", {"session_id": session.session_id}, repeat=False)
+            self._call("POST", "/rl/end_session", write_fields(EndSession(session_id=session.session_id)), repeat=False)
             exported = self.export(session)
             if exported is not None:
                 self.acknowledge(exported.export_id)
