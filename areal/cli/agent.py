@@ -51,10 +51,7 @@ run = _verb(
     click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1]."),
     click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Its port."),
     click.option(
-        "--inf",
-        metavar="SERVICE",
-        shell_complete=complete_names(INFERENCE_SERVICE),
-        help="Inference service.",
+        "--inf", metavar="SERVICE", shell_complete=complete_names(INFERENCE_SERVICE), help="Inference service."
     ),
     click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="Its model."),
     click.option(

@@ -126,10 +126,7 @@ def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], sai
         emit_rows(cli, manifests, _COLUMNS, name=document_name, wrap=as_list)
 
 
-_VALID = (
-    Column("OBJECT", lambda row: row["ref"]),
-    Column("WHERE", lambda row: f"{row['file']}:{row['line']}"),
-)
+_VALID = (Column("OBJECT", lambda row: row["ref"]), Column("WHERE", lambda row: f"{row['file']}:{row['line']}"))
 _ORIGINS = (
     field("OBJECT", "ref"),
     field("FIELD", "path"),

@@ -268,13 +268,7 @@ def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
 @click.option("--cascade", is_flag=True, help="Also delete the running TrainJobs that sample from it; asks first.")
 @change_options(destructive=True)
 def stop(
-    cli: Invocation,
-    service: str | None,
-    grace: float | None,
-    force: bool,
-    keep_state: bool,
-    all_: bool,
-    cascade: bool,
+    cli: Invocation, service: str | None, grace: float | None, force: bool, keep_state: bool, all_: bool, cascade: bool
 ) -> int:
     """Stop a service and its models, and forget them. Running streams finish within the grace.
 
