@@ -197,7 +197,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
     return launch.run(argv, spec, config, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
-class _Server(NamedTuple):
+class _EngineCommand(NamedTuple):
     """Its module, the flags that areal sets, and settings."""
 
     module: str
@@ -208,8 +208,8 @@ class _Server(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
-_SERVERS = {
-    "vllm": _Server(
+_ENGINES = {
+    "vllm": _EngineCommand(
         "vllm.entrypoints.openai.api_server",
         "--model",
         "--tensor-parallel-size",
@@ -218,7 +218,7 @@ _SERVERS = {
         # log-probabilities are those of the request's temperature
         ("--worker-extension-cls", "areal_vllm.Worker", "--logprobs-mode", "processed_logprobs"),
     ),
-    "sglang": _Server("sglang.launch_server", "--model-path", "--tp-size", "--pp-size", "--lora-paths"),
+    "sglang": _EngineCommand("sglang.launch_server", "--model-path", "--tp-size", "--pp-size", "--lora-paths"),
 }
 
 
@@ -230,13 +230,13 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
         argv = service_argv("engines.embedded", spec.engine_args)
         lora = tuple(_adapters(spec, launch))
         config = EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora)
-    elif part.engine in _SERVERS:
-        server = _SERVERS[part.engine]
-        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", server.module, server.model, path]
+    elif part.engine in _ENGINES:
+        command = _ENGINES[part.engine]
+        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", command.module, command.model, path]
         argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
-        argv += [server.tensor, str(part.tensor), server.pipeline, str(part.pipeline), *server.settings]
+        argv += [command.tensor, str(part.tensor), command.pipeline, str(part.pipeline), *command.settings]
         if spec.lora:
-            argv += ["--enable-lora", server.adapters, *_adapters(spec, launch)]
+            argv += ["--enable-lora", command.adapters, *_adapters(spec, launch)]
         argv += flags(spec.engine_args)
     else:
         raise ArealError(
