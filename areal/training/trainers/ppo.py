@@ -230,7 +230,10 @@ class PPOTrainer(Trainer):
             batch = {**batch, "old_values": values.cpu()}
         if self._recomputes():
             batch = {**batch, "proximal": self.actor.forward(batch, self._logprobs).cpu()}
-        batch = prepare(batch, groups, config, auxiliary, self._summed)
+        factor = self.kl_controller.factor
+        batch = prepare(
+            batch, groups, config, auxiliary, self._summed, kl_factor=factor, advantage_fn=self._advantage_fn
+        )
         if config.m2_threshold is not None:
             batch = add_second_moment_mask(batch, config.m2_threshold, self.ranks.all_gather)
         return batch

@@ -32,7 +32,7 @@ from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
 from areal.rollout.rlvr import RLVRWorkflow
 from areal.rollout.tensors import RewardedResponse, response_rows
-from areal.training.algorithms.advantages import kl_estimate
+from areal.training.algorithms.advantages import kl_estimate, prepare
 from areal.training.metrics import read_metrics
 from areal.training.run_folder import RunFolder
 from areal.training.trainers.ppo import PPOTrainer
@@ -266,6 +266,29 @@ def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path:
     assert state["kl_factor"] != 1.0
 
 
+def test_kl_target_moves_the_penalty_in_the_rewards(
+    tmp_path: Path, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    penalties: list[float] = []
+
+    def seen(batch: Any, groups: Any, config: Any, auxiliary: Any, *rest: Any, **more: Any) -> Any:
+        charged = prepare(batch, groups, config, auxiliary, *rest, **more)
+        free = prepare(batch, groups, config, auxiliary, *rest, **more | {"kl_factor": 0.0})
+        unit = prepare(batch, groups, config, auxiliary, *rest, **more | {"kl_factor": 1.0})
+        mask, per_unit = batch["loss_mask"].bool(), unit["returns"] - free["returns"]
+        penalties.append(((charged["returns"] - free["returns"])[mask].sum() / per_unit[mask].sum()).item())
+        return charged
+
+    monkeypatch.setattr("areal.training.trainers.ppo.prepare", seen)
+    more = {"kl_target": 1e-3, "kl_ctl": 0.1, "kl_horizon": 100, "reward_norm": None}
+    config = _config(tmp_path, service, 3, staleness=0, actor=more, ref=PPOActorConfig(**engine()))
+    with PPOTrainer(config, prompts(50)) as trainer:
+        trainer.train(**WORKFLOW)
+    coefficients = [line["kl_coef"] for line in read_metrics(trainer.folder.metrics)]
+    assert coefficients[1] != 0.1
+    assert [0.1 * penalty for penalty in penalties[1:]] == pytest.approx(coefficients[1:], rel=0.01)
+
+
 def likelihood_of_right_answers(given: LossInputs) -> Tensor:
     return -given.logprobs * given.advantages
 
@@ -280,8 +303,15 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
     with PPOTrainer(config, prompts(50)) as trainer:
         trainer.train(**WORKFLOW)
     given = _config(tmp_path / "given", service, 2, actor={"reward_norm": None})
-    with PPOTrainer(given, prompts(50), loss_fn=likelihood_of_right_answers, advantage_fn=right_or_nothing) as other:
+    calls: list[AdvantageInputs] = []
+
+    def counted(inputs: AdvantageInputs) -> Tensor:
+        calls.append(inputs)
+        return right_or_nothing(inputs)
+
+    with PPOTrainer(given, prompts(50), loss_fn=likelihood_of_right_answers, advantage_fn=counted) as other:
         other.train(**WORKFLOW)
+    assert len(calls) == 2
     for run in (trainer, other):
         lines = read_metrics(run.folder.metrics)
         assert len(lines) == 2
