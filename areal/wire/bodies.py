@@ -213,7 +213,7 @@ class RegisterWorker(_AddressedWorker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lease(_AddressedWorker):
+class RenewLease(_AddressedWorker):
     """How a data proxy registers itself, beside its words of /ready. ``expected``, ``external`` and ``readiness`` count
     until somebody declares the model. ``held``: it gets no calls until it is declared."""
 

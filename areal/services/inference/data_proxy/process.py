@@ -45,7 +45,7 @@ from areal.services.inference.engines.base import TokenEngine
 from areal.services.inference.recorder.session import TrajectoryPhase
 from areal.services.inference.recorder.storage import REGISTRATIONS
 from areal.services.inference.recorder.store import JournalStore, open_journal_store
-from areal.wire.bodies import Lease
+from areal.wire.bodies import RenewLease
 from areal.wire.processes import DataProxyConfig, RegistrationConfig
 
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -161,7 +161,7 @@ class RouterLease:
         """Seconds until the next renewal."""
         config, address = self._config, self._service.address
         assert address is not None, "a lease is taken by a service that listens"
-        lease = Lease(
+        lease = RenewLease(
             worker_id=config.worker_id,
             worker_addr=address,
             model=self._model,

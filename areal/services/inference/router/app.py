@@ -34,12 +34,12 @@ from areal.services.inference.router.registry import WorkerRecord, WorkerRegistr
 from areal.services.inference.router.sessions import SessionPlacing
 from areal.wire.bodies import (
     ConfigureRouter,
-    Lease,
     NameWorker,
     RegisterModel,
     RegisterTarget,
     RegisterWorker,
     RemoveModel,
+    RenewLease,
     RouteCall,
 )
 from areal.wire.processes import RouterConfig
@@ -292,7 +292,7 @@ class RouterRoutes:
         """A data proxy registers itself, or renews that: its words of /ready beside what it is. It is to come again
         within ``renew_seconds``. ``registered`` is false for one that was removed."""
         data = await read_object(request)
-        lease, now = body_as(Lease, data), time.monotonic()
+        lease, now = body_as(RenewLease, data), time.monotonic()
         worker = self._registry.renew(lease, answer_of(data), report_of(data, now - _ON_ITS_WAY_S), now)
         again_s = self._registry.renew_s(worker) if worker is not None else _REMOVED_AGAIN_S
         return json_response({"status": "ok", "registered": worker is not None, "renew_seconds": again_s})

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from areal.wire.bodies import Lease
+from areal.wire.bodies import RenewLease
 from areal.wire.routing import (
     CORDONED,
     DEAD,
@@ -228,7 +228,7 @@ class WorkerRegistry:
             if len(self._removed) > _REMOVED_KEPT:
                 del self._removed[next(iter(self._removed))]
 
-    def renew(self, lease: Lease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
+    def renew(self, lease: RenewLease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
         """Register a data proxy, or renew its lease, with its present state. None: it was removed, and stays out."""
         if lease.worker_id in self._removed:
             return None
@@ -241,7 +241,7 @@ class WorkerRegistry:
         self._publish(worker)
         return worker
 
-    def _join(self, lease: Lease, former: WorkerRecord | None) -> WorkerRecord:
+    def _join(self, lease: RenewLease, former: WorkerRecord | None) -> WorkerRecord:
         if (model := self._models.get(lease.model)) is None:
             created = int(time.time())
             self._models[lease.model] = _Model(lease.expected, lease.external, created, lease.readiness, withheld=True)

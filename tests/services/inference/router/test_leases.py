@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from areal.services.inference.router.app import DeclaredFile
 from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
-from areal.wire.bodies import Lease
+from areal.wire.bodies import RenewLease
 from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
 
 
 def renewed(
     registry: WorkerRegistry, number: int, answer: Answer = Answer.READY, now: float = 0.0, **more: object
 ) -> bool:
-    lease = Lease(worker_id=f"w{number}", worker_addr=f"http://h:{number + 1}", model="m", **more)  # type: ignore[arg-type]
+    lease = RenewLease(worker_id=f"w{number}", worker_addr=f"http://h:{number + 1}", model="m", **more)  # type: ignore[arg-type]
     return registry.renew(lease, answer, WorkerReport(journals=(f"tag{number}",)), now) is not None
 
 
@@ -128,7 +128,9 @@ def test_held_worker_gets_nothing_before_it_is_declared() -> None:
 def test_successor_at_a_dead_workers_address_replaces_it() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
-    registry.renew(Lease(worker_id="other", worker_addr="http://h:1", model="m"), Answer.READY, WorkerReport(), 0.0)
+    registry.renew(
+        RenewLease(worker_id="other", worker_addr="http://h:1", model="m"), Answer.READY, WorkerReport(), 0.0
+    )
     assert states(registry) == {"other": READY}
 
 

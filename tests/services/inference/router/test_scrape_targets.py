@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from areal.services.inference.router.app import RegisteredTargets, targets_of
 from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport
-from areal.wire.bodies import Lease, RegisterTarget
+from areal.wire.bodies import RegisterTarget, RenewLease
 from areal.wire.fields import read_fields
 
 
@@ -21,7 +21,9 @@ def addresses(registry: WorkerRegistry) -> list[tuple[str, str]]:
 
 def renew(registry: WorkerRegistry, worker_id: str, port: int, model: str = "m") -> None:
     report = WorkerReport(engine_url=f"http://user:secret@h:{port + 1}")
-    registry.renew(Lease(worker_id=worker_id, worker_addr=f"http://h:{port}", model=model), Answer.READY, report, 0.0)
+    registry.renew(
+        RenewLease(worker_id=worker_id, worker_addr=f"http://h:{port}", model=model), Answer.READY, report, 0.0
+    )
 
 
 def test_list_follows_a_rolling_update_that_changes_ports() -> None:
