@@ -20,7 +20,7 @@ VARIABLE = "AREAL_HOME"
 _ELSEWHERE = "choose another home with --home DIR or AREAL_HOME=DIR"
 
 
-class _Part:
+class _HomePath:
     """A folder or file of the home, by its name."""
 
     def __init__(self, name: str) -> None:
@@ -35,14 +35,14 @@ class Home:
     """The layout of the folder; see the design for what each part holds."""
 
     root: Path
-    objects = _Part("objects")
-    runs = _Part("runs")
-    journal = _Part("journal")
-    locks = _Part("locks")
-    credentials = _Part("credentials")
-    jobs = _Part("jobs")
-    data = _Part("data")  # data/<model>: records of the data proxies of a Model
-    config = _Part("config.yaml")
+    objects = _HomePath("objects")
+    runs = _HomePath("runs")
+    journal = _HomePath("journal")
+    locks = _HomePath("locks")
+    credentials = _HomePath("credentials")
+    jobs = _HomePath("jobs")
+    data = _HomePath("data")  # data/<model>: records of the data proxies of a Model
+    config = _HomePath("config.yaml")
 
     @classmethod
     def resolve(cls, flag: str | None = None) -> Home:

@@ -7,7 +7,7 @@ and dataclasses. An int is taken for a float; nothing else is converted. A field
 
 from __future__ import annotations
 
-import math
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
@@ -91,7 +91,7 @@ def _fits(kind: Any, value: object) -> bool:
     if origin is Mapping or is_dataclass(kind):
         return isinstance(value, Mapping)
     if kind is float:
-        return type(value) is int or (type(value) is float and math.isfinite(value))
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
     return type(value) is kind
 
 

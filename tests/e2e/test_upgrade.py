@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,13 @@ def test_service_of_an_earlier_commit_is_kept_healed_rolled_and_deleted(box: Box
     assert box.chat("1234")
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
+
+
+def test_end_of_a_driver_that_an_earlier_commit_started_is_followed(box: Box) -> None:
+    home = str(box.home)
+    box.ok("get")
+    ends = [["areal.reconcilers.job_end", home], ["areal.reconcilers.background", home, "job-end"]]
+    done = [
+        subprocess.run([sys.executable, "-m", *end, "TrainJob/none"], capture_output=True, text=True) for end in ends
+    ]
+    assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2

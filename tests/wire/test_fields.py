@@ -60,6 +60,8 @@ def test_write_fields_leaves_defaults_out_and_is_read_back() -> None:
         ({"count": 0}, "count", "must be at least 1, not 0"),
         ({"seconds": 0}, "seconds", "must be above 0, not 0"),
         ({"seconds": float("nan")}, "seconds", "must be a number, not nan"),
+        ({"seconds": 10**400}, "seconds", "must be a number, not 1000"),
+        ({"seconds": -float("inf")}, "seconds", "must be a number, not -inf"),
         ({"kind": "c"}, "kind", "must be one of a, b, not 'c'"),
         ({"exact": 1}, "exact", "must be true or false, not 1"),
         ({"file": 3}, "file", "must be a string or null, not 3"),
