@@ -11,7 +11,7 @@ import pytest
 
 from areal.client.http import AdminClient, ChatClient
 from areal.errors import ArealError, NotFound, TimedOut
-from tests.services.inference.houses import House, build_house
+from tests.services.inference.running_service import Service, build_service
 from tests.services.processes import Processes, engine_calls, release, script
 from tests.services.tokenizer_folder import write_tokenizer
 
@@ -20,28 +20,28 @@ ANSWER = "Hello there, friend!"
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     processes = Processes(tmp_path_factory.mktemp("client"))
-    yield build_house(processes, write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+    yield build_service(processes, write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
     processes.stop()
 
 
 @pytest.fixture
-def house(running: House) -> House:
+def service(running: Service) -> Service:
     script(running.engine, reset=True)
     return running
 
 
 @pytest.fixture
-def chat(house: House) -> ChatClient:
-    return ChatClient(house.gateway.url, house.key, timeout_s=30)
+def chat(service: Service) -> ChatClient:
+    return ChatClient(service.gateway.url, service.key, timeout_s=30)
 
 
-def test_chat_streams_pieces_and_says_why_it_ended(chat: ChatClient, house: House) -> None:
-    script(house.engine, gate=2)
+def test_chat_streams_pieces_and_says_why_it_ended(chat: ChatClient, service: Service) -> None:
+    script(service.engine, gate=2)
     with chat.stream(USER, model="tiny", stream_options={"include_usage": True}) as stream:
         first = next(piece for piece in stream if piece.text)
-        release(house.engine)
+        release(service.engine)
         pieces = [first, *stream]
     assert "".join(piece.text for piece in pieces) == ANSWER
     assert [piece.finish_reason for piece in pieces if piece.finish_reason] == ["stop"]
@@ -56,17 +56,17 @@ def test_chat_streams_logprobs(chat: ChatClient) -> None:
     assert all(entry.logprob < 0 for entry in entries)
 
 
-def test_chat_whole_is_one_piece(chat: ChatClient, house: House) -> None:
+def test_chat_whole_is_one_piece(chat: ChatClient, service: Service) -> None:
     piece = chat.complete(USER, temperature=0.5, max_tokens=None)
     assert (piece.text, piece.finish_reason) == (ANSWER, "stop") and piece.usage
-    assert house.engine_saw()["sampling"]["temperature"] == 0.5
+    assert service.engine_saw()["sampling"]["temperature"] == 0.5
 
 
-def test_chat_left_early_ends_the_generation(chat: ChatClient, house: House) -> None:
-    script(house.engine, gate=2)
+def test_chat_left_early_ends_the_generation(chat: ChatClient, service: Service) -> None:
+    script(service.engine, gate=2)
     with chat.stream(USER) as stream:
         next(stream)
-    assert engine_calls(house.engine, until="cancelled")
+    assert engine_calls(service.engine, until="cancelled")
 
 
 def test_chat_lists_models(chat: ChatClient) -> None:
@@ -78,22 +78,22 @@ def test_chat_with_an_unknown_model_is_not_found(chat: ChatClient) -> None:
         next(stream)
 
 
-def test_chat_with_a_wrong_key_says_so_and_not_which(house: House) -> None:
+def test_chat_with_a_wrong_key_says_so_and_not_which(service: Service) -> None:
     with pytest.raises(ArealError) as caught:
-        ChatClient(house.gateway.url, "wrong-key").complete(USER)
+        ChatClient(service.gateway.url, "wrong-key").complete(USER)
     assert "key" in (caught.value.hint or "") and "wrong-key" not in str(caught.value)
 
 
-def test_chat_error_in_the_stream_is_raised(chat: ChatClient, house: House) -> None:
-    script(house.engine, error_after=2)
+def test_chat_error_in_the_stream_is_raised(chat: ChatClient, service: Service) -> None:
+    script(service.engine, error_after=2)
     with pytest.raises(ArealError, match="scripted error line"), chat.stream(USER) as stream:
         list(stream)
 
 
-def test_chat_silence_is_a_timeout(house: House) -> None:
-    script(house.engine, gate=0)
+def test_chat_silence_is_a_timeout(service: Service) -> None:
+    script(service.engine, gate=0)
     with pytest.raises(TimedOut):
-        ChatClient(house.gateway.url, house.key, timeout_s=0.3).complete(USER)
+        ChatClient(service.gateway.url, service.key, timeout_s=0.3).complete(USER)
 
 
 def test_chat_with_nobody_there_says_whom_it_called() -> None:
@@ -101,23 +101,23 @@ def test_chat_with_nobody_there_says_whom_it_called() -> None:
         ChatClient("http://127.0.0.1:9").complete(USER)
 
 
-def test_chat_with_something_that_is_no_gateway_says_what_came(house: House) -> None:
+def test_chat_with_something_that_is_no_gateway_says_what_came(service: Service) -> None:
     with pytest.raises(ArealError, match="no such path"):
-        ChatClient(house.router.url, house.key).complete(USER)
+        ChatClient(service.router.url, service.key).complete(USER)
 
 
-def test_admin_client_returns_status_and_body(house: House) -> None:
-    client = AdminClient(house.router.url, house.key)
+def test_admin_client_returns_status_and_body(service: Service) -> None:
+    client = AdminClient(service.router.url, service.key)
     status, body = client.get("/workers")
     assert status == 200 and body["workers"][0]["model"] == "tiny"
     assert client.post("/drain", {"worker_id": "nobody"})[0] == 404
-    assert AdminClient(house.router.url).get("/workers")[0] == 401
+    assert AdminClient(service.router.url).get("/workers")[0] == 401
 
 
-def test_admin_client_keeps_a_base_path_and_its_key_to_itself(house: House) -> None:
-    client = AdminClient(house.gateway.url + "/v1", house.key)
+def test_admin_client_keeps_a_base_path_and_its_key_to_itself(service: Service) -> None:
+    client = AdminClient(service.gateway.url + "/v1", service.key)
     assert client.get("/models")[1]["models"] == ["tiny"]
-    assert house.key not in repr(client)
+    assert service.key not in repr(client)
 
 
 def test_admin_client_with_nobody_there_raises_oserror() -> None:

@@ -14,7 +14,7 @@ from tests.services.weight_update.conftest import embedded_worker
 
 
 @dataclass(frozen=True)
-class House:
+class Service:
     gateway: Process
     key_file: Path
 
@@ -40,14 +40,14 @@ def gsm8k(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
     processes = Processes(folder)
     try:
         _, proxy = embedded_worker(processes, "--state-dir", str(folder / "state"))
         router = processes.router()
         gateway = processes.gateway(router)
         processes.register(router, proxy, model="m")
-        yield House(gateway, processes.key_file)
+        yield Service(gateway, processes.key_file)
     finally:
         processes.stop()

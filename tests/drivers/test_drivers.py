@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal.training.metrics import read_metrics
-from tests.drivers.conftest import House
+from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
 
 HERE = Path(__file__).parent
@@ -27,11 +27,13 @@ SMALL = (
 )
 
 
-def drive(name: str, config: str, gsm8k: Path, runs: Path, *overrides: str, house: House | None = None) -> list[dict]:
+def drive(
+    name: str, config: str, gsm8k: Path, runs: Path, *overrides: str, service: Service | None = None
+) -> list[dict]:
     """The metrics of a run of ``python name.py --config config key=value ...``."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    if house is not None:
-        environment |= house.environment()
+    if service is not None:
+        environment |= service.environment()
     data = (f"train_dataset.path={gsm8k}", f"valid_dataset.path={gsm8k}", f"cluster.fileroot={runs}")
     argv = [sys.executable, str(HERE / name), "--config", str(HERE / config), *SMALL, *data, *overrides]
     ran = subprocess.run(argv, env=environment, cwd=runs, capture_output=True, text=True, timeout=170)
@@ -55,22 +57,22 @@ RL = (
 )
 
 
-def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> None:
-    lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
+def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+    lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(0.0 <= line["reward/mean"] <= 1.0 and line["staleness/max"] <= 2 for line in lines)
     assert sum(1 for _ in tmp_path.rglob("trajectories-0*.jsonl")) == 2
 
 
 @pytest.mark.slow
-def test_agent_of_openais_client_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> None:
-    lines = drive("gsm8k_agent.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
+def test_agent_of_openais_client_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+    lines = drive("gsm8k_agent.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]
 
 
 @pytest.mark.slow
-def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, house: House) -> None:
-    lines = drive("gsm8k_multi_turn.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, house=house)
+def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
+    lines = drive("gsm8k_multi_turn.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]
     dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-0*.jsonl") for line in file.open()]
     turns = {turn for each in dumped for one in each["interactions"] for turn in one["turn_ids"]}
@@ -79,10 +81,10 @@ def test_workflow_of_several_turns_runs_as_it_is(tmp_path: Path, gsm8k: Path, ho
 
 @pytest.mark.slow
 def test_configuration_workflow_and_reward_of_its_own_train_and_record_numbers(
-    tmp_path: Path, gsm8k: Path, house: House
+    tmp_path: Path, gsm8k: Path, service: Service
 ) -> None:
     own = ("n_trajs=2", "weights={right: 0.5, length: 0.5}", "evaluator.freq_steps=1", "gconfig.n_samples=1")
-    lines = drive("own_workflow.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, house=house)
+    lines = drive("own_workflow.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, service=service)
     assert [line["step"] for line in lines] == [1, 2]
     assert all(0.0 <= line["rollout/own/reward"] <= 1.0 for line in lines)
     assert all(line["eval-rollout/own/reward"] == pytest.approx(line["eval/reward/mean"]) for line in lines)
@@ -92,10 +94,10 @@ def test_configuration_workflow_and_reward_of_its_own_train_and_record_numbers(
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["individual", "concat"])
 def test_workflow_with_openais_client_of_its_own_exports_what_it_rewards(
-    tmp_path: Path, gsm8k: Path, house: House, style: str
+    tmp_path: Path, gsm8k: Path, service: Service, style: str
 ) -> None:
     own = (f"export_style={style}", "gconfig.n_samples=1", "train_dataset.max_length=null")
-    lines = drive("own_client.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, house=house)
+    lines = drive("own_client.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, *own, service=service)
     assert [line["step"] for line in lines] == [1, 2]
     dumped = [json.loads(line) for file in tmp_path.rglob("trajectories-0*.jsonl") for line in file.open()]
     rows = {len(each["interactions"]) for each in dumped}
@@ -116,15 +118,15 @@ def test_reward_model_of_preferences_runs_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_agent_in_an_environment_of_gymnasiums_trains(tmp_path: Path, gsm8k: Path, house: House) -> None:
+def test_agent_in_an_environment_of_gymnasiums_trains(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     lines = drive(
-        "reversing_env.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, "train_dataset.max_length=null", house=house
+        "reversing_env.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, "train_dataset.max_length=null", service=service
     )
     assert [line["step"] for line in lines] == [1, 2]
 
 
 @pytest.mark.slow
-def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, gsm8k: Path, house: House) -> None:
+def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for split in ("train", "test"):
         rows = [json.loads(line) for line in (gsm8k / f"{split}.jsonl").open()]
@@ -132,13 +134,13 @@ def test_parquet_of_gsm8k_and_a_broadcast_of_weights_do_as_well(tmp_path: Path, 
         parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "data/main" / f"{split}-00000-of-00001.parquet")
     (tmp_path / "runs").mkdir()
     words = [word for word in RL if "weight_update_mode" not in word]  # as the file has it: xccl
-    lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", tmp_path / "data", tmp_path / "runs", *words, house=house)
+    lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", tmp_path / "data", tmp_path / "runs", *words, service=service)
     assert [line["step"] for line in lines] == [1, 2]
 
 
 @pytest.mark.slow
 def test_areal_lite_overrides_reach_the_driver_through_the_command_line(
-    tmp_path: Path, gsm8k: Path, house: House
+    tmp_path: Path, gsm8k: Path, service: Service
 ) -> None:
     """``python -m areal.cli.main train run ...``, everything said by overrides of the nested form."""
     (tmp_path / "lite.yaml").write_text("experiment_name: lite\ntrial_name: t\n")
@@ -160,8 +162,8 @@ def test_areal_lite_overrides_reach_the_driver_through_the_command_line(
         "total_train_steps=2",
         f"train_dataset.path={gsm8k}",
         "train_dataset.batch_size=2",
-        f"rollout.gateway_addr={house.gateway.url}",
-        f"rollout.admin_api_key_file={house.key_file}",
+        f"rollout.gateway_addr={service.gateway.url}",
+        f"rollout.admin_api_key_file={service.key_file}",
         "rollout.model=m",
     )
     argv = [sys.executable, "-m", "areal.cli.main", "train", "run", "--config", str(tmp_path / "lite.yaml"), *words]

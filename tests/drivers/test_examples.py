@@ -14,7 +14,7 @@ from areal.dataset.files import read_rows
 from areal.dataset.tokenizers import load_hf_tokenizer
 from areal.reconcilers.kinds.job_config import choose_driver, read_config
 from areal.training.metrics import read_metrics
-from tests.drivers.conftest import House
+from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
 
 EXAMPLE = REPOSITORY / "examples" / "reverse_digits"
@@ -81,8 +81,10 @@ def mean_reward(lines: list[dict[str, Any]]) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ppo_example_raises_the_reward_that_it_samples(run: Any, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in house.environment().items():
+def test_ppo_example_raises_the_reward_that_it_samples(
+    run: Any, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in service.environment().items():
         monkeypatch.setenv(name, value)
     lines = [line for line in run("ppo", "rollout.model=m") if line["step"] > 0]
     assert mean_reward(lines[:5]) < 0.35

@@ -14,7 +14,7 @@ import yaml
 from areal.api.cli_args import PRESETS
 from areal.training import drivers
 from areal.training.metrics import read_metrics
-from tests.drivers.conftest import House
+from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
 
 DOCS = REPOSITORY / "docs" / "training.md"
@@ -54,10 +54,10 @@ def overrides() -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def served(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def served(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run's folder; the working folder is the repository."""
     monkeypatch.chdir(REPOSITORY)
-    for name, value in {**house.environment(), "AREAL_RUN_FOLDER": str(tmp_path)}.items():
+    for name, value in {**service.environment(), "AREAL_RUN_FOLDER": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 

@@ -16,8 +16,8 @@ import openai
 import pytest
 
 from tests.services.inference.data_proxy.dialects.talks import TEMPLATE, WEATHER
-from tests.services.inference.houses import House
 from tests.services.inference.recorder.rollouts import Rollout, begin
+from tests.services.inference.running_service import Service
 from tests.services.processes import Processes, engine_calls, script
 from tests.services.tokenizer_folder import write_tokenizer
 
@@ -33,7 +33,7 @@ CHAT_TOOL: Any = {
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("sdks")
     processes = Processes(folder)
     tokenizer = write_tokenizer(folder / "tokenizer", template=TEMPLATE)
@@ -44,17 +44,17 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     router = processes.router()
     gateway = processes.gateway(router)
     processes.register(router, proxy)
-    yield House(processes, (engine,), (proxy,), router, gateway)
+    yield Service(processes, (engine,), (proxy,), router, gateway)
     processes.stop()
 
 
 @pytest.fixture
-def rollout(house: House) -> Rollout:
+def rollout(service: Service) -> Rollout:
     """A session, and an engine that calls the tool when it is asked, and answers when it has the result."""
-    script(house.engine, reset=True)
+    script(service.engine, reset=True)
     replies = [["<tool_response>", ANSWER], [QUESTION, f"{THOUGHT}I look.\n{CALL}"]]
-    script(house.engine, replies=replies, version=3, max_model_len=100_000, flush=4)
-    return begin(house.gateway, house.key, model="tiny")
+    script(service.engine, replies=replies, version=3, max_model_len=100_000, flush=4)
+    return begin(service.gateway, service.key, model="tiny")
 
 
 def weather(city: str, days: int) -> str:
@@ -62,9 +62,9 @@ def weather(city: str, days: int) -> str:
     return RESULT
 
 
-def assert_exported_is_what_the_engine_saw(house: House, rollout: Rollout, turns: int = 2) -> None:
+def assert_exported_is_what_the_engine_saw(service: Service, rollout: Rollout, turns: int = 2) -> None:
     """One row, for every turn goes on with the tokens of the one before, and it holds what the engine noted itself."""
-    calls = engine_calls(house.engine)
+    calls = engine_calls(service.engine)
     assert len(calls) == turns
     rollout.reward(1.0)
     exported = rollout.export(style="concat")
@@ -94,12 +94,12 @@ def said(call: dict[str, Any]) -> list[int]:
 
 
 @pytest.fixture
-def openai_client(house: House, rollout: Rollout) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key=rollout.key, max_retries=0) as client:
+def openai_client(service: Service, rollout: Rollout) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key=rollout.key, max_retries=0) as client:
         yield client
 
 
-def test_openai_chat_with_a_tool(openai_client: openai.OpenAI, house: House, rollout: Rollout) -> None:
+def test_openai_chat_with_a_tool(openai_client: openai.OpenAI, service: Service, rollout: Rollout) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     first = openai_client.chat.completions.create(model="tiny", messages=messages, tools=[CHAT_TOOL]).choices[0]
     assert first.finish_reason == "tool_calls" and first.message.tool_calls
@@ -108,10 +108,10 @@ def test_openai_chat_with_a_tool(openai_client: openai.OpenAI, house: House, rol
     messages += [first.message, tool_message(call.id, weather(**json.loads(call.function.arguments)))]
     second = openai_client.chat.completions.create(model="tiny", messages=messages, tools=[CHAT_TOOL]).choices[0]
     assert second.message.content == ANSWER and second.finish_reason == "stop"
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
-def test_openai_chat_streamed_with_a_tool(openai_client: openai.OpenAI, house: House, rollout: Rollout) -> None:
+def test_openai_chat_streamed_with_a_tool(openai_client: openai.OpenAI, service: Service, rollout: Rollout) -> None:
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     with openai_client.chat.completions.stream(model="tiny", messages=messages, tools=[CHAT_TOOL]) as stream:
         first = stream.get_final_completion().choices[0].message
@@ -125,12 +125,12 @@ def test_openai_chat_streamed_with_a_tool(openai_client: openai.OpenAI, house: H
     with openai_client.chat.completions.stream(model="tiny", messages=messages, tools=[CHAT_TOOL]) as stream:
         text = "".join(event.delta for event in stream if event.type == "content.delta")
     assert text == ANSWER
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_openai_responses_with_a_tool(
-    openai_client: openai.OpenAI, house: House, rollout: Rollout, streamed: bool
+    openai_client: openai.OpenAI, service: Service, rollout: Rollout, streamed: bool
 ) -> None:
     tool: Any = {"type": "function", "name": "get_weather", "description": "W", "parameters": WEATHER, "strict": False}
 
@@ -147,7 +147,7 @@ def test_openai_responses_with_a_tool(
     items += [item.model_dump(exclude={"parsed_arguments"}) for item in first.output]
     items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
     assert ask(items).output_text == ANSWER
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
 def tool_message(call_id: str, result: str) -> dict[str, str]:
@@ -158,10 +158,10 @@ def tool_message(call_id: str, result: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_anthropic_messages_with_a_tool(house: House, rollout: Rollout, streamed: bool) -> None:
+def test_anthropic_messages_with_a_tool(service: Service, rollout: Rollout, streamed: bool) -> None:
     tools: Any = [{"name": "get_weather", "description": "Weather", "input_schema": WEATHER}]
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    with anthropic.Anthropic(base_url=house.gateway.url, api_key=rollout.key, max_retries=0) as client:
+    with anthropic.Anthropic(base_url=service.gateway.url, api_key=rollout.key, max_retries=0) as client:
 
         def ask() -> Any:
             if not streamed:
@@ -176,7 +176,7 @@ def test_anthropic_messages_with_a_tool(house: House, rollout: Rollout, streamed
         messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
         second = ask()
     assert [block.text for block in second.content] == [ANSWER]
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
 # -- curl
@@ -190,8 +190,8 @@ def curl(url: str, key: str, body: Any) -> str:
     return done.stdout
 
 
-def test_curl_with_a_tool_whole_and_streamed(house: House, rollout: Rollout) -> None:
-    url = f"{house.gateway.url}/v1/chat/completions"
+def test_curl_with_a_tool_whole_and_streamed(service: Service, rollout: Rollout) -> None:
+    url = f"{service.gateway.url}/v1/chat/completions"
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
     body = {"model": "tiny", "messages": messages, "tools": [CHAT_TOOL]}
     message = json.loads(curl(url, rollout.key, body))["choices"][0]["message"]
@@ -201,9 +201,9 @@ def test_curl_with_a_tool_whole_and_streamed(house: House, rollout: Rollout) -> 
     assert lines[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == ANSWER
-    reward = curl(f"{house.gateway.url}/rl/set_reward", rollout.key, {"reward": 1.0})
+    reward = curl(f"{service.gateway.url}/rl/set_reward", rollout.key, {"reward": 1.0})
     assert json.loads(reward)["session_id"] == rollout.session_id
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
 # -- the OpenAI Agents SDK
@@ -211,7 +211,7 @@ def test_curl_with_a_tool_whole_and_streamed(house: House, rollout: Rollout) -> 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_openai_agents_run_with_a_tool(house: House, rollout: Rollout, api: str, streamed: bool) -> None:
+def test_openai_agents_run_with_a_tool(service: Service, rollout: Rollout, api: str, streamed: bool) -> None:
     agents = pytest.importorskip("agents")
     agents.set_tracing_disabled(True)
 
@@ -221,7 +221,7 @@ def test_openai_agents_run_with_a_tool(house: House, rollout: Rollout, api: str,
         return weather(city, days)
 
     async def run() -> str:
-        client = openai.AsyncOpenAI(base_url=f"{house.gateway.url}/v1", api_key=rollout.key, max_retries=0)
+        client = openai.AsyncOpenAI(base_url=f"{service.gateway.url}/v1", api_key=rollout.key, max_retries=0)
         kind = agents.OpenAIChatCompletionsModel if api == "chat" else agents.OpenAIResponsesModel
         agent = agents.Agent(
             name="weather", instructions="Be brief.", tools=[get_weather], model=kind("tiny", openai_client=client)
@@ -235,19 +235,19 @@ def test_openai_agents_run_with_a_tool(house: House, rollout: Rollout, api: str,
         return str(result.final_output)
 
     assert asyncio.run(run()) == ANSWER
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
 # -- the Claude Agent SDK, which runs Claude Code
 
 
 @pytest.mark.claude
-def test_claude_agent_sdk_runs_its_own_tool(house: House, rollout: Rollout, tmp_path: Path) -> None:
+def test_claude_agent_sdk_runs_its_own_tool(service: Service, rollout: Rollout, tmp_path: Path) -> None:
     sdk = pytest.importorskip("claude_agent_sdk")
     shell = '<tool_call>\n{"name": "Bash", "arguments": {"command": "echo 31 && echo degrees"}}\n</tool_call>'
-    script(house.engine, replies=[["<tool_response>", ANSWER], [QUESTION, f"{THOUGHT}I look.\n{shell}"]])
+    script(service.engine, replies=[["<tool_response>", ANSWER], [QUESTION, f"{THOUGHT}I look.\n{shell}"]])
     environment = {
-        "ANTHROPIC_BASE_URL": house.gateway.url,
+        "ANTHROPIC_BASE_URL": service.gateway.url,
         "ANTHROPIC_API_KEY": rollout.key,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_TELEMETRY": "1",
@@ -274,7 +274,7 @@ def test_claude_agent_sdk_runs_its_own_tool(house: House, rollout: Rollout, tmp_
     results = [block.content for message in messages for block in _blocks(message) if hasattr(block, "tool_use_id")]
     assert results == ["31\ndegrees"], "the shell ran what the model asked for"
     assert isinstance(messages[-1], sdk.ResultMessage) and messages[-1].result == ANSWER and not messages[-1].is_error
-    assert_exported_is_what_the_engine_saw(house, rollout)
+    assert_exported_is_what_the_engine_saw(service, rollout)
 
 
 def _blocks(message: Any) -> list[Any]:

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.reliability.asking import CHAT, COMPLETIONS, Failed, Said, ask
 from tests.reliability.fleet import Fleet, Member
 from tests.reliability.model import Call, Export, Session, Turn, check_rows
-from tests.services.inference.houses import later
 from tests.services.inference.recorder.rollouts import begin_group
+from tests.services.inference.running_service import later
 from tests.services.processes import Stream, wait_until
 
 TEXTS = st.sampled_from(["Hello", "How are you?", "naïve 日本 🎉"])

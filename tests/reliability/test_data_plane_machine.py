@@ -20,7 +20,7 @@ def alone(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def house(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
+def fleet(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
     with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
         yield fleet
 
@@ -29,8 +29,8 @@ def test_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
     run_state_machine_as_test(machine_of(alone, kills=1), settings=profile(6, 25, derandomize=True))
 
 
-def test_histories_of_the_whole_data_plane_agree_with_the_model(house: Fleet) -> None:
-    run_state_machine_as_test(machine_of(house, kills=1), settings=profile(5, 25, derandomize=True))
+def test_histories_of_the_whole_data_plane_agree_with_the_model(fleet: Fleet) -> None:
+    run_state_machine_as_test(machine_of(fleet, kills=1), settings=profile(5, 25, derandomize=True))
 
 
 @pytest.mark.slow
@@ -41,5 +41,5 @@ def test_many_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_many_histories_of_the_whole_data_plane_agree_with_the_model(house: Fleet) -> None:
-    run_state_machine_as_test(machine_of(house, kills=2), settings=profile(60, 50))
+def test_many_histories_of_the_whole_data_plane_agree_with_the_model(fleet: Fleet) -> None:
+    run_state_machine_as_test(machine_of(fleet, kills=2), settings=profile(60, 50))

@@ -17,8 +17,8 @@ from tests.reliability.asking import Line, Said
 from tests.reliability.faults import Outcome, fault, slow_fault
 from tests.reliability.fleet import MODEL, Fleet, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, scene_at, status_of
-from tests.services.inference.houses import later
 from tests.services.inference.recorder.rollouts import CHAT
+from tests.services.inference.running_service import later
 from tests.services.processes import Answer, Process, Processes, wait_until
 
 FULL = "Disks that take nothing more"

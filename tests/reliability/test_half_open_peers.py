@@ -17,8 +17,8 @@ from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import MODEL, Fleet, place_of, running_fleet
 from tests.reliability.peers import MANNERS, Peer, peer
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, reached, scene_at
-from tests.services.inference.houses import later
 from tests.services.inference.recorder.rollouts import begin
+from tests.services.inference.running_service import later
 from tests.services.processes import Processes, wait_ready, wait_until
 
 STUCK = "Processes that are held still (`SIGSTOP`)"

@@ -20,7 +20,7 @@ from tests.reliability.asking import CHAT, Failed, Line, Said
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, Member, place_of, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene, failure, instruct, reached, scene_at
-from tests.services.inference.houses import later, refuses_connections
+from tests.services.inference.running_service import later, refuses_connections
 from tests.services.processes import wait_until
 
 PART = "Processes that are killed (`kill -9`)"

@@ -1,4 +1,4 @@
-"""What is gone for good, gone together, or comes back knowing nothing: replicas, engines, the whole house."""
+"""What is gone for good, gone together, or comes back knowing nothing: replicas, engines, the whole service."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.reliability.asking import CHAT, Line, Said
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, place_of, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, scene_at, status_of
-from tests.services.inference.houses import later, refuses_connections
+from tests.services.inference.running_service import later, refuses_connections
 from tests.services.processes import TERM, wait_until
 
 PART = "What is lost for good, or together"
@@ -91,7 +91,7 @@ def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcom
 
 
 @fault(PART, "every process killed at once", "in calls")
-def test_whole_house_killed_comes_back_with_everything(fleet: Fleet, outcome: Outcome) -> None:
+def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: Outcome) -> None:
     scenes = scenes_of_both(fleet)
     for engine in fleet.engines:
         instruct(engine, hold_after=2)

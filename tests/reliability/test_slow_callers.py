@@ -16,7 +16,7 @@ from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.raw import dial, read_answer, request
 from tests.reliability.scenes import SERVED, Scene, failure, furthest, instruct, reached, scene_at
-from tests.services.inference.houses import later
+from tests.services.inference.running_service import later
 from tests.services.processes import Stream, wait_until
 
 PART = "Callers that dawdle, leave or crowd"

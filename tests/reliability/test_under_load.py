@@ -14,8 +14,8 @@ from tests.reliability.asking import Said
 from tests.reliability.faults import Outcome, fault
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene
-from tests.services.inference.houses import later
 from tests.services.inference.recorder.rollouts import begin
+from tests.services.inference.running_service import later
 from tests.services.processes import wait_until
 
 CALLERS, TURNS = 12, 12

@@ -20,7 +20,7 @@ from tests.services.processes import Process, Processes, engine_calls, release, 
 __all__ = ["tokenizer"]
 
 
-class House:
+class Service:
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.processes = Processes(folder)
         self.engine = self.processes.engine(tokenizer)
@@ -47,49 +47,49 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, tokenizer: Path) -> Iterator[House]:
-    house = House(tmp_path, tokenizer)
-    yield house
-    house.processes.stop()
+def service(tmp_path: Path, tokenizer: Path) -> Iterator[Service]:
+    service = Service(tmp_path, tokenizer)
+    yield service
+    service.processes.stop()
 
 
-def test_replica_killed_under_completions_loses_no_batch(house: House) -> None:
-    script(house.engine, gate=1)
-    with house.controller() as controller:
+def test_replica_killed_under_completions_loses_no_batch(service: Service) -> None:
+    script(service.engine, gate=1)
+    with service.controller() as controller:
         for data in rows(*range(6)):
             controller.submit(data, Sampled())
-        engine_calls(house.engine, until="any", count=6)
-        house.proxies[0].kill()
-        release(house.engine)
+        engine_calls(service.engine, until="any", count=6)
+        service.proxies[0].kill()
+        release(service.engine)
         taken = controller.take(6)
         assert sorted(each.data["n"] for each in taken) == list(range(6))
         assert controller.export_stats()["failed"] == 0
 
 
-def test_replica_killed_under_agents_loses_no_batch(house: House) -> None:
-    script(house.engine, gate=1)
-    with house.controller() as controller:
+def test_replica_killed_under_agents_loses_no_batch(service: Service) -> None:
+    script(service.engine, gate=1)
+    with service.controller() as controller:
         data = {"messages": [{"role": "user", "content": "Hello"}]}
         for number in range(6):
             controller.submit({**data, "n": number}, Mathematician())
-        engine_calls(house.engine, until="any", count=6)
-        house.proxies[0].kill()
-        release(house.engine)
-        script(house.engine, gate=None)
+        engine_calls(service.engine, until="any", count=6)
+        service.proxies[0].kill()
+        release(service.engine)
+        script(service.engine, gate=None)
         taken = controller.take(6)
         assert sorted(each.data["n"] for each in taken) == list(range(6))
         assert all(each.trajectory["rewards"].tolist() == [1.0] for each in taken)
 
 
-def test_controls_name_who_failed(house: House) -> None:
-    with InferenceClient(house.gateway.url, house.processes.key, model="tiny", timeout_s=30) as client:
+def test_controls_name_who_failed(service: Service) -> None:
+    with InferenceClient(service.gateway.url, service.processes.key, model="tiny", timeout_s=30) as client:
         workers = [each["worker_id"] for each in client.workers.list()]
         client.workers.drain(workers[0])
         states = {each["worker_id"]: each["state"] for each in client.workers.list()}
         assert states == {workers[0]: "draining", workers[1]: "ready"}
         client.workers.undrain(workers[0])
         assert client.workers.get_version() == client.workers.get_version(workers[0]) == 0
-        house.proxies[1].kill()
+        service.proxies[1].kill()
         with pytest.raises(ServiceError, match=f"failed on 1 of 2 workers: {workers[1]}"):
             client.workers.get_version()
         with pytest.raises(UnknownName):
@@ -97,25 +97,25 @@ def test_controls_name_who_failed(house: House) -> None:
         assert client.chat([{"role": "user", "content": "Hello"}], store=False)["choices"]
 
 
-def test_models_registered_by_hand_come_and_go(house: House) -> None:
-    with InferenceClient(house.gateway.url, house.processes.key, timeout_s=30) as client:
+def test_models_registered_by_hand_come_and_go(service: Service) -> None:
+    with InferenceClient(service.gateway.url, service.processes.key, timeout_s=30) as client:
         client.workers.deregister_model("tiny")
         wait_until(lambda: client.models() == [])
-        client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
+        client.workers.register_model("tiny", [proxy.url for proxy in service.proxies])
         wait_until(lambda: client.models() == ["tiny"])
 
 
 def test_model_that_is_gone_for_a_moment_costs_attempts_and_no_prompt(
-    house: House, caplog: pytest.LogCaptureFixture
+    service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where a service is suspended and resumed: its gateway is there before it knows the model again."""
-    with house.controller() as controller, InferenceClient(house.gateway.url, house.processes.key) as client:
+    with service.controller() as controller, InferenceClient(service.gateway.url, service.processes.key) as client:
         client.workers.deregister_model("tiny")
         wait_until(lambda: client.models() == [])
         for data in rows(*range(6)):
             controller.submit(data, Sampled())
         wait_until(lambda: sum("attempt 1 failed" in record.message for record in caplog.records) == 6)
-        client.workers.register_model("tiny", [proxy.url for proxy in house.proxies])
+        client.workers.register_model("tiny", [proxy.url for proxy in service.proxies])
         assert sorted(each.data["n"] for each in controller.take(6)) == list(range(6))
         assert controller.export_stats()["failed"] == 0
 

@@ -26,15 +26,15 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", SDK.read_text(encoding="utf-8"), r
 
 
 @dataclass(frozen=True)
-class House:
+class Service:
     gateway: Process
     key: str
     folder: Path
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    folder = tmp_path_factory.mktemp("house")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("service")
     processes = Processes(folder)
     try:
         engines = [processes.service("engines.embedded", "--model-path", str(EXAMPLE)) for _ in range(2)]
@@ -49,25 +49,25 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         gateway = processes.gateway(router)
         processes.register(router, *proxies, model="reverse", expected=2)
         wait_until(lambda: gateway.call("GET", "/v1/models", key=processes.key).json()["models"], what="published")
-        yield House(gateway, processes.key, folder)
+        yield Service(gateway, processes.key, folder)
     finally:
         processes.stop()
 
 
-def controller(house: House, **fields: object) -> RolloutController:
+def controller(service: Service, **fields: object) -> RolloutController:
     given = {"consumer_batch_size": 2, "max_concurrent_rollouts": 4, "request_timeout": 60.0, "setup_timeout": 60.0}
     config = InferenceEngineConfig(**(given | fields))  # type: ignore[arg-type]
-    return RolloutController(config, gateway_addr=house.gateway.url, admin_api_key=house.key, model="reverse")
+    return RolloutController(config, gateway_addr=service.gateway.url, admin_api_key=service.key, model="reverse")
 
 
-def kwargs(house: House) -> dict[str, object]:
+def kwargs(service: Service) -> dict[str, object]:
     gconfig = GenerationHyperparameters(max_new_tokens=8)
     return {"reward_fn": reverse_reward, "gconfig": gconfig, "tokenizer": str(EXAMPLE)}
 
 
-def test_batches_agents_and_versions_through_the_gateway(house: House) -> None:
-    with controller(house, min_required_servers=2) as rollout:
-        batch = rollout.prepare_batch(ROWS, RLVRWorkflow, kwargs(house), group_size=2)
+def test_batches_agents_and_versions_through_the_gateway(service: Service) -> None:
+    with controller(service, min_required_servers=2) as rollout:
+        batch = rollout.prepare_batch(ROWS, RLVRWorkflow, kwargs(service), group_size=2)
         assert [len(group["rewards"]) for group in batch] == [2, 2]
         assert [group["rewards"].tolist() for group in rollout.rollout_batch(ROWS, Mathematician(), group_size=2)] == [
             [1.0, 1.0],
@@ -76,19 +76,19 @@ def test_batches_agents_and_versions_through_the_gateway(house: House) -> None:
         assert rollout.chat_completion(ROWS[0]["messages"], max_tokens=8)["object"] == "chat.completion"
 
 
-def test_answers_longer_than_the_model_has_room_for_are_bounded_by_it(house: House) -> None:
-    unbounded = {**kwargs(house), "gconfig": GenerationHyperparameters()}
-    with controller(house) as rollout:
+def test_answers_longer_than_the_model_has_room_for_are_bounded_by_it(service: Service) -> None:
+    unbounded = {**kwargs(service), "gconfig": GenerationHyperparameters()}
+    with controller(service) as rollout:
         assert len(rollout.rollout_batch(ROWS, RLVRWorkflow, unbounded)) == 2
 
 
-def test_episodes_live_through_a_pause_and_carry_the_versions_they_were_sampled_with(house: House) -> None:
-    with controller(house, max_head_offpolicyness=4) as rollout:
+def test_episodes_live_through_a_pause_and_carry_the_versions_they_were_sampled_with(service: Service) -> None:
+    with controller(service, max_head_offpolicyness=4) as rollout:
         rollout.pause_generation()
         for row in ROWS * 2:
-            rollout.submit(row, RLVRWorkflow, kwargs(house))
+            rollout.submit(row, RLVRWorkflow, kwargs(service))
         rollout.set_version(1)
-        with InferenceClient(house.gateway.url, house.key) as client:
+        with InferenceClient(service.gateway.url, service.key) as client:
             client.workers.set_version(1)
             assert client.workers.get_version() == 1
         rollout.continue_generation()
@@ -96,8 +96,8 @@ def test_episodes_live_through_a_pause_and_carry_the_versions_they_were_sampled_
     assert versions == {1}
 
 
-def test_sync_client_from_several_threads(house: House) -> None:
-    with InferenceClient(house.gateway.url, house.key, model="reverse") as client:
+def test_sync_client_from_several_threads(service: Service) -> None:
+    with InferenceClient(service.gateway.url, service.key, model="reverse") as client:
         found: list[float] = []
 
         def episode(number: int) -> None:
@@ -115,12 +115,12 @@ def test_sync_client_from_several_threads(house: House) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_example_of_the_page_runs_as_it_is_printed(house: House, tmp_path: Path, number: int) -> None:
+def test_example_of_the_page_runs_as_it_is_printed(service: Service, tmp_path: Path, number: int) -> None:
     script = tmp_path / f"example_{number}.py"
-    script.write_text(BLOCKS[number].replace("http://127.0.0.1:8080", house.gateway.url), encoding="utf-8")
+    script.write_text(BLOCKS[number].replace("http://127.0.0.1:8080", service.gateway.url), encoding="utf-8")
     credentials = tmp_path / ".areal" / "credentials"
     credentials.mkdir(parents=True)
-    (credentials / "default").write_text(house.key, encoding="ascii")
+    (credentials / "default").write_text(service.key, encoding="ascii")
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, str(script)]
     ran = subprocess.run(argv, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""One house of services for all tests that break nothing, and houses to break."""
+"""One service for all tests that break nothing."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.inference.houses import House, build_house
+from tests.services.inference.running_service import Service, build_service
 from tests.services.processes import Processes, script
 
 
 @pytest.fixture(scope="session")
-def shared_house(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[House]:
-    processes = Processes(tmp_path_factory.mktemp("house"))
-    yield build_house(processes, tokenizer)
+def shared_service(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[Service]:
+    processes = Processes(tmp_path_factory.mktemp("service"))
+    yield build_service(processes, tokenizer)
     processes.stop()
 
 
 @pytest.fixture
-def house(shared_house: House) -> House:
-    """The shared house with the engine's script as new."""
-    script(shared_house.engine, reset=True)
-    return shared_house
+def service(shared_service: Service) -> Service:
+    """The shared service with the engine's script as new."""
+    script(shared_service.engine, reset=True)
+    return shared_service

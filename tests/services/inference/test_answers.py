@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.services.inference.houses import COMPLETIONS, House
+from tests.services.inference.running_service import COMPLETIONS, Service
 from tests.services.processes import Stream, chat_text, engine_calls, release, script
 
 ANSWER = "Hello there, friend!"
@@ -19,8 +19,8 @@ def ids(tokenizer: Path) -> Tokenizer:
     return Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
 
 
-def test_chat_answers_the_engines_text_and_counts_its_tokens(house: House, ids: Tokenizer) -> None:
-    answer = house.chat()
+def test_chat_answers_the_engines_text_and_counts_its_tokens(service: Service, ids: Tokenizer) -> None:
+    answer = service.chat()
     assert answer.status == 200, answer.body
     data = answer.json()
     assert data["object"] == "chat.completion" and data["model"] == "tiny" and data["id"].startswith("chatcmpl-")
@@ -28,7 +28,7 @@ def test_chat_answers_the_engines_text_and_counts_its_tokens(house: House, ids: 
     assert choice["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
     assert choice["finish_reason"] == "stop" and choice["logprobs"] is None
     prompt = ids.encode("<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n").ids
-    assert house.engine_saw()["input_ids"] == prompt
+    assert service.engine_saw()["input_ids"] == prompt
     generated = len(ids.encode(ANSWER).ids) + 1  # the end token is sampled too
     assert data["usage"] == {
         "prompt_tokens": len(prompt),
@@ -37,16 +37,16 @@ def test_chat_answers_the_engines_text_and_counts_its_tokens(house: House, ids: 
     }
 
 
-def test_chat_streamed_arrives_token_by_token(house: House) -> None:
-    script(house.engine, gate=2)
-    stream = house.stream_chat()
+def test_chat_streamed_arrives_token_by_token(service: Service) -> None:
+    script(service.engine, gate=2)
+    stream = service.stream_chat()
     seen, events = [], stream.events()
     while not chat_text(seen):
         seen.append(next(events))
     # Text is here while the engine still holds the rest of its answer: nothing on the way waited for the end.
-    assert engine_calls(house.engine)[0]["ended"] == "running"
+    assert engine_calls(service.engine)[0]["ended"] == "running"
     assert not chat_text(seen).endswith("!")
-    release(house.engine)
+    release(service.engine)
     seen += events
     assert seen[-1] == "[DONE]" and chat_text(seen) == ANSWER
 
@@ -64,19 +64,19 @@ def test_chat_streamed_arrives_token_by_token(house: House) -> None:
     ],
 )
 def test_engine_sends_events_only_where_somebody_reads_along_or_may_end_the_answer(
-    house: House, fields: dict[str, object], stream: bool, interval: int | None
+    service: Service, fields: dict[str, object], stream: bool, interval: int | None
 ) -> None:
     if fields.get("stream"):
-        assert chat_text(list(house.stream_chat().events())) == ANSWER
+        assert chat_text(list(service.stream_chat().events())) == ANSWER
     else:
-        assert house.chat(**fields).json()["choices"][0]["message"]["content"] == ANSWER
-    assert house.engine_saw()["stream"] is stream
+        assert service.chat(**fields).json()["choices"][0]["message"]["content"] == ANSWER
+    assert service.engine_saw()["stream"] is stream
     if stream:
-        assert house.engine_saw().get("stream_interval") == interval
+        assert service.engine_saw().get("stream_interval") == interval
 
 
-def test_chat_streamed_has_openais_chunks(house: House) -> None:
-    events = list(house.stream_chat(stream_options={"include_usage": True}).events())
+def test_chat_streamed_has_openais_chunks(service: Service) -> None:
+    events = list(service.stream_chat(stream_options={"include_usage": True}).events())
     assert events.pop() == "[DONE]"
     usage = events.pop()
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] > 0
@@ -87,35 +87,35 @@ def test_chat_streamed_has_openais_chunks(house: House) -> None:
     assert [event["choices"][0]["finish_reason"] for event in events] == [None] * (len(events) - 1) + ["stop"]
 
 
-def test_chat_streamed_without_usage_does_not_mention_it(house: House) -> None:
-    events = list(house.stream_chat().events())
+def test_chat_streamed_without_usage_does_not_mention_it(service: Service) -> None:
+    events = list(service.stream_chat().events())
     assert not any("usage" in event for event in events[:-1])
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-def test_model_omitted_is_the_only_one(house: House, path: str) -> None:
-    answer = house.gateway.call("POST", path, {"messages": [{"role": "user", "content": "x"}]}, key=house.key)
+def test_model_omitted_is_the_only_one(service: Service, path: str) -> None:
+    answer = service.gateway.call("POST", path, {"messages": [{"role": "user", "content": "x"}]}, key=service.key)
     assert answer.status == 200 and answer.json()["model"] == "tiny"
 
 
-def test_models_are_listed_in_openais_shape_and_as_names(house: House) -> None:
+def test_models_are_listed_in_openais_shape_and_as_names(service: Service) -> None:
     for path in ("/v1/models", "/models"):
-        data = house.gateway.call("GET", path, key=house.key).json()
+        data = service.gateway.call("GET", path, key=service.key).json()
         assert data["object"] == "list" and data["models"] == ["tiny"]
         assert data["data"][0]["id"] == "tiny" and data["data"][0]["object"] == "model"
-    assert house.gateway.call("GET", "/v1/models/tiny", key=house.key).json()["id"] == "tiny"
-    assert house.gateway.call("GET", "/v1/models/nope", key=house.key).status == 404
+    assert service.gateway.call("GET", "/v1/models/tiny", key=service.key).json()["id"] == "tiny"
+    assert service.gateway.call("GET", "/v1/models/nope", key=service.key).status == 404
 
 
-def test_every_sampling_field_reaches_the_engine(house: House, ids: Tokenizer) -> None:
+def test_every_sampling_field_reaches_the_engine(service: Service, ids: Tokenizer) -> None:
     given = {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "presence_penalty": 0.1,
         "frequency_penalty": -0.2, "repetition_penalty": 1.1, "n": 2, "logprobs": True, "top_logprobs": 3,
         "logit_bias": {"5": -100, "6": 1.5}, "max_tokens": 9, "min_tokens": 1, "stop_token_ids": [11],
     }  # fmt: skip
-    assert house.chat(**given).status == 200
+    assert service.chat(**given).status == 200
     end = ids.token_to_id("<|im_end|>")
-    assert house.engine_saw()["sampling"] == {
+    assert service.engine_saw()["sampling"] == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "presence_penalty": 0.1,
         "frequency_penalty": -0.2, "repetition_penalty": 1.1, "n": 2, "top_logprobs": 3,
         "logit_bias": {"5": -100.0, "6": 1.5}, "max_new_tokens": 9, "min_new_tokens": 1,
@@ -123,68 +123,68 @@ def test_every_sampling_field_reaches_the_engine(house: House, ids: Tokenizer) -
     }  # fmt: skip
 
 
-def test_max_completion_tokens_wins_over_the_old_name(house: House) -> None:
-    assert house.chat(max_tokens=50, max_completion_tokens=3).json()["choices"][0]["finish_reason"] == "length"
-    assert house.engine_saw()["sampling"]["max_new_tokens"] == 3
+def test_max_completion_tokens_wins_over_the_old_name(service: Service) -> None:
+    assert service.chat(max_tokens=50, max_completion_tokens=3).json()["choices"][0]["finish_reason"] == "length"
+    assert service.engine_saw()["sampling"]["max_new_tokens"] == 3
 
 
-def test_chat_without_max_tokens_may_use_the_rest_of_the_context(house: House) -> None:
-    house.chat()
-    saw = house.engine_saw()
+def test_chat_without_max_tokens_may_use_the_rest_of_the_context(service: Service) -> None:
+    service.chat()
+    saw = service.engine_saw()
     assert saw["sampling"]["max_new_tokens"] == 4096 - len(saw["input_ids"])
 
 
-def test_ignore_eos_does_not_stop_at_the_end_token(house: House) -> None:
-    house.chat(ignore_eos=True)
-    assert house.engine_saw()["sampling"]["ignore_eos"] is True
-    assert "stop_token_ids" not in house.engine_saw()["sampling"]
+def test_ignore_eos_does_not_stop_at_the_end_token(service: Service) -> None:
+    service.chat(ignore_eos=True)
+    assert service.engine_saw()["sampling"]["ignore_eos"] is True
+    assert "stop_token_ids" not in service.engine_saw()["sampling"]
 
 
-def test_seed_zero_and_temperature_zero_are_values(house: House) -> None:
-    house.chat(seed=0, temperature=0)
-    assert house.engine_saw()["sampling"] | {"seed": 0, "temperature": 0.0} == house.engine_saw()["sampling"]
+def test_seed_zero_and_temperature_zero_are_values(service: Service) -> None:
+    service.chat(seed=0, temperature=0)
+    assert service.engine_saw()["sampling"] | {"seed": 0, "temperature": 0.0} == service.engine_saw()["sampling"]
 
 
-def test_null_is_as_good_as_absent(house: House) -> None:
+def test_null_is_as_good_as_absent(service: Service) -> None:
     names = ("temperature", "stop", "seed", "logprobs", "tools", "stream_options", "response_format", "user", "n")
-    answer = house.chat(**dict.fromkeys(names))
+    answer = service.chat(**dict.fromkeys(names))
     assert answer.status == 200 and "x-areal-ignored" not in answer.headers
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_stop_string_cuts_the_text_and_ends_the_engines_work(house: House, streamed: bool) -> None:
-    script(house.engine, text="one two ### three four five six seven", delay_s=0.01)
+def test_stop_string_cuts_the_text_and_ends_the_engines_work(service: Service, streamed: bool) -> None:
+    script(service.engine, text="one two ### three four five six seven", delay_s=0.01)
     if streamed:
-        events = list(house.stream_chat(stop=["###", "unused"]).events())
+        events = list(service.stream_chat(stop=["###", "unused"]).events())
         text = chat_text(events)
         assert not any("#" in chat_text([event]) for event in events)
         finish = events[-2]["choices"][0]["finish_reason"]
     else:
-        choice = house.chat(stop="###").json()["choices"][0]
+        choice = service.chat(stop="###").json()["choices"][0]
         text, finish = choice["message"]["content"], choice["finish_reason"]
     assert (text, finish) == ("one two ", "stop")
-    assert engine_calls(house.engine, until="cancelled")[0]["ended"] == "cancelled"
+    assert engine_calls(service.engine, until="cancelled")[0]["ended"] == "cancelled"
 
 
-def test_stop_string_that_is_a_special_token_stops_in_the_engine(house: House, ids: Tokenizer) -> None:
-    house.chat(stop=["<|im_start|>"])
-    assert ids.token_to_id("<|im_start|>") in house.engine_saw()["sampling"]["stop_token_ids"]
+def test_stop_string_that_is_a_special_token_stops_in_the_engine(service: Service, ids: Tokenizer) -> None:
+    service.chat(stop=["<|im_start|>"])
+    assert ids.token_to_id("<|im_start|>") in service.engine_saw()["sampling"]["stop_token_ids"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_n_gives_that_many_choices(house: House, streamed: bool) -> None:
+def test_n_gives_that_many_choices(service: Service, streamed: bool) -> None:
     if streamed:
-        events = list(house.stream_chat(n=3).events())
+        events = list(service.stream_chat(n=3).events())
         assert [chat_text(events, index) for index in range(3)] == [ANSWER] * 3
     else:
-        choices = house.chat(n=3).json()["choices"]
+        choices = service.chat(n=3).json()["choices"]
         assert [choice["index"] for choice in choices] == [0, 1, 2]
         assert {choice["message"]["content"] for choice in choices} == {ANSWER}
 
 
-def test_logprobs_are_one_entry_a_token_with_bytes_and_alternatives(house: House, ids: Tokenizer) -> None:
-    script(house.engine, text="é!")
-    content = house.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+def test_logprobs_are_one_entry_a_token_with_bytes_and_alternatives(service: Service, ids: Tokenizer) -> None:
+    script(service.engine, text="é!")
+    content = service.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     spelled = b"".join(bytes(entry["bytes"]) for entry in content[:-1])
     assert spelled.decode() == "é!"
     assert content[-1]["token"] == "<|im_end|>"
@@ -192,9 +192,9 @@ def test_logprobs_are_one_entry_a_token_with_bytes_and_alternatives(house: House
     assert set(content[0]["top_logprobs"][0]) == {"token", "logprob", "bytes"}
 
 
-def test_logprobs_streamed_are_those_of_the_whole_answer(house: House) -> None:
-    whole = house.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
-    events = list(house.stream_chat(logprobs=True).events())[:-1]
+def test_logprobs_streamed_are_those_of_the_whole_answer(service: Service) -> None:
+    whole = service.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    events = list(service.stream_chat(logprobs=True).events())[:-1]
     streamed = [
         entry
         for event in events
@@ -206,47 +206,47 @@ def test_logprobs_streamed_are_those_of_the_whole_answer(house: House) -> None:
     assert whole[0]["top_logprobs"] == []
 
 
-def test_characters_are_never_broken_over_chunks(house: House) -> None:
-    script(house.engine, text="naïve 世界 👩‍👧!")
-    events = list(house.stream_chat().events())
+def test_characters_are_never_broken_over_chunks(service: Service) -> None:
+    script(service.engine, text="naïve 世界 👩‍👧!")
+    events = list(service.stream_chat().events())
     assert chat_text(events) == "naïve 世界 👩‍👧!"
     assert not any("\ufffd" in chat_text([event]) for event in events)
 
 
-def test_tools_reach_the_template(house: House, ids: Tokenizer) -> None:
+def test_tools_reach_the_template(service: Service, ids: Tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}]
-    assert house.chat(tools=tools, tool_choice="auto").status == 200
-    assert "get_weather" in ids.decode(house.engine_saw()["input_ids"])
+    assert service.chat(tools=tools, tool_choice="auto").status == 200
+    assert "get_weather" in ids.decode(service.engine_saw()["input_ids"])
 
 
-def test_tools_not_to_be_chosen_stay_out_of_the_template(house: House, ids: Tokenizer) -> None:
+def test_tools_not_to_be_chosen_stay_out_of_the_template(service: Service, ids: Tokenizer) -> None:
     tools = [{"type": "function", "function": {"name": "get_weather"}}]
-    house.chat(tools=tools, tool_choice="none")
-    assert "get_weather" not in ids.decode(house.engine_saw()["input_ids"])
+    service.chat(tools=tools, tool_choice="none")
+    assert "get_weather" not in ids.decode(service.engine_saw()["input_ids"])
 
 
-def test_chat_template_kwargs_reach_the_template(house: House, ids: Tokenizer) -> None:
-    house.chat(chat_template_kwargs={"enable_thinking": False})
-    assert ids.decode(house.engine_saw()["input_ids"], skip_special_tokens=False).endswith("<think></think>")
+def test_chat_template_kwargs_reach_the_template(service: Service, ids: Tokenizer) -> None:
+    service.chat(chat_template_kwargs={"enable_thinking": False})
+    assert ids.decode(service.engine_saw()["input_ids"], skip_special_tokens=False).endswith("<think></think>")
 
 
-def test_unknown_fields_are_named_and_known_harmless_ones_are_not(house: House) -> None:
+def test_unknown_fields_are_named_and_known_harmless_ones_are_not(service: Service) -> None:
     more = {"service_tier": "auto", "reasoning_effort": "high"}  # this template has no such switch
-    answer = house.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, **more)
+    answer = service.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, **more)
     assert answer.status == 200
     assert answer.headers["x-areal-ignored"] == "flavour, reasoning_effort, service_tier, zeal"
-    stream = house.stream_chat(flavour="mint")
+    stream = service.stream_chat(flavour="mint")
     assert stream.response.getheader("x-areal-ignored") == "flavour"
     stream.close()
 
 
 @pytest.mark.parametrize("path", ["chat", "completion"])
-def test_continuous_usage_counts_in_every_chunk(house: House, path: str) -> None:
+def test_continuous_usage_counts_in_every_chunk(service: Service, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     body = {"model": "tiny", "stream": True, "stream_options": options}
     body |= {"messages": [{"role": "user", "content": "Hi"}]} if path == "chat" else {"prompt": "Hi"}
     where = "/v1/chat/completions" if path == "chat" else "/v1/completions"
-    text = house.gateway.call("POST", where, body, key=house.key).body.decode()
+    text = service.gateway.call("POST", where, body, key=service.key).body.decode()
     events = [json.loads(line[6:]) for line in text.split("\n\n") if line.startswith("data: {")]
     usages = [event["usage"] for event in events]
     counts = [usage["completion_tokens"] for usage in usages]
@@ -254,68 +254,68 @@ def test_continuous_usage_counts_in_every_chunk(house: House, path: str) -> None
     assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
 
 
-def test_unknown_fields_with_odd_names_are_named_too(house: House) -> None:
-    answer = house.chat(**{"naïve field": 1, "a\nb": 2})
+def test_unknown_fields_with_odd_names_are_named_too(service: Service) -> None:
+    answer = service.chat(**{"naïve field": 1, "a\nb": 2})
     assert answer.headers["x-areal-ignored"] == "a%0Ab, na%C3%AFve%20field"
 
 
-def test_reply_carries_request_id_and_overhead(house: House) -> None:
-    answer = house.gateway.call(
+def test_reply_carries_request_id_and_overhead(service: Service) -> None:
+    answer = service.gateway.call(
         "POST",
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "x"}]},
-        key=house.key,
+        key=service.key,
         headers={"x-request-id": "mine-1"},
     )
     assert answer.headers["x-request-id"] == "mine-1"
     assert int(answer.headers["x-areal-overhead-us"]) > 0
-    stream = house.stream_chat()
+    stream = service.stream_chat()
     assert int(stream.response.getheader("x-areal-overhead-us") or 0) > 0
     assert (stream.response.getheader("x-request-id") or "").startswith("req_")
     stream.close()
 
 
-def test_request_id_that_could_break_a_log_is_replaced(house: House) -> None:
-    answer = house.gateway.call("GET", "/health", headers={"x-request-id": "a b\tc"})
+def test_request_id_that_could_break_a_log_is_replaced(service: Service) -> None:
+    answer = service.gateway.call("GET", "/health", headers={"x-request-id": "a b\tc"})
     assert answer.headers["x-request-id"].startswith("req_")
 
 
-def test_overhead_leaves_the_engines_time_out(house: House) -> None:
-    script(house.engine, delay_s=0.1)
-    answer = house.chat()
+def test_overhead_leaves_the_engines_time_out(service: Service) -> None:
+    script(service.engine, delay_s=0.1)
+    answer = service.chat()
     tokens = answer.json()["usage"]["completion_tokens"]
     assert int(answer.headers["x-areal-overhead-us"]) < tokens * 0.1 * 1e6
 
 
-def test_completion_of_a_string(house: House, ids: Tokenizer) -> None:
-    data = house.complete(max_tokens=50).json()
+def test_completion_of_a_string(service: Service, ids: Tokenizer) -> None:
+    data = service.complete(max_tokens=50).json()
     assert data["object"] == "text_completion" and data["id"].startswith("cmpl-")
     assert data["choices"] == [{"index": 0, "text": ANSWER, "logprobs": None, "finish_reason": "stop"}]
-    assert house.engine_saw()["input_ids"] == ids.encode("Hello").ids
+    assert service.engine_saw()["input_ids"] == ids.encode("Hello").ids
 
 
 @pytest.mark.parametrize(("prompt", "room"), [([5], 16), ([5] * 4090, 6)])
 def test_completion_without_max_tokens_has_sixteen_or_what_there_is_room_for(
-    house: House, prompt: list[int], room: int
+    service: Service, prompt: list[int], room: int
 ) -> None:
-    assert house.complete(prompt=prompt).status == 200
-    assert house.engine_saw()["sampling"]["max_new_tokens"] == room
+    assert service.complete(prompt=prompt).status == 200
+    assert service.engine_saw()["sampling"]["max_new_tokens"] == room
 
 
 @pytest.mark.parametrize(("prompt", "count"), [(["a", "b", "c"], 3), ([5, 6, 7], 1), ([[5, 6], [7]], 2), (["only"], 1)])
-def test_completion_of_lists(house: House, prompt: list[object], count: int) -> None:
-    choices = house.complete(prompt=prompt, n=2, max_tokens=50).json()["choices"]
+def test_completion_of_lists(service: Service, prompt: list[object], count: int) -> None:
+    choices = service.complete(prompt=prompt, n=2, max_tokens=50).json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(2 * count))
     assert {choice["text"] for choice in choices} == {ANSWER}
-    (call,) = engine_calls(house.engine)  # this engine takes all of them in one
+    (call,) = engine_calls(service.engine)  # this engine takes all of them in one
     asked = call["body"]["input_ids"]
     assert len(asked) == count if isinstance(asked[0], list) else count == 1
     if not isinstance(prompt[0], str):
         assert asked == prompt
 
 
-def test_completion_of_several_prompts_streamed_keeps_them_apart(house: House) -> None:
-    stream = Stream(house.gateway.port, COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 50}, house.key)
+def test_completion_of_several_prompts_streamed_keeps_them_apart(service: Service) -> None:
+    stream = Stream(service.gateway.port, COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 50}, service.key)
     texts = {0: "", 1: ""}
     for event in stream.events():
         for choice in event["choices"] if isinstance(event, dict) else ():
@@ -324,17 +324,17 @@ def test_completion_of_several_prompts_streamed_keeps_them_apart(house: House) -
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_completion_echo_puts_the_prompt_first(house: House, streamed: bool) -> None:
+def test_completion_echo_puts_the_prompt_first(service: Service, streamed: bool) -> None:
     if not streamed:
-        assert house.complete(echo=True, max_tokens=50).json()["choices"][0]["text"] == "Hello" + ANSWER
+        assert service.complete(echo=True, max_tokens=50).json()["choices"][0]["text"] == "Hello" + ANSWER
         return
     body = {"prompt": "Hello", "echo": True, "max_tokens": 50}
-    events = list(Stream(house.gateway.port, COMPLETIONS, body, house.key).events())
+    events = list(Stream(service.gateway.port, COMPLETIONS, body, service.key).events())
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == "Hello" + ANSWER
 
 
-def test_completion_logprobs_have_the_old_shape(house: House) -> None:
-    logprobs = house.complete(logprobs=2, max_tokens=50).json()["choices"][0]["logprobs"]
+def test_completion_logprobs_have_the_old_shape(service: Service) -> None:
+    logprobs = service.complete(logprobs=2, max_tokens=50).json()["choices"][0]["logprobs"]
     tokens = logprobs["tokens"]
     assert "".join(tokens[:-1]) == ANSWER
     assert (
@@ -343,30 +343,30 @@ def test_completion_logprobs_have_the_old_shape(house: House) -> None:
     assert logprobs["text_offset"] == [len("".join(tokens[:index])) for index in range(len(tokens))]
 
 
-def test_token_ids_are_returned_when_asked_for(house: House, ids: Tokenizer) -> None:
-    data = house.chat(return_token_ids=True).json()
-    assert data["prompt_token_ids"] == house.engine_saw()["input_ids"]
+def test_token_ids_are_returned_when_asked_for(service: Service, ids: Tokenizer) -> None:
+    data = service.chat(return_token_ids=True).json()
+    assert data["prompt_token_ids"] == service.engine_saw()["input_ids"]
     (choice,) = data["choices"]
     assert ids.decode(choice["token_ids"]) == ANSWER and choice["logprobs"] is None
-    told = house.complete(return_token_ids=True, logprobs=0, max_tokens=50).json()["choices"][0]
+    told = service.complete(return_token_ids=True, logprobs=0, max_tokens=50).json()["choices"][0]
     assert told["token_logprobs"] == told["logprobs"]["token_logprobs"] and len(told["versions"]) == len(
         told["token_ids"]
     )
 
 
-def test_model_calls_are_counted(house: House) -> None:
-    house.chat()
-    text = house.gateway.call("GET", "/metrics").body.decode()
+def test_model_calls_are_counted(service: Service) -> None:
+    service.chat()
+    text = service.gateway.call("GET", "/metrics").body.decode()
     assert 'areal_http_requests_total{route="/v1/chat/completions",status="200"}' in text
-    text = house.proxy.call("GET", "/metrics").body.decode()
+    text = service.proxy.call("GET", "/metrics").body.decode()
     assert "areal_generated_tokens_total" in text and 'areal_choices_total{finish_reason="stop"}' in text
 
 
-def test_health_of_the_data_proxy_tells_its_load(house: House) -> None:
-    script(house.engine, gate=1)
-    stream = house.stream_chat(max_tokens=100)
+def test_health_of_the_data_proxy_tells_its_load(service: Service) -> None:
+    script(service.engine, gate=1)
+    stream = service.stream_chat(max_tokens=100)
     next(stream.events())
-    health = house.proxy.call("GET", "/health").json()
+    health = service.proxy.call("GET", "/health").json()
     assert health["in_flight"] == 1 and health["in_flight_tokens"] > 100 and health["version"] == 0
-    release(house.engine)
+    release(service.engine)
     assert list(stream.events())[-1] == "[DONE]"

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.services.inference.houses import House
+from tests.services.inference.running_service import Service
 from tests.services.processes import script
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key=house.key, max_retries=0) as client:
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key=service.key, max_retries=0) as client:
         yield client
 
 
@@ -40,13 +40,13 @@ def test_sdk_chat_completion_streamed(client: openai.OpenAI) -> None:
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 0
 
 
-def test_sdk_extra_body_is_honoured(client: openai.OpenAI, house: House) -> None:
+def test_sdk_extra_body_is_honoured(client: openai.OpenAI, service: Service) -> None:
     client.chat.completions.create(
         model="tiny",
         messages=[{"role": "user", "content": "Hi"}],
         extra_body={"chat_template_kwargs": {"enable_thinking": False}, "top_k": 5},
     )
-    assert house.engine_saw()["sampling"]["top_k"] == 5
+    assert service.engine_saw()["sampling"]["top_k"] == 5
 
 
 def test_sdk_completion_and_models(client: openai.OpenAI) -> None:
@@ -56,9 +56,9 @@ def test_sdk_completion_and_models(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("component", ["gateway", "proxy"])
-def test_sdks_calls_work_with_the_root_as_base_url(house: House, component: str) -> None:
-    root = getattr(house, component).url
-    with openai.OpenAI(base_url=root, api_key=house.key, max_retries=0) as client:
+def test_sdks_calls_work_with_the_root_as_base_url(service: Service, component: str) -> None:
+    root = getattr(service, component).url
+    with openai.OpenAI(base_url=root, api_key=service.key, max_retries=0) as client:
         chat = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
         assert chat.choices[0].message.content == "Hello there, friend!"
         assert client.completions.create(model="tiny", prompt=[5, 6, 7]).choices[0].text == "Hello there, friend!"
@@ -68,26 +68,26 @@ def test_sdks_calls_work_with_the_root_as_base_url(house: House, component: str)
             client.responses.create(model="tiny", input=3)  # type: ignore[arg-type]
     ask = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     for path in ("/messages", "/v1/messages"):
-        answer = getattr(house, component).call("POST", path, ask, key=house.key).json()
+        answer = getattr(service, component).call("POST", path, ask, key=service.key).json()
         assert answer["content"][0]["text"].startswith("Hello")
-        refused = getattr(house, component).call("POST", path, {**ask, "messages": 3}, key=house.key).json()
+        refused = getattr(service, component).call("POST", path, {**ask, "messages": 3}, key=service.key).json()
         assert refused["type"] == "error", "Anthropic's form"
 
 
-def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, house: House) -> None:
+def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, service: Service) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "Hi"}])
     assert missing.value.code == "model_not_found" and missing.value.request_id
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(model="tiny", messages=[])
     assert bad.value.param == "messages"
-    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key="wrong", max_retries=0) as stranger:
+    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError):
             stranger.models.list()
 
 
-def test_sdk_sees_an_error_event_in_a_stream(client: openai.OpenAI, house: House) -> None:
-    script(house.engine, error_after=3)
+def test_sdk_sees_an_error_event_in_a_stream(client: openai.OpenAI, service: Service) -> None:
+    script(service.engine, error_after=3)
     stream = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], stream=True)
     seen = []
     with pytest.raises(openai.APIError, match="scripted error line"):

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from areal.services.inference.gateway.supervisor import held, make_folder
-from tests.services.inference.houses import CHAT, House, build_house
+from tests.services.inference.running_service import CHAT, Service, build_service
 from tests.services.processes import (
     TERM,
     Process,
@@ -29,8 +29,8 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
 
 @pytest.fixture
-def house(processes: Processes, tokenizer: Path) -> House:
-    return build_house(processes, tokenizer, "--relays", "2")
+def service(processes: Processes, tokenizer: Path) -> Service:
+    return build_service(processes, tokenizer, "--relays", "2")
 
 
 def relay_pids(gateway: Process, count: int = 2) -> set[int]:
@@ -45,78 +45,78 @@ def relay_pids(gateway: Process, count: int = 2) -> set[int]:
     return seen
 
 
-def test_relays_share_the_port_and_all_follow_the_router(house: House, processes: Processes) -> None:
-    pids = relay_pids(house.gateway)
-    assert pids <= {child.pid for child in psutil.Process(house.gateway.popen.pid).children()}
-    assert {house.chat().status for _ in range(20)} == {200}
-    processes.register(house.router, house.proxy, model="second")
-    assert {house.gateway.call("GET", "/v1/models/second", key=house.key).status for _ in range(3)} <= {200, 404}
+def test_relays_share_the_port_and_all_follow_the_router(service: Service, processes: Processes) -> None:
+    pids = relay_pids(service.gateway)
+    assert pids <= {child.pid for child in psutil.Process(service.gateway.popen.pid).children()}
+    assert {service.chat().status for _ in range(20)} == {200}
+    processes.register(service.router, service.proxy, model="second")
+    assert {service.gateway.call("GET", "/v1/models/second", key=service.key).status for _ in range(3)} <= {200, 404}
     for pid in pids:
-        wait_until(lambda pid=pid: _lists(house, pid, "second"), what=f"relay {pid} lists it")
+        wait_until(lambda pid=pid: _lists(service, pid, "second"), what=f"relay {pid} lists it")
 
 
-def _lists(house: House, pid: int, model: str) -> bool:
+def _lists(service: Service, pid: int, model: str) -> bool:
     """Whether the relay ``pid`` lists the model; asked over one connection, which stays with one relay."""
     import http.client
     import json
 
-    connection = http.client.HTTPConnection("127.0.0.1", house.gateway.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", service.gateway.port, timeout=30)
     try:
         connection.request("GET", "/health")
         if json.loads(connection.getresponse().read())["pid"] != pid:
             return False
-        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {house.key}"})
+        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {service.key}"})
         return model in json.loads(connection.getresponse().read())["models"]
     finally:
         connection.close()
 
 
-def test_relay_killed_is_replaced_and_the_others_go_on(house: House) -> None:
-    victim = min(relay_pids(house.gateway))
+def test_relay_killed_is_replaced_and_the_others_go_on(service: Service) -> None:
+    victim = min(relay_pids(service.gateway))
     os.kill(victim, 9)
-    house.gateway.wait_log(r"relay \d ended with -9")
-    wait_until(lambda: house.chat().status == 200, what="served")
-    assert victim not in relay_pids(house.gateway)
+    service.gateway.wait_log(r"relay \d ended with -9")
+    wait_until(lambda: service.chat().status == 200, what="served")
+    assert victim not in relay_pids(service.gateway)
 
 
-def test_relays_add_their_metrics_up(house: House) -> None:
-    relay_pids(house.gateway)
+def test_relays_add_their_metrics_up(service: Service) -> None:
+    relay_pids(service.gateway)
     for _ in range(12):
-        assert house.chat().status == 200
+        assert service.chat().status == 200
 
     def added_up() -> bool:
-        text = house.gateway.call("GET", "/metrics").body.decode()
+        text = service.gateway.call("GET", "/metrics").body.decode()
         return 'areal_http_requests_total{route="/v1/chat/completions",status="200"} 12.0' in text
 
     wait_until(added_up, what="the last one is counted, which it is once it is answered")
     assert all(added_up() for _ in range(4)), "whichever relay is asked"
 
 
-def test_relay_killed_takes_its_gauges_with_it(house: House) -> None:
-    script(house.engine, gate=1)
-    stream = house.stream_chat()
+def test_relay_killed_takes_its_gauges_with_it(service: Service) -> None:
+    script(service.engine, gate=1)
+    stream = service.stream_chat()
     next(stream.events())
-    assert b"areal_http_in_flight 1.0" in house.gateway.call("GET", "/metrics").body
-    for pid in relay_pids(house.gateway):
+    assert b"areal_http_in_flight 1.0" in service.gateway.call("GET", "/metrics").body
+    for pid in relay_pids(service.gateway):
         os.kill(pid, 9)
-    wait_until(lambda: b"areal_http_in_flight 0.0" in house.gateway.call("GET", "/metrics").body, what="forgotten")
+    wait_until(lambda: b"areal_http_in_flight 0.0" in service.gateway.call("GET", "/metrics").body, what="forgotten")
     stream.close()
 
 
-def test_relays_drain_together_and_the_supervisor_exits_0(house: House) -> None:
-    script(house.engine, gate=2)
-    streams = [Stream(house.gateway.port, CHAT, BODY, house.key) for _ in range(4)]
+def test_relays_drain_together_and_the_supervisor_exits_0(service: Service) -> None:
+    script(service.engine, gate=2)
+    streams = [Stream(service.gateway.port, CHAT, BODY, service.key) for _ in range(4)]
     for stream in streams:
         next(stream.events())
-    pids = relay_pids(house.gateway)
-    house.gateway.signal(TERM)
-    house.gateway.wait_log("drains")
-    release(house.engine)
+    pids = relay_pids(service.gateway)
+    service.gateway.signal(TERM)
+    service.gateway.wait_log("drains")
+    release(service.engine)
     texts = [chat_text(list(stream.events())) for stream in streams]
     assert texts == ["Hello there, friend!"] * 4
     for stream in streams:
         stream.close()
-    assert house.gateway.wait() == 0
+    assert service.gateway.wait() == 0
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
@@ -125,7 +125,7 @@ def test_supervisor_killed_takes_its_relays_along_and_leaves_no_folder(
 ) -> None:
     (kept := tmp_path / "files").mkdir()
     monkeypatch.setenv("TMPDIR", str(kept))
-    gateway = build_house(processes, tokenizer, "--relays", "2").gateway
+    gateway = build_service(processes, tokenizer, "--relays", "2").gateway
     pids = relay_pids(gateway)
     assert list(kept.iterdir())
     gateway.kill()
@@ -153,7 +153,7 @@ def test_relays_of_a_run_have_their_metrics_in_its_folder_and_begin_with_none(
     (run / "metrics").mkdir()
     (run / "metrics" / "counter_1.db").write_bytes(b"of one that was killed")
     monkeypatch.setenv("AREAL_RUN_DIR", str(run))
-    gateway = build_house(processes, tokenizer, "--relays", "2").gateway
+    gateway = build_service(processes, tokenizer, "--relays", "2").gateway
     relay_pids(gateway)
     assert (run / "metrics").is_dir() and not (run / "metrics" / "counter_1.db").exists()
     gateway.signal(TERM)
@@ -161,23 +161,23 @@ def test_relays_of_a_run_have_their_metrics_in_its_folder_and_begin_with_none(
     assert not list(run.iterdir())
 
 
-def test_supervisor_killed_while_it_starts_relays_leaves_none(house: House) -> None:
-    supervisor = psutil.Process(house.gateway.popen.pid)
-    before = relay_pids(house.gateway)
+def test_supervisor_killed_while_it_starts_relays_leaves_none(service: Service) -> None:
+    supervisor = psutil.Process(service.gateway.popen.pid)
+    before = relay_pids(service.gateway)
     for pid in before:
         os.kill(pid, 9)
     fresh = wait_until(lambda: [c for c in supervisor.children() if c.pid not in before], what="a relay begins")
-    house.gateway.kill()
+    service.gateway.kill()
     wait_until(lambda: not any(child.is_running() for child in fresh), what="relays gone")
 
 
-def test_successor_on_the_same_port_takes_over_without_a_lost_call(house: House, processes: Processes) -> None:
-    port = str(house.gateway.port)
-    successor = processes.gateway(house.router, "--port", port)
-    house.gateway.signal(TERM)
-    assert house.gateway.wait() == 0
-    assert successor.port == house.gateway.port
-    assert [house.chat().status for _ in range(10)] == [200] * 10
+def test_successor_on_the_same_port_takes_over_without_a_lost_call(service: Service, processes: Processes) -> None:
+    port = str(service.gateway.port)
+    successor = processes.gateway(service.router, "--port", port)
+    service.gateway.signal(TERM)
+    assert service.gateway.wait() == 0
+    assert successor.port == service.gateway.port
+    assert [service.chat().status for _ in range(10)] == [200] * 10
 
 
 def test_idle_router_and_gateway_stay_within_sixty_megabytes(processes: Processes) -> None:

@@ -1,4 +1,4 @@
-"""Back-pressure, deadlines, drains, hot settings and balance, in a house with two replicas that nothing breaks."""
+"""Back-pressure, deadlines, drains, hot settings and balance, in a service with two replicas that nothing breaks."""
 
 from __future__ import annotations
 
@@ -12,98 +12,98 @@ from pathlib import Path
 import pytest
 
 from areal.client import AsyncInferenceClient, DeadlineExceeded, UnknownName
-from tests.services.inference.houses import ANSWER, CHAT, House, build_house, later
+from tests.services.inference.running_service import ANSWER, CHAT, Service, build_service, later
 from tests.services.processes import Processes, chat_text, engine_calls, release, script, wait_until
 
 
 @pytest.fixture(scope="module")
-def job_status(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[House]:
+def shared_service(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Iterator[Service]:
     processes = Processes(tmp_path_factory.mktemp("standing"))
-    yield build_house(processes, tokenizer, replicas=2)
+    yield build_service(processes, tokenizer, replicas=2)
     processes.stop()
 
 
 @pytest.fixture
-def house(job_status: House) -> House:
-    job_status.reset()
-    return job_status
+def service(shared_service: Service) -> Service:
+    shared_service.reset()
+    return shared_service
 
 
-def calls_of_each(house: House) -> list[int]:
-    return [len(engine_calls(engine)) for engine in house.engines]
+def calls_of_each(service: Service) -> list[int]:
+    return [len(engine_calls(engine)) for engine in service.engines]
 
 
-def test_call_waits_while_no_worker_is_ready_and_is_served_when_one_is(house: House) -> None:
-    house.tell_router("/drain", worker_id="all")
-    waiting = later(house.chat)
-    house.wait_queued(1)
+def test_call_waits_while_no_worker_is_ready_and_is_served_when_one_is(service: Service) -> None:
+    service.tell_router("/drain", worker_id="all")
+    waiting = later(service.chat)
+    service.wait_queued(1)
     assert not waiting.done()
-    house.tell_router("/undrain", worker_id="tiny-1")
+    service.tell_router("/undrain", worker_id="tiny-1")
     assert waiting.result(30).status == 200
-    house.wait_queued(0)
+    service.wait_queued(0)
 
 
-def test_queue_full_is_429_and_below_it_nothing_is_shed(house: House) -> None:
-    house.tell_router("/configure", limits={"max_queued_requests": 3})
-    house.tell_router("/drain", worker_id="all")
-    waiting = [later(house.chat) for _ in range(3)]
-    house.wait_queued(3)
-    refused = house.chat()
+def test_queue_full_is_429_and_below_it_nothing_is_shed(service: Service) -> None:
+    service.tell_router("/configure", limits={"max_queued_requests": 3})
+    service.tell_router("/drain", worker_id="all")
+    waiting = [later(service.chat) for _ in range(3)]
+    service.wait_queued(3)
+    refused = service.chat()
     assert refused.status == 429 and refused.json()["error"]["code"] == "queue_full"
     assert refused.headers["retry-after"]
-    house.tell_router("/undrain", worker_id="all")
+    service.tell_router("/undrain", worker_id="all")
     assert [future.result(30).status for future in waiting] == [200] * 3
 
 
-def test_call_that_waits_in_vain_is_503_after_the_deadline(house: House) -> None:
-    house.tell_router("/configure", limits={"request_timeout_seconds": 0.3})
-    house.tell_router("/drain", worker_id="all")
-    answer = house.chat()
+def test_call_that_waits_in_vain_is_503_after_the_deadline(service: Service) -> None:
+    service.tell_router("/configure", limits={"request_timeout_seconds": 0.3})
+    service.tell_router("/drain", worker_id="all")
+    answer = service.chat()
     assert answer.status == 503 and answer.json()["error"]["code"] == "no_worker_available"
 
 
-def test_call_that_every_worker_keeps_refusing_is_503_after_the_deadline(house: House) -> None:
-    for engine in house.engines:
+def test_call_that_every_worker_keeps_refusing_is_503_after_the_deadline(service: Service) -> None:
+    for engine in service.engines:
         script(engine, fail=503)
-    house.tell_router("/configure", limits={"request_timeout_seconds": 1})
-    answer = house.chat()
+    service.tell_router("/configure", limits={"request_timeout_seconds": 1})
+    answer = service.chat()
     assert answer.status == 503 and answer.json()["error"]["code"] == "no_worker_available"
-    assert min(calls_of_each(house)) >= 1
+    assert min(calls_of_each(service)) >= 1
 
 
-def test_call_that_one_worker_refuses_is_served_by_the_other(house: House) -> None:
-    script(house.engines[0], fail=503)
-    assert {house.chat().status for _ in range(8)} == {200}
+def test_call_that_one_worker_refuses_is_served_by_the_other(service: Service) -> None:
+    script(service.engines[0], fail=503)
+    assert {service.chat().status for _ in range(8)} == {200}
 
 
-def test_call_whose_model_is_removed_while_it_waits_is_404(house: House) -> None:
-    house.register(model="short", expected=1)
-    waiting = later(house.chat, model="short")
-    house.wait_queued(1)
-    house.tell_router("/remove_model", model="short")
+def test_call_whose_model_is_removed_while_it_waits_is_404(service: Service) -> None:
+    service.register(model="short", expected=1)
+    waiting = later(service.chat, model="short")
+    service.wait_queued(1)
+    service.tell_router("/remove_model", model="short")
     assert waiting.result(30).json()["error"]["code"] == "model_not_found"
 
 
-def test_silence_longer_than_the_deadline_is_504_and_ends_the_engines_work(house: House) -> None:
-    for engine in house.engines:
+def test_silence_longer_than_the_deadline_is_504_and_ends_the_engines_work(service: Service) -> None:
+    for engine in service.engines:
         script(engine, gate=0)
-    house.tell_router("/configure", limits={"request_timeout_seconds": 0.3})
-    answer = house.chat()
+    service.tell_router("/configure", limits={"request_timeout_seconds": 0.3})
+    answer = service.chat()
     assert answer.status == 504 and answer.json()["error"]["code"] == "progress_timeout"
-    worker = next(engine for engine in house.engines if engine_calls(engine))
+    worker = next(engine for engine in service.engines if engine_calls(engine))
     assert engine_calls(worker, until="cancelled")
-    assert sum(calls_of_each(house)) == 1  # a timeout is never tried again
+    assert sum(calls_of_each(service)) == 1  # a timeout is never tried again
 
 
-def test_silence_in_a_stream_is_an_error_event(house: House) -> None:
-    for engine in house.engines:
+def test_silence_in_a_stream_is_an_error_event(service: Service) -> None:
+    for engine in service.engines:
         script(engine, gate=2)
-    house.tell_router("/configure", limits={"request_timeout_seconds": 1})
-    events = list(house.stream_chat().events())
+    service.tell_router("/configure", limits={"request_timeout_seconds": 1})
+    events = list(service.stream_chat().events())
     assert chat_text(events) and events[-1]["error"]["code"] == "progress_timeout"
 
 
-async def test_worker_lost_in_the_middle_of_an_event_leaves_no_half_event(house: House) -> None:
+async def test_worker_lost_in_the_middle_of_an_event_leaves_no_half_event(service: Service) -> None:
     """A worker of its own kind: it answers /ready, and any call with one event and a half."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -121,158 +121,158 @@ async def test_worker_lost_in_the_middle_of_an_event_leaves_no_half_event(house:
     address = "{}:{}".format(*server.sockets[0].getsockname())
     async with server:
         worker = {"worker_id": "raw-0", "worker_addr": address}
-        await asyncio.to_thread(house.tell_router, "/register_model", model="raw", workers=[worker])
-        events = await asyncio.to_thread(lambda: list(house.stream_chat(model="raw").events()))
+        await asyncio.to_thread(service.tell_router, "/register_model", model="raw", workers=[worker])
+        events = await asyncio.to_thread(lambda: list(service.stream_chat(model="raw").events()))
     assert events[0] == {"choices": []}
     assert [event["error"]["code"] for event in events[1:]] == ["worker_lost"]
 
 
-def test_slow_answer_with_progress_outlives_the_deadline(house: House) -> None:
-    for engine in house.engines:
+def test_slow_answer_with_progress_outlives_the_deadline(service: Service) -> None:
+    for engine in service.engines:
         script(engine, token_ids=[70] * 8, delay_s=0.3)
-    house.tell_router("/configure", limits={"request_timeout_seconds": 2})
-    answer = house.chat()
+    service.tell_router("/configure", limits={"request_timeout_seconds": 2})
+    answer = service.chat()
     assert answer.status == 200 and answer.json()["usage"]["completion_tokens"] * 0.3 > 2
 
 
-def test_call_queued_in_a_busy_engine_is_not_silent(house: House) -> None:
+def test_call_queued_in_a_busy_engine_is_not_silent(service: Service) -> None:
     """Only one replica, whose engine holds one call and goes on with another: it is busy, not stuck."""
-    house.tell_router("/drain", worker_id="tiny-1")
-    house.tell_router("/configure", limits={"request_timeout_seconds": 1})
-    script(house.engine, gate=0)
-    held = later(house.chat)
-    assert engine_calls(house.engine, until="any")
-    script(house.engine, gate=None, token_ids=[70] * 12, delay_s=0.2)
-    busy = house.chat()
+    service.tell_router("/drain", worker_id="tiny-1")
+    service.tell_router("/configure", limits={"request_timeout_seconds": 1})
+    script(service.engine, gate=0)
+    held = later(service.chat)
+    assert engine_calls(service.engine, until="any")
+    script(service.engine, gate=None, token_ids=[70] * 12, delay_s=0.2)
+    busy = service.chat()
     assert busy.status == 200 and busy.json()["usage"]["completion_tokens"] * 0.2 > 1
-    release(house.engine)
+    release(service.engine)
     assert held.result(30).status == 200
 
 
-def test_limit_changed_while_running_holds_for_the_next_call(house: House) -> None:
-    house.tell_router("/configure", limits={"max_body_bytes": 20})
-    assert house.chat().status == 413
+def test_limit_changed_while_running_holds_for_the_next_call(service: Service) -> None:
+    service.tell_router("/configure", limits={"max_body_bytes": 20})
+    assert service.chat().status == 413
 
 
-def test_strategy_changed_while_running_holds_for_the_next_call(house: House) -> None:
-    house.tell_router("/configure", strategy="prefix")
-    assert [house.chat().status for _ in range(6)] == [200] * 6
-    assert sorted(calls_of_each(house)) == [0, 6]
-    house.tell_router("/configure", strategy="round_robin")
-    for engine in house.engines:
+def test_strategy_changed_while_running_holds_for_the_next_call(service: Service) -> None:
+    service.tell_router("/configure", strategy="prefix")
+    assert [service.chat().status for _ in range(6)] == [200] * 6
+    assert sorted(calls_of_each(service)) == [0, 6]
+    service.tell_router("/configure", strategy="round_robin")
+    for engine in service.engines:
         script(engine, reset=True)
-    assert [house.chat().status for _ in range(6)] == [200] * 6
-    assert calls_of_each(house) == [3, 3]
+    assert [service.chat().status for _ in range(6)] == [200] * 6
+    assert calls_of_each(service) == [3, 3]
 
 
-def test_worker_drained_gets_no_new_calls_and_finishes_what_it_has(house: House) -> None:
-    house.tell_router("/drain", worker_id="tiny-1")
-    script(house.engine, gate=2)
-    stream = house.stream_chat()
+def test_worker_drained_gets_no_new_calls_and_finishes_what_it_has(service: Service) -> None:
+    service.tell_router("/drain", worker_id="tiny-1")
+    script(service.engine, gate=2)
+    stream = service.stream_chat()
     events = stream.events()
     seen = [next(events)]
-    answer = house.gateway.call("POST", "/drain/tiny-0", key=house.key)
+    answer = service.gateway.call("POST", "/drain/tiny-0", key=service.key)
     assert answer.status == 200 and answer.json()["workers"][0]["state"] == "draining"
-    house.tell_router("/undrain", worker_id="tiny-1")
-    assert [house.chat().status for _ in range(4)] == [200] * 4
-    assert calls_of_each(house) == [1, 4]
-    release(house.engine)
+    service.tell_router("/undrain", worker_id="tiny-1")
+    assert [service.chat().status for _ in range(4)] == [200] * 4
+    assert calls_of_each(service) == [1, 4]
+    release(service.engine)
     seen += events
     assert seen[-1] == "[DONE]" and chat_text(seen) == ANSWER
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_caller_that_goes_away_ends_the_engines_work(house: House, streamed: bool) -> None:
-    house.tell_router("/drain", worker_id="tiny-1")
-    script(house.engine, gate=2)
+def test_caller_that_goes_away_ends_the_engines_work(service: Service, streamed: bool) -> None:
+    service.tell_router("/drain", worker_id="tiny-1")
+    script(service.engine, gate=2)
     if streamed:
-        stream = house.stream_chat()
+        stream = service.stream_chat()
         next(stream.events())
         stream.close()
     else:
-        connection = http.client.HTTPConnection("127.0.0.1", house.gateway.port)
+        connection = http.client.HTTPConnection("127.0.0.1", service.gateway.port)
         body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]})
-        connection.request("POST", CHAT, body, {"Authorization": f"Bearer {house.key}"})
-        engine_calls(house.engine, until="any")
+        connection.request("POST", CHAT, body, {"Authorization": f"Bearer {service.key}"})
+        engine_calls(service.engine, until="any")
         connection.close()
-    assert engine_calls(house.engine, until="cancelled")[0]["ended"] == "cancelled"
-    wait_until(lambda: house.proxy.call("GET", "/health").json()["in_flight"] == 0, what="nothing in flight")
+    assert engine_calls(service.engine, until="cancelled")[0]["ended"] == "cancelled"
+    wait_until(lambda: service.proxy.call("GET", "/health").json()["in_flight"] == 0, what="nothing in flight")
 
 
-def test_engine_cut_before_its_first_token_is_done_again_elsewhere_once(house: House) -> None:
-    for engine in house.engines:
+def test_engine_cut_before_its_first_token_is_done_again_elsewhere_once(service: Service) -> None:
+    for engine in service.engines:
         script(engine, cut_after=0)
-    answer = house.chat()
+    answer = service.chat()
     assert answer.status == 502 and answer.headers["x-areal-attempts"] == "2"
-    script(house.engines[1], cut_after=None)
-    assert [house.chat().status for _ in range(6)] == [200] * 6
+    script(service.engines[1], cut_after=None)
+    assert [service.chat().status for _ in range(6)] == [200] * 6
 
 
-def test_model_registered_a_moment_ago_is_never_unknown(house: House) -> None:
+def test_model_registered_a_moment_ago_is_never_unknown(service: Service) -> None:
     for number in range(5):
-        house.processes.register(house.router, house.proxy, model=f"m{number}")
-        error = house.chat(model=f"m{number}").json()["error"]
+        service.processes.register(service.router, service.proxy, model=f"m{number}")
+        error = service.chat(model=f"m{number}").json()["error"]
         assert error["message"].endswith("here is 'tiny'")  # the data proxy's word, not the relay's
 
 
-def test_pool_short_of_its_expected_replicas_is_not_published_and_its_calls_wait(house: House) -> None:
-    house.register(house.proxies[0], expected=2)
-    assert house.models() == []
-    waiting = later(house.chat)
-    house.wait_queued(1)
-    house.register(*house.proxies, expected=2)
+def test_pool_short_of_its_expected_replicas_is_not_published_and_its_calls_wait(service: Service) -> None:
+    service.register(service.proxies[0], expected=2)
+    assert service.models() == []
+    waiting = later(service.chat)
+    service.wait_queued(1)
+    service.register(*service.proxies, expected=2)
     assert waiting.result(30).status == 200
-    assert house.models() == ["tiny"]
+    assert service.models() == ["tiny"]
 
 
-def test_engine_not_ready_makes_its_data_proxy_not_ready_with_the_reason(house: House) -> None:
-    script(house.engine, ready=False)
-    wait_until(lambda: house.proxy.call("GET", "/ready").status == 503, what="not ready")
-    assert "engine" in house.proxy.call("GET", "/ready").json()["reason"]
-    assert house.proxy.call("GET", "/health").status == 200
-    house.wait_state("tiny-0", "dead")
-    script(house.engine, ready=True)
-    house.wait_state("tiny-0", "ready")
+def test_engine_not_ready_makes_its_data_proxy_not_ready_with_the_reason(service: Service) -> None:
+    script(service.engine, ready=False)
+    wait_until(lambda: service.proxy.call("GET", "/ready").status == 503, what="not ready")
+    assert "engine" in service.proxy.call("GET", "/ready").json()["reason"]
+    assert service.proxy.call("GET", "/health").status == 200
+    service.wait_state("tiny-0", "dead")
+    script(service.engine, ready=True)
+    service.wait_state("tiny-0", "ready")
 
 
-def test_many_calls_at_once_all_answer_and_are_shared(house: House) -> None:
-    for engine in house.engines:
+def test_many_calls_at_once_all_answer_and_are_shared(service: Service) -> None:
+    for engine in service.engines:
         script(engine, flush=5)
     with ThreadPoolExecutor(64) as pool:
-        statuses = list(pool.map(lambda _: house.chat().status, range(200)))
+        statuses = list(pool.map(lambda _: service.chat().status, range(200)))
     assert statuses == [200] * 200
-    assert min(calls_of_each(house)) > 40
+    assert min(calls_of_each(service)) > 40
 
 
-def test_worker_that_is_busy_gets_no_more_calls_than_it_must(house: House) -> None:
-    house.tell_router("/drain", worker_id="tiny-1")
-    script(house.engine, gate=1)
-    streams = [house.stream_chat() for _ in range(3)]
+def test_worker_that_is_busy_gets_no_more_calls_than_it_must(service: Service) -> None:
+    service.tell_router("/drain", worker_id="tiny-1")
+    script(service.engine, gate=1)
+    streams = [service.stream_chat() for _ in range(3)]
     for stream in streams:
         next(stream.events())
-    house.tell_router("/undrain", worker_id="tiny-1")
-    assert [house.chat().status for _ in range(5)] == [200] * 5
-    assert calls_of_each(house) == [3, 5]
+    service.tell_router("/undrain", worker_id="tiny-1")
+    assert [service.chat().status for _ in range(5)] == [200] * 5
+    assert calls_of_each(service) == [3, 5]
     for stream in streams:
         stream.close()
 
 
-def test_route_says_where_a_call_would_go(house: House) -> None:
-    answer = house.router.call("POST", "/route", {"model": "tiny"}, key=house.key)
-    assert answer.json()["worker_addr"] in {proxy.url for proxy in house.proxies}
-    assert house.router.call("POST", "/route", {"session_id": "s-aaaaaaaa-1"}, key=house.key).status == 404
-    house.tell_router("/drain", worker_id="all")
-    assert house.router.call("POST", "/route", {"model": "tiny"}, key=house.key).status == 503
+def test_route_says_where_a_call_would_go(service: Service) -> None:
+    answer = service.router.call("POST", "/route", {"model": "tiny"}, key=service.key)
+    assert answer.json()["worker_addr"] in {proxy.url for proxy in service.proxies}
+    assert service.router.call("POST", "/route", {"session_id": "s-aaaaaaaa-1"}, key=service.key).status == 404
+    service.tell_router("/drain", worker_id="all")
+    assert service.router.call("POST", "/route", {"model": "tiny"}, key=service.key).status == 503
 
 
-def test_workers_are_told_with_their_load(house: House) -> None:
-    house.tell_router("/drain", worker_id="tiny-1")
-    script(house.engine, gate=1)
-    stream = house.stream_chat(max_tokens=100)
+def test_workers_are_told_with_their_load(service: Service) -> None:
+    service.tell_router("/drain", worker_id="tiny-1")
+    script(service.engine, gate=1)
+    stream = service.stream_chat(max_tokens=100)
     next(stream.events())
 
     def busy() -> bool:
-        workers = house.gateway.call("GET", "/workers", key=house.key).json()["workers"]
+        workers = service.gateway.call("GET", "/workers", key=service.key).json()["workers"]
         worker = next(worker for worker in workers if worker["worker_id"] == "tiny-0")
         return bool(worker["in_flight"] == 1 and worker["in_flight_tokens"] > 100 and worker["version"] == 0)
 
@@ -283,19 +283,19 @@ def test_workers_are_told_with_their_load(house: House) -> None:
 async def test_client_of_a_model_that_is_not_there_is_told_at_once_unless_something_is_on_its_way(
     processes: Processes, tokenizer: Path
 ) -> None:
-    house = build_house(processes, tokenizer)
-    async with AsyncInferenceClient(house.gateway.url, house.key, model="tinny") as client:
+    service = build_service(processes, tokenizer)
+    async with AsyncInferenceClient(service.gateway.url, service.key, model="tinny") as client:
         with pytest.raises(DeadlineExceeded, match="'tinny' is not served"):  # the router may hear of it yet
             await client.wait_ready(2.0)
-        assert house.router.call("POST", "/synced", {}, key=house.key).status == 200
+        assert service.router.call("POST", "/synced", {}, key=service.key).status == 200
         with pytest.raises(UnknownName) as told:
             await client.wait_ready(300.0)
         assert str(told.value).endswith("model 'tinny' is not served; there is ['tiny'] (did you mean \"tiny\"?)")
         engine = processes.engine(tokenizer)
         proxy = processes.data_proxy(engine, tokenizer, model="tinny")
-        house.proxy.kill()
-        house.wait_state("tiny-0", "dead")
+        service.proxy.kill()
+        service.wait_state("tiny-0", "dead")
         with pytest.raises(DeadlineExceeded):
             await client.wait_ready(2.0)
-        processes.register(house.router, proxy, model="tinny")
+        processes.register(service.router, proxy, model="tinny")
         await client.wait_ready(30.0)

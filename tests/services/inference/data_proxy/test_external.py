@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal.resources.addresses import UrlError, parse_external_url
-from tests.services.inference.houses import CHAT, House
+from tests.services.inference.running_service import CHAT, Service
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
 BODY = {"model": "friend", "messages": [{"role": "user", "content": "Hello"}]}
@@ -21,14 +21,14 @@ def external(processes: Processes, url: str, key: str | None, *flags: str) -> Pr
 
 
 @pytest.fixture(scope="module")
-def friend(shared_house: House, module_processes: Processes) -> Process:
-    proxy = external(module_processes, shared_house.gateway.url, shared_house.key)
+def friend(shared_service: Service, module_processes: Processes) -> Process:
+    proxy = external(module_processes, shared_service.gateway.url, shared_service.key)
     wait_ready(proxy)
     return proxy
 
 
 def test_external_model_answers_under_our_name_for_it(
-    house: House, friend: Process, module_processes: Processes
+    service: Service, friend: Process, module_processes: Processes
 ) -> None:
     answer = friend.call("POST", CHAT, BODY, key=module_processes.key)
     assert answer.status == 200, answer.body
@@ -36,26 +36,28 @@ def test_external_model_answers_under_our_name_for_it(
     assert int(answer.headers["x-areal-overhead-us"]) > 0
 
 
-def test_external_model_streams(house: House, friend: Process, module_processes: Processes) -> None:
+def test_external_model_streams(service: Service, friend: Process, module_processes: Processes) -> None:
     events = list(Stream(friend.port, CHAT, BODY, module_processes.key).events())
     assert chat_text(events) == "Hello there, friend!" and events[-1] == "[DONE]"
 
 
-def test_external_fields_we_do_not_know_go_through(house: House, friend: Process, module_processes: Processes) -> None:
+def test_external_fields_we_do_not_know_go_through(
+    service: Service, friend: Process, module_processes: Processes
+) -> None:
     body = {**BODY, "chat_template_kwargs": {"enable_thinking": False}}
     assert friend.call("POST", CHAT, body, key=module_processes.key).status == 200
-    assert house.engine_saw()["input_ids"]
+    assert service.engine_saw()["input_ids"]
 
 
-def test_external_refusal_goes_through(house: House, friend: Process, module_processes: Processes) -> None:
+def test_external_refusal_goes_through(service: Service, friend: Process, module_processes: Processes) -> None:
     answer = friend.call("POST", CHAT, {**BODY, "messages": []}, key=module_processes.key)
     assert answer.status == 400 and answer.json()["error"]["param"] == "messages"
 
 
 def test_external_stream_that_breaks_passes_the_error_event_on(
-    house: House, friend: Process, module_processes: Processes
+    service: Service, friend: Process, module_processes: Processes
 ) -> None:
-    script(house.engine, error_after=3)
+    script(service.engine, error_after=3)
     events = list(Stream(friend.port, CHAT, BODY, module_processes.key).events())
     assert events[-1]["error"]["code"] == "engine_failed"
 
@@ -66,15 +68,15 @@ def test_external_other_model_is_404_and_key_of_ours_is_asked(friend: Process, m
 
 
 def test_external_key_file_is_as_good_as_the_variable(
-    shared_house: House, processes: Processes, tmp_path: Path
+    shared_service: Service, processes: Processes, tmp_path: Path
 ) -> None:
     file = tmp_path / "provider.key"
-    file.write_text(shared_house.key + "\n")
-    wait_ready(external(processes, shared_house.gateway.url, None, "--provider-key-file", str(file)))
+    file.write_text(shared_service.key + "\n")
+    wait_ready(external(processes, shared_service.gateway.url, None, "--provider-key-file", str(file)))
 
 
-def test_external_wrong_key_is_why_it_is_not_ready(shared_house: House, processes: Processes) -> None:
-    proxy = external(processes, shared_house.gateway.url, "wrong")
+def test_external_wrong_key_is_why_it_is_not_ready(shared_service: Service, processes: Processes) -> None:
+    proxy = external(processes, shared_service.gateway.url, "wrong")
     wait_until(lambda: "does not take the key" in (proxy.call("GET", "/ready").json()["reason"] or ""))
     assert "wrong" not in proxy.call("GET", "/ready").body.decode()
 

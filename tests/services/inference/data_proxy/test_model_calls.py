@@ -11,7 +11,13 @@ import transformers
 
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.model_calls import adapter_of
-from tests.services.inference.data_proxy.control.houses import COMPLETIONS, EXAMPLE, MODEL, RealHouse, build_real_house
+from tests.services.inference.data_proxy.control.embedded_service import (
+    COMPLETIONS,
+    EXAMPLE,
+    MODEL,
+    EmbeddedService,
+    build_embedded_service,
+)
 from tests.services.inference.engines.embedded.support import make_adapter, plain_logits
 from tests.services.processes import Processes, wait_until
 
@@ -27,17 +33,17 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def house(module_processes: Processes, merged: tuple[Path, Any, Any]) -> Iterator[RealHouse]:
-    house = build_real_house(module_processes, engine_flags=("--lora", f"scrambled={merged[0]}"))
+def service(module_processes: Processes, merged: tuple[Path, Any, Any]) -> Iterator[EmbeddedService]:
+    service = build_embedded_service(module_processes, engine_flags=("--lora", f"scrambled={merged[0]}"))
     names = [MODEL, f"{MODEL}:scrambled"]
-    wait_until(lambda: house.ask("GET", "/v1/models").json()["models"] == names, what="the adapter is listed")
-    yield house
+    wait_until(lambda: service.ask("GET", "/v1/models").json()["models"] == names, what="the adapter is listed")
+    yield service
 
 
-def first_logprob(house: RealHouse, model: str) -> tuple[str, float]:
+def first_logprob(service: EmbeddedService, model: str) -> tuple[str, float]:
     """The model of the answer, and the log-probability of its first token."""
     body = {"model": model, "prompt": PROMPT, "max_tokens": 1, "temperature": 0.0, "logprobs": 0, "ignore_eos": True}
-    answer = house.ask("POST", COMPLETIONS, body)
+    answer = service.ask("POST", COMPLETIONS, body)
     assert answer.status == 200, answer.body
     said = answer.json()
     return said["model"], said["choices"][0]["logprobs"]["token_logprobs"][0]
@@ -45,23 +51,23 @@ def first_logprob(house: RealHouse, model: str) -> tuple[str, float]:
 
 @pytest.mark.parametrize("name", ["scrambled", f"{MODEL}:scrambled", MODEL])
 def test_call_is_answered_by_the_adapter_that_it_names(
-    house: RealHouse, merged: tuple[Path, Any, Any], name: str
+    service: EmbeddedService, merged: tuple[Path, Any, Any], name: str
 ) -> None:
-    answered_by, logprob = first_logprob(house, name)
+    answered_by, logprob = first_logprob(service, name)
     adapted = name != MODEL
     assert answered_by == (f"{MODEL}:scrambled" if adapted else MODEL)
     plain = plain_logits(merged[2] if adapted else merged[1], PROMPT)[-1].log_softmax(-1)
     assert abs(logprob - float(plain.max())) < 1e-3
 
 
-def test_adapter_is_listed_beside_its_model(house: RealHouse) -> None:
-    listed = house.ask("GET", f"/v1/models/{MODEL}:scrambled").json()
+def test_adapter_is_listed_beside_its_model(service: EmbeddedService) -> None:
+    listed = service.ask("GET", f"/v1/models/{MODEL}:scrambled").json()
     assert (listed["parent"], listed["max_model_len"]) == (MODEL, 128)
 
 
 @pytest.mark.parametrize("name", [f"{MODEL}:other", "other", "other:scrambled", f"{MODEL}:"])
-def test_adapter_that_nobody_serves_is_404(house: RealHouse, name: str) -> None:
-    answer = house.ask("POST", COMPLETIONS, {"model": name, "prompt": PROMPT, "max_tokens": 1})
+def test_adapter_that_nobody_serves_is_404(service: EmbeddedService, name: str) -> None:
+    answer = service.ask("POST", COMPLETIONS, {"model": name, "prompt": PROMPT, "max_tokens": 1})
     assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
 
 

@@ -14,7 +14,7 @@ import pytest
 from areal.resources.addresses import parse_external_url
 from areal.services.inference.engines.base import Dialect
 from areal.services.inference.engines.external import ANTHROPIC_VERSION, ExternalApi, Redirected, open_outside
-from tests.services.inference.houses import CHAT, later
+from tests.services.inference.running_service import CHAT, later
 from tests.services.processes import Answer, Process, Processes
 from tests.services.scripted_api import ScriptedApi, scripted_api
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.services.inference.houses import later
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin, begin_group, export
+from tests.services.inference.running_service import later
 from tests.services.processes import (
     Answer,
     Process,

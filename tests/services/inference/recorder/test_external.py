@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.services.inference.houses import House, build_house
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin
+from tests.services.inference.running_service import Service, build_service
 from tests.services.processes import Process, Processes, chat_text, engine_calls, script, wait_ready
 
 _TEXTS = re.compile(rb'"(?:content|text|delta)":"([^"]*)"')
@@ -19,21 +19,30 @@ _TEXTS = re.compile(rb'"(?:content|text|delta)":"([^"]*)"')
 @pytest.fixture(scope="module")
 def friend(
     module_processes: Processes, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[House, Process]]:
-    """A house, and a data proxy that knows its ``tiny`` as ``friend``."""
-    house = build_house(module_processes, tokenizer)
-    argv = ("--model", "friend", "--engine", "external", "--engine-url", house.gateway.url, "--provider-model", "tiny")
+) -> Iterator[tuple[Service, Process]]:
+    """A service, and a data proxy that knows its ``tiny`` as ``friend``."""
+    service = build_service(module_processes, tokenizer)
+    argv = (
+        "--model",
+        "friend",
+        "--engine",
+        "external",
+        "--engine-url",
+        service.gateway.url,
+        "--provider-model",
+        "tiny",
+    )
     state = ("--state-dir", str(tmp_path_factory.mktemp("state")))
-    proxy = module_processes.service("data_proxy", *argv, *state, env={"AREAL_PROVIDER_API_KEY": house.key})
+    proxy = module_processes.service("data_proxy", *argv, *state, env={"AREAL_PROVIDER_API_KEY": service.key})
     wait_ready(proxy)
-    yield house, proxy
+    yield service, proxy
 
 
 @pytest.fixture
-def rollout(friend: tuple[House, Process]) -> Rollout:
-    house, proxy = friend
-    script(house.engine, reset=True)
-    return begin(proxy, house.key)
+def rollout(friend: tuple[Service, Process]) -> Rollout:
+    service, proxy = friend
+    script(service.engine, reset=True)
+    return begin(proxy, service.key)
 
 
 def interactions(rollout: Rollout, **more: Any) -> list[dict[str, Any]]:
@@ -63,7 +72,7 @@ def test_messages_and_the_assistants_answer_are_exported(rollout: Rollout) -> No
     ],
 )
 def test_repeated_call_is_said_again(
-    friend: tuple[House, Process], rollout: Rollout, path: str, body: dict[str, Any], stream: bool
+    friend: tuple[Service, Process], rollout: Rollout, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     headers = {"Idempotency-Key": "k"}
     first = rollout.post(path, {**body, "stream": stream}, **headers)
@@ -75,7 +84,7 @@ def test_repeated_call_is_said_again(
     assert rollout.reward(1.0)["interaction_count"] == 1
 
 
-def test_failures_of_the_api_are_counted_not_recorded(friend: tuple[House, Process], rollout: Rollout) -> None:
+def test_failures_of_the_api_are_counted_not_recorded(friend: tuple[Service, Process], rollout: Rollout) -> None:
     rollout.chat("a")
     script(friend[0].engine, error_after=2)
     list(rollout.stream("b").events())
@@ -87,7 +96,7 @@ def test_failures_of_the_api_are_counted_not_recorded(friend: tuple[House, Proce
     assert [(item["code"], item["count"]) for item in said["failures"]] == [("engine_failed", 2)]
 
 
-def test_completion_of_a_session_needs_a_text(friend: tuple[House, Process], rollout: Rollout) -> None:
+def test_completion_of_a_session_needs_a_text(friend: tuple[Service, Process], rollout: Rollout) -> None:
     assert rollout.post("/v1/completions", {"prompt": "Hello", "max_tokens": 3}).status == 200
     assert rollout.post("/v1/completions", {"prompt": [72, 73], "max_tokens": 3}).status == 400
     human = friend[1].call("POST", "/v1/completions", {"prompt": [72, 73], "max_tokens": 3}, key=rollout.admin_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.services.inference.recorder.rollouts import CHAT, Rollout
-from tests.services.inference.sessions.recording_house import RecordingHouse
+from tests.services.inference.sessions.recording_service import RecordingService
 from tests.services.inference.test_refusals import refused
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -22,41 +22,41 @@ SESSION_ROUTES = [("POST", CHAT), ("POST", "/rl/set_reward"), ("POST", "/rl/end_
 
 
 @pytest.fixture(scope="module")
-def rollout(shared_recording: RecordingHouse) -> Rollout:
+def rollout(shared_recording: RecordingService) -> Rollout:
     return shared_recording.begin()
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN_ROUTES)
 def test_session_key_on_an_admin_route_is_403(
-    recording: RecordingHouse, rollout: Rollout, method: str, path: str
+    recording: RecordingService, rollout: Rollout, method: str, path: str
 ) -> None:
     refused(recording.gateway.call(method, path, {}, key=rollout.key), 403)
 
 
 @pytest.mark.parametrize(("method", "path"), [*ADMIN_ROUTES, *SESSION_ROUTES])
-def test_no_key_and_a_malformed_one_are_401(recording: RecordingHouse, method: str, path: str) -> None:
+def test_no_key_and_a_malformed_one_are_401(recording: RecordingService, method: str, path: str) -> None:
     refused(recording.gateway.call(method, path, BODY), 401)
     refused(recording.gateway.call(method, path, BODY, headers={"Authorization": "Bearer kl\xe9"}), 401)
 
 
 @pytest.mark.parametrize(("method", "path"), SESSION_ROUTES)
 @pytest.mark.parametrize("key", ["nobody-has-this-key", f"sk-aaaaaaaa-{'x' * 43}"])
-def test_key_of_no_session_is_401(recording: RecordingHouse, method: str, path: str, key: str) -> None:
+def test_key_of_no_session_is_401(recording: RecordingService, method: str, path: str, key: str) -> None:
     assert refused(recording.gateway.call(method, path, BODY, key=key), 401)["code"] == "invalid_api_key"
 
 
-def test_session_key_speaks_for_no_other_session(recording: RecordingHouse, rollout: Rollout) -> None:
+def test_session_key_speaks_for_no_other_session(recording: RecordingService, rollout: Rollout) -> None:
     other = recording.begin()
     other.chat("a")
     refused(rollout.post("/rl/set_reward", {"reward": 1.0, "session_id": other.session_id}), 403)
     assert other.reward(0.5)["trajectory_ready"]
 
 
-def test_admin_key_is_no_key_for_a_session(recording: RecordingHouse) -> None:
+def test_admin_key_is_no_key_for_a_session(recording: RecordingService) -> None:
     body = {"task_id": "task", "api_key": recording.key}
     assert refused(recording.admin("POST", "/rl/start_session", body))["param"] == "api_key"
 
 
-def test_session_key_names_its_model_and_no_other(recording: RecordingHouse, rollout: Rollout) -> None:
+def test_session_key_names_its_model_and_no_other(recording: RecordingService, rollout: Rollout) -> None:
     rollout.chat("a", model="tiny")
     refused(rollout.post(CHAT, {**BODY, "model": "another"}), 404)

@@ -6,80 +6,80 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.services.inference.houses import CHAT, later
 from tests.services.inference.recorder.rollouts import Rollout
-from tests.services.inference.sessions.recording_house import RecordingHouse
+from tests.services.inference.running_service import CHAT, later
+from tests.services.inference.sessions.recording_service import RecordingService
 from tests.services.inference.sessions.test_outages import by_replica
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import chat_text, engine_calls, release, script, wait_until
 
-Build = Callable[..., RecordingHouse]
+Build = Callable[..., RecordingService]
 
 
 @pytest.fixture
-def house(build: Build) -> RecordingHouse:
+def service(build: Build) -> RecordingService:
     return build()
 
 
-def drain(house: RecordingHouse, worker_id: str, verb: str = "drain") -> None:
+def drain(service: RecordingService, worker_id: str, verb: str = "drain") -> None:
     """Returns once the gateway goes by it."""
-    answer = house.admin("POST", f"/{verb}/{worker_id}")
+    answer = service.admin("POST", f"/{verb}/{worker_id}")
     assert answer.status == 200, answer.body
     serial = answer.json()["serial"]
-    wait_until(lambda: house.gateway.call("GET", "/health").json()["table"]["serial"] >= serial, what=verb)
+    wait_until(lambda: service.gateway.call("GET", "/health").json()["table"]["serial"] >= serial, what=verb)
 
 
-def on_first(house: RecordingHouse, count: int) -> list[Rollout]:
+def on_first(service: RecordingService, count: int) -> list[Rollout]:
     """Sessions of the worker ``tiny-0``."""
     found: list[Rollout] = []
     while len(found) < count:
-        found += by_replica(house, [house.begin()])[0]
+        found += by_replica(service, [service.begin()])[0]
     return found
 
 
-def moved(house: RecordingHouse, rollout: Rollout) -> bool:
+def moved(service: RecordingService, rollout: Rollout) -> bool:
     """Whether ``tiny-1`` has the session."""
     path = f"/rl/sessions/{rollout.session_id}"
-    return house.proxies[1].call("GET", path, key=house.key).status == 200
+    return service.proxies[1].call("GET", path, key=service.key).status == 200
 
 
-def test_sessions_of_a_drained_worker_move_with_what_is_recorded(house: RecordingHouse) -> None:
-    talking, idle, rewarded = on_first(house, 3)
+def test_sessions_of_a_drained_worker_move_with_what_is_recorded(service: RecordingService) -> None:
+    talking, idle, rewarded = on_first(service, 3)
     first = [rollout.chat("a")["id"] for rollout in (talking, idle, rewarded)]
     rewarded.reward(0.5)
-    drain(house, "tiny-0")
+    drain(service, "tiny-0")
     talking.chat("b")
     for rollout in (talking, idle):
         rollout.reward(1.0)
-    assert len(engine_calls(house.engines[1])) == 1
+    assert len(engine_calls(service.engines[1])) == 1
     exports = [rollout.export() for rollout in (talking, idle, rewarded)]
     assert [export["rows"][0]["interaction_id"] for export in exports] == first
     assert [len(export["rows"]) for export in exports] == [2, 1, 1]
     assert exports[0]["rows"][1]["parent_id"] == first[0]
-    drain(house, "tiny-0", "undrain")
-    house.wait_state("tiny-0", "ready")
-    (again,) = on_first(house, 1)  # in a journal of its own
+    drain(service, "tiny-0", "undrain")
+    service.wait_state("tiny-0", "ready")
+    (again,) = on_first(service, 1)  # in a journal of its own
     again.chat("a")
 
 
-def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(house: RecordingHouse) -> None:
-    streaming, waiting = on_first(house, 2)
+def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(service: RecordingService) -> None:
+    streaming, waiting = on_first(service, 2)
     waiting.chat("a")
-    script(house.engine, gate=2)
+    script(service.engine, gate=2)
     stream = streaming.stream("a")
     events = stream.events()
     seen = [next(events)]
-    drain(house, "tiny-0")
+    drain(service, "tiny-0")
     assert waiting.reward(0.25)["trajectory_ready"]  # what needs no engine is served where the session is
     body = waiting.body("b")
     turned_away = waiting.post(CHAT, body)
     assert refused(turned_away, 503)["code"] == "session_moving"
     assert turned_away.headers["retry-after"]
-    release(house.engine)
+    release(service.engine)
     seen += events
     assert chat_text(seen) == "Hello there, friend!"
     assert streaming.reward(1.0)["interaction_count"] == 1
-    wait_until(lambda: moved(house, streaming) and moved(house, waiting), what="both have moved")
+    wait_until(lambda: moved(service, streaming) and moved(service, waiting), what="both have moved")
     waiting.chat("b")
     assert waiting.reward(0.75)["trajectory_id"] == 1
     assert waiting.export()["traj"]["original_rewards"] == [0.25, 0.75]
@@ -88,48 +88,48 @@ def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(house: R
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_sessions_that_cannot_move_are_refused_at_once_and_lose_nothing(build: Build, replicas: int) -> None:
-    house = build(replicas=replicas)
-    (rollout,) = on_first(house, 1)
+    service = build(replicas=replicas)
+    (rollout,) = on_first(service, 1)
     first = rollout.chat("a")["id"]
-    drain(house, "all")
+    drain(service, "all")
     answer = rollout.post(CHAT, rollout.body("b"))
     assert refused(answer, 503)["code"] == "session_moving"
     assert answer.headers["retry-after"]
     assert rollout.reward(0.5)["trajectory_ready"]
     assert rollout.export(remove_session=False)["rows"][0]["interaction_id"] == first
-    drain(house, "all", "undrain")
+    drain(service, "all", "undrain")
     rollout.chat("b")
     assert rollout.reward(1.0)["trajectory_id"] == 1
 
 
-def test_drained_worker_killed_with_a_call_in_flight_loses_nothing_acknowledged(house: RecordingHouse) -> None:
-    flying, idle = on_first(house, 2)
+def test_drained_worker_killed_with_a_call_in_flight_loses_nothing_acknowledged(service: RecordingService) -> None:
+    flying, idle = on_first(service, 2)
     flying.chat("a")
     idle.chat("a")
     idle.reward(0.5)
-    script(house.engine, gate=1)
+    script(service.engine, gate=1)
     asked = later(flying.chat, "b")
-    engine_calls(house.engine, until="any", count=3)
-    drain(house, "tiny-0")
-    house.proxy.kill()
-    house.register(house.proxies[1])
+    engine_calls(service.engine, until="any", count=3)
+    drain(service, "tiny-0")
+    service.proxy.kill()
+    service.register(service.proxies[1])
     asked.result(60)
     flying.reward(1.0)
     assert [len(rollout.export()["rows"]) for rollout in (flying, idle)] == [2, 1]
 
 
-def test_undrain_keeps_the_sessions_that_have_not_left(house: RecordingHouse) -> None:
-    streaming, other = on_first(house, 2)
+def test_undrain_keeps_the_sessions_that_have_not_left(service: RecordingService) -> None:
+    streaming, other = on_first(service, 2)
     other.chat("a")
-    script(house.engine, gate=2)
+    script(service.engine, gate=2)
     stream = streaming.stream("a")
     events = stream.events()
     seen = [next(events)]
-    drain(house, "tiny-0")
-    drain(house, "tiny-0", "undrain")
-    release(house.engine)
+    drain(service, "tiny-0")
+    drain(service, "tiny-0", "undrain")
+    release(service.engine)
     seen += events
     assert chat_text(seen) == "Hello there, friend!"
     other.chat("b")
-    assert len(engine_calls(house.engine)) == 3
-    assert not moved(house, other)
+    assert len(engine_calls(service.engine)) == 3
+    assert not moved(service, other)

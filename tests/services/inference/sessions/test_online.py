@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tests.services.inference.houses import CHAT, later
-from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
+from tests.services.inference.running_service import CHAT, later
+from tests.services.inference.sessions.recording_service import RecordingService, tag_of
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import Answer
 
-Build = Callable[..., RecordingHouse]
+Build = Callable[..., RecordingService]
 
 
 @pytest.fixture
-def online(recording: RecordingHouse) -> RecordingHouse:
-    """The shared house, with nothing left that other tests did not fetch."""
+def online(recording: RecordingService) -> RecordingService:
+    """The shared service, with nothing left that other tests did not fetch."""
     while items := take(recording, 1000):
         acknowledge(recording, items)
     return recording
@@ -26,48 +26,48 @@ def online(recording: RecordingHouse) -> RecordingHouse:
 class Human:
     """A conversation with the admin's key."""
 
-    def __init__(self, house: RecordingHouse, opening: str) -> None:
-        self._house = house
+    def __init__(self, service: RecordingService, opening: str) -> None:
+        self._service = service
         self.messages: list[dict[str, Any]] = []
         self.opening = opening
         self.ids: list[str] = []
 
     def say(self, text: str | None = None) -> None:
         self.messages.append({"role": "user", "content": text or self.opening})
-        answer = self._house.admin("POST", CHAT, {"messages": self.messages})
+        answer = self._service.admin("POST", CHAT, {"messages": self.messages})
         assert answer.status == 200, answer.body
         self.ids.append(answer.json()["id"])
         self.messages.append(answer.json()["choices"][0]["message"])
 
 
-def reward(house: RecordingHouse, value: float, **more: Any) -> dict[str, Any]:
-    answer = house.admin("POST", "/rl/set_reward", {"reward": value, **more})
+def reward(service: RecordingService, value: float, **more: Any) -> dict[str, Any]:
+    answer = service.admin("POST", "/rl/set_reward", {"reward": value, **more})
     assert answer.status == 200, answer.body
     said: dict[str, Any] = answer.json()
     return said
 
 
-def take(house: RecordingHouse, limit: int = 10, wait: float = 0.0, kind: str = "") -> list[dict[str, Any]]:
+def take(service: RecordingService, limit: int = 10, wait: float = 0.0, kind: str = "") -> list[dict[str, Any]]:
     wanted = f"&kind={kind}" if kind else ""
-    answer = house.admin("GET", f"/trajectories?limit={limit}&wait={wait}{wanted}")
+    answer = service.admin("GET", f"/trajectories?limit={limit}&wait={wait}{wanted}")
     assert answer.status == 200, answer.body
     items: list[dict[str, Any]] = answer.json()["items"]
     return items
 
 
-def acknowledge(house: RecordingHouse, items: list[dict[str, Any]]) -> int:
-    answer = house.admin("POST", "/trajectories/ack", {"lease_ids": [item["lease_id"] for item in items]})
+def acknowledge(service: RecordingService, items: list[dict[str, Any]]) -> int:
+    answer = service.admin("POST", "/trajectories/ack", {"lease_ids": [item["lease_id"] for item in items]})
     assert answer.status == 200, answer.body
     released: int = answer.json()["released"]
     return released
 
 
-def on_two_replicas(house: RecordingHouse) -> list[Human]:
+def on_two_replicas(service: RecordingService) -> list[Human]:
     """Conversations on each replica, as their answers' ids show."""
     found: dict[str, Human] = {}
     number = 0
     while len(found) < 2:
-        human = Human(house, f"conversation {number}")
+        human = Human(service, f"conversation {number}")
         human.say()
         found.setdefault(human.ids[0].split("-")[1][:8], human)
         number += 1
@@ -75,7 +75,7 @@ def on_two_replicas(house: RecordingHouse) -> list[Human]:
     return list(found.values())
 
 
-def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: RecordingHouse) -> None:
+def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: RecordingService) -> None:
     human = Human(online, "a conversation of several turns")
     human.say()
     human.say("and then?")
@@ -91,7 +91,7 @@ def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: Record
     assert acknowledge(online, [item]) == 0
 
 
-def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: RecordingHouse) -> None:
+def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: RecordingService) -> None:
     for human in on_two_replicas(online):
         human.say("once more")
         said = reward(online, 1.0)
@@ -101,7 +101,7 @@ def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: Recording
     acknowledge(online, items)
 
 
-def test_reward_by_interaction_reaches_the_other_replica(online: RecordingHouse) -> None:
+def test_reward_by_interaction_reaches_the_other_replica(online: RecordingService) -> None:
     first, last = on_two_replicas(online)
     first.say("and then?")
     last.say("the last word")
@@ -111,36 +111,36 @@ def test_reward_by_interaction_reaches_the_other_replica(online: RecordingHouse)
 
 
 def test_reward_of_the_human_finds_the_conversation_after_its_replica_is_gone(build: Build) -> None:
-    house = build()
-    human = on_two_replicas(house)[0]
+    service = build()
+    human = on_two_replicas(service)[0]
     human.say("the last word")
     tag = human.ids[-1].split("-")[1][:8]
-    victim = 0 if tag in house.proxies[0].call("GET", "/ready").json()["journals"] else 1
-    house.proxies[victim].kill()
-    rewarding = later(reward, house, 1.0)
-    house.register(house.proxies[1 - victim])
+    victim = 0 if tag in service.proxies[0].call("GET", "/ready").json()["journals"] else 1
+    service.proxies[victim].kill()
+    rewarding = later(reward, service, 1.0)
+    service.register(service.proxies[1 - victim])
     assert tag_of(rewarding.result(60)["session_id"]) == tag
-    [item] = take(house, wait=10.0)
+    [item] = take(service, wait=10.0)
     assert item["rows"][-1]["interaction_id"] == human.ids[-1]
 
 
 def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None:
-    house = build(proxy_flags=("--visibility-timeout", "0.3"))
-    for rollout in house.on_each_replica():
+    service = build(proxy_flags=("--visibility-timeout", "0.3"))
+    for rollout in service.on_each_replica():
         rollout.chat("a")
         rollout.reward(1.0)
-    items = take(house)
+    items = take(service)
     assert len(items) == 2
-    assert take(house) == []
-    again = take(house, wait=20.0)
+    assert take(service) == []
+    again = take(service, wait=20.0)
     while len(again) < 2:
-        again += take(house, wait=20.0)
+        again += take(service, wait=20.0)
     assert sorted(item["lease_id"] for item in again) == sorted(item["lease_id"] for item in items)
-    assert acknowledge(house, items) == 2
-    assert take(house, wait=0.5) == []
+    assert acknowledge(service, items) == 2
+    assert take(service, wait=0.5) == []
 
 
-def test_whoever_waits_is_told_of_a_trajectory_of_any_replica(online: RecordingHouse) -> None:
+def test_whoever_waits_is_told_of_a_trajectory_of_any_replica(online: RecordingService) -> None:
     for rollout in online.on_each_replica():
         waiting = later(take, online, 10, 30.0)
         rollout.chat("a")
@@ -150,7 +150,7 @@ def test_whoever_waits_is_told_of_a_trajectory_of_any_replica(online: RecordingH
         acknowledge(online, [item])
 
 
-def test_session_that_is_not_online_is_offered_to_nobody(online: RecordingHouse) -> None:
+def test_session_that_is_not_online_is_offered_to_nobody(online: RecordingService) -> None:
     rollout = online.begin(online=False)
     rollout.chat("a")
     rollout.reward(1.0)
@@ -158,7 +158,7 @@ def test_session_that_is_not_online_is_offered_to_nobody(online: RecordingHouse)
     assert len(rollout.export()["rows"]) == 1
 
 
-def test_limit_holds_over_all_replicas(online: RecordingHouse) -> None:
+def test_limit_holds_over_all_replicas(online: RecordingService) -> None:
     for rollout in online.on_each_replica():
         rollout.chat("a")
         rollout.reward(1.0)
@@ -169,15 +169,15 @@ def test_limit_holds_over_all_replicas(online: RecordingHouse) -> None:
 
 
 @pytest.mark.parametrize("query", ["wait=-1", "wait=301", "wait=nan", "wait=x", "limit=x", "limit=1025", "limit=-1"])
-def test_query_that_cannot_be_is_400(online: RecordingHouse, query: str) -> None:
+def test_query_that_cannot_be_is_400(online: RecordingService, query: str) -> None:
     refused(online.admin("GET", f"/trajectories?{query}"))
 
 
 @pytest.mark.parametrize("leases", [None, "lse-aaaaaaaa-1-0", [1], ["lease"], [None]])
-def test_leases_that_are_none_are_400(online: RecordingHouse, leases: object) -> None:
+def test_leases_that_are_none_are_400(online: RecordingService, leases: object) -> None:
     assert refused(online.admin("POST", "/trajectories/ack", {"lease_ids": leases}))["param"] == "lease_ids"
 
 
-def test_lease_of_an_unknown_journal_is_404(online: RecordingHouse) -> None:
+def test_lease_of_an_unknown_journal_is_404(online: RecordingService) -> None:
     answer: Answer = online.admin("POST", "/trajectories/ack", {"lease_ids": ["lse-aaaaaaaa-1-0"]})
     refused(answer, 404)

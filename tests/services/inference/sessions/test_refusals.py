@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 
 from tests.services.inference.recorder.rollouts import CHAT, Rollout
-from tests.services.inference.sessions.recording_house import RecordingHouse
+from tests.services.inference.sessions.recording_service import RecordingService
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import Answer, engine_calls
 
 USER = {"role": "user", "content": "Hello"}
 
 
-def interactions(recording: RecordingHouse, rollout: Rollout) -> int:
+def interactions(recording: RecordingService, rollout: Rollout) -> int:
     said = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
     return sum(len(trajectory["interactions"]) for trajectory in said["trajectories"])
 
 
-def raw(recording: RecordingHouse, path: str, body: bytes, key: bytes) -> Answer:
+def raw(recording: RecordingService, path: str, body: bytes, key: bytes) -> Answer:
     """A call whose bytes no client library would send."""
     connection = http.client.HTTPConnection("127.0.0.1", recording.gateway.port, timeout=30)
     connection.putrequest("POST", path)
@@ -48,7 +48,7 @@ def raw(recording: RecordingHouse, path: str, body: bytes, key: bytes) -> Answer
     ids=["unknown-model", "n=0", "n=1025", "no-messages", "temperature", "max_tokens", "too-long"],
 )
 def test_bad_chat_of_a_session_is_refused_and_not_recorded(
-    recording: RecordingHouse, body: dict[str, Any], status: int
+    recording: RecordingService, body: dict[str, Any], status: int
 ) -> None:
     rollout = recording.begin()
     refused(rollout.post(CHAT, body), status)
@@ -58,7 +58,7 @@ def test_bad_chat_of_a_session_is_refused_and_not_recorded(
 
 @pytest.mark.parametrize("path", [CHAT, "/rl/set_reward", "/rl/end_session"])
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"text"', b"\xff\xfe{}", b'{"messages": "\xe9"}', b"nul"])
-def test_body_that_is_no_json_object_is_400(recording: RecordingHouse, path: str, body: bytes) -> None:
+def test_body_that_is_no_json_object_is_400(recording: RecordingService, path: str, body: bytes) -> None:
     rollout = recording.begin()
     refused(raw(recording, path, body, rollout.key.encode()), 400)
     assert interactions(recording, rollout) == 0
@@ -66,12 +66,12 @@ def test_body_that_is_no_json_object_is_400(recording: RecordingHouse, path: str
 
 @pytest.mark.parametrize("path", [CHAT, "/rl/set_reward", "/rl/start_session", "/export_trajectories", "/v1/messages"])
 @pytest.mark.parametrize("key", [b"kl\xc3\xa9", b"\xff\xfe", b"a b"])
-def test_key_that_is_no_key_is_401(recording: RecordingHouse, path: str, key: bytes) -> None:
+def test_key_that_is_no_key_is_401(recording: RecordingService, path: str, key: bytes) -> None:
     answer = raw(recording, path, json.dumps({"messages": [USER]}).encode(), key)
     assert answer.status == 401, answer.body
 
 
-def test_oversized_body_is_413_and_not_recorded(recording: RecordingHouse) -> None:
+def test_oversized_body_is_413_and_not_recorded(recording: RecordingService) -> None:
     rollout = recording.begin()
     big = {"messages": [{"role": "user", "content": "x" * 2**20}]}
     recording.tell_router("/configure", limits={"max_body_bytes": 2**19})
@@ -84,18 +84,18 @@ def test_oversized_body_is_413_and_not_recorded(recording: RecordingHouse) -> No
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e39", "true", '"1"', "null", "[1]"])
-def test_reward_that_is_no_finite_number_is_400_and_seals_nothing(recording: RecordingHouse, value: str) -> None:
+def test_reward_that_is_no_finite_number_is_400_and_seals_nothing(recording: RecordingService, value: str) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     refused(raw(recording, "/rl/set_reward", f'{{"reward": {value}}}'.encode(), rollout.key.encode()), 400)
     assert rollout.reward(1.0)["ready_transition"] is True
 
 
-def test_reward_of_a_session_without_an_interaction_is_400(recording: RecordingHouse) -> None:
+def test_reward_of_a_session_without_an_interaction_is_400(recording: RecordingService) -> None:
     refused(recording.begin().post("/rl/set_reward", {"reward": 1.0}), 400)
 
 
-def test_reward_of_another_ones_interaction_is_refused(recording: RecordingHouse) -> None:
+def test_reward_of_another_ones_interaction_is_refused(recording: RecordingService) -> None:
     first, second = recording.on_each_replica()
     interaction = first.chat("a")["id"]
     second.chat("b")
@@ -104,7 +104,7 @@ def test_reward_of_another_ones_interaction_is_refused(recording: RecordingHouse
     refused(answer, answer.status)
 
 
-def test_second_reward_of_another_value_is_409_and_the_same_is_answered_again(recording: RecordingHouse) -> None:
+def test_second_reward_of_another_value_is_409_and_the_same_is_answered_again(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     first = rollout.reward(0.5)
@@ -126,7 +126,7 @@ def test_second_reward_of_another_value_is_409_and_the_same_is_answered_again(re
     ],
 )
 def test_export_of_what_is_not_there_is_refused(
-    recording: RecordingHouse, body: dict[str, Any], status: int, param: str | None
+    recording: RecordingService, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     error = refused(recording.admin("POST", "/export_trajectories", body), status)
     assert param in (None, error["param"]) or error["param"] == "session_id"
@@ -136,7 +136,7 @@ def test_export_of_what_is_not_there_is_refused(
     ("field", "value"), [("style", "poem"), ("format", "csv"), ("discount", 1.5), ("trajectory_id", -1)]
 )
 def test_export_option_that_cannot_be_is_400_for_one_replica_and_for_two(
-    recording: RecordingHouse, field: str, value: object
+    recording: RecordingService, field: str, value: object
 ) -> None:
     rollouts = recording.on_each_replica()
     for rollout in rollouts:
@@ -150,7 +150,7 @@ def test_export_option_that_cannot_be_is_400_for_one_replica_and_for_two(
         rollout.export()  # nothing was taken
 
 
-def test_export_of_a_session_that_is_not_ready_is_425(recording: RecordingHouse) -> None:
+def test_export_of_a_session_that_is_not_ready_is_425(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     answer = recording.admin("POST", "/export_trajectories", {"session_ids": [rollout.session_id]})
@@ -159,27 +159,27 @@ def test_export_of_a_session_that_is_not_ready_is_425(recording: RecordingHouse)
 
 
 @pytest.mark.parametrize("export_id", [None, 7, "", "exp", "~", "exp-aaaaaaaa-1-12345678~nothing"])
-def test_acknowledgement_of_no_export_is_400(recording: RecordingHouse, export_id: object) -> None:
+def test_acknowledgement_of_no_export_is_400(recording: RecordingService, export_id: object) -> None:
     error = refused(recording.admin("POST", "/export_trajectories/ack", {"export_id": export_id}))
     assert error["param"] == "export_id"
 
 
 @pytest.mark.parametrize("session_id", ["nobody", "task-aaaaaaaa-1", "..%2F..%2Fetc"])
-def test_unknown_session_is_404(recording: RecordingHouse, session_id: str) -> None:
+def test_unknown_session_is_404(recording: RecordingService, session_id: str) -> None:
     refused(recording.admin("GET", f"/rl/sessions/{session_id}"), 404)
     refused(recording.admin("POST", "/rl/end_session", {"session_id": session_id}), 404)
 
 
 @pytest.mark.parametrize("body", [{}, {"task_id": ""}, {"task_id": 7}, {"task_id": "a\nb"}, {"task_id": "x" * 257}])
-def test_session_without_a_task_is_400(recording: RecordingHouse, body: dict[str, Any]) -> None:
+def test_session_without_a_task_is_400(recording: RecordingService, body: dict[str, Any]) -> None:
     assert refused(recording.admin("POST", "/rl/start_session", body))["param"] == "task_id"
 
 
 @pytest.mark.parametrize("key", ["short", "with a space", "kl\xe9sschen", 7, "x" * 513, f"sk-aaaaaaaa-{'x' * 43}"])
-def test_own_key_that_cannot_be_one_is_refused(recording: RecordingHouse, key: object) -> None:
+def test_own_key_that_cannot_be_one_is_refused(recording: RecordingService, key: object) -> None:
     answer = recording.admin("POST", "/rl/start_session", {"task_id": "task", "api_key": key})
     assert answer.status in (400, 404), answer.body
 
 
-def test_session_of_an_unknown_model_is_404(recording: RecordingHouse) -> None:
+def test_session_of_an_unknown_model_is_404(recording: RecordingService) -> None:
     refused(recording.admin("POST", "/rl/start_session", {"task_id": "task", "model": "nobody"}), 404)

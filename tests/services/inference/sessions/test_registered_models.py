@@ -1,6 +1,6 @@
 """External APIs that are registered at the gateway, and engines that are exchanged, while everything runs.
 
-The API is this house's own gateway: OpenAI-compatible, and it takes a key.
+The API is this service's own gateway: OpenAI-compatible, and it takes a key.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import pytest
 
 from areal.client.inference import AsyncInferenceClient
 from areal.rollout.workflows import reward_session, trajectory_rows
-from tests.services.inference.houses import CHAT
-from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
+from tests.services.inference.running_service import CHAT
+from tests.services.inference.sessions.recording_service import RecordingService, tag_of
 from tests.services.inference.sessions.test_online import take
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import Answer, engine_calls, script, wait_until
 
-Build = Callable[..., RecordingHouse]
+Build = Callable[..., RecordingService]
 BODY = {"model": "friend", "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def register(house: RecordingHouse, **more: Any) -> Answer:
-    api = {"model": "friend", "url": f"{house.gateway.url}/v1", "api_key": house.key, "provider_model": "tiny"}
+def register(service: RecordingService, **more: Any) -> Answer:
+    api = {"model": "friend", "url": f"{service.gateway.url}/v1", "api_key": service.key, "provider_model": "tiny"}
     body = {name: value for name, value in {**api, **more}.items() if value is not None}
-    return house.admin("POST", "/register_model", body)
+    return service.admin("POST", "/register_model", body)
 
 
-def deregister(house: RecordingHouse) -> Answer:
-    return house.admin("POST", "/deregister_model", {"model": "friend"})
+def deregister(service: RecordingService) -> Answer:
+    return service.admin("POST", "/deregister_model", {"model": "friend"})
 
 
 @pytest.fixture
-def friend(recording: RecordingHouse) -> Iterator[RecordingHouse]:
+def friend(recording: RecordingService) -> Iterator[RecordingService]:
     answer = register(recording)
     assert answer.status == 200, answer.body
     assert sorted(answer.json()["data_proxy_addrs"]) == sorted(proxy.url for proxy in recording.proxies)
@@ -41,7 +41,7 @@ def friend(recording: RecordingHouse) -> Iterator[RecordingHouse]:
     assert deregister(recording).json() == {"status": "ok", "model": "friend"}
 
 
-def test_registered_api_is_listed_called_and_deregistered(recording: RecordingHouse) -> None:
+def test_registered_api_is_listed_called_and_deregistered(recording: RecordingService) -> None:
     assert register(recording).status == 200
     assert recording.models() == ["tiny", "friend"]
     assert recording.admin("POST", CHAT, BODY).json()["choices"][0]["message"]["content"] == "Hello there, friend!"
@@ -53,7 +53,7 @@ def test_registered_api_is_listed_called_and_deregistered(recording: RecordingHo
     refused(deregister(recording), 404)
 
 
-def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingHouse) -> None:
+def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingService) -> None:
     rollouts = friend.on_each_replica(model="friend")
     for rollout in rollouts:
         rollout.chat("a", model="friend")
@@ -67,7 +67,7 @@ def test_session_of_a_registered_api_is_recorded_as_messages(friend: RecordingHo
         assert interaction["reward"] == 1.0
 
 
-def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingHouse) -> None:
+def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingService) -> None:
     text, tokens = friend.on_each_replica(model="tiny")
     text.chat("a", model="friend")
     tokens.chat("a", model="tiny")
@@ -85,7 +85,7 @@ def test_text_and_token_sessions_are_exported_side_by_side(friend: RecordingHous
     assert exported["traj"]["rewards"] == [1.0]
 
 
-def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_nobody(friend: RecordingHouse) -> None:
+def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_nobody(friend: RecordingService) -> None:
     session = friend.begin(model="tiny")
     session.chat("a", model="tiny")
     session.chat("b", model="friend")
@@ -101,7 +101,7 @@ def test_session_of_a_token_model_and_a_judge_keeps_both_and_starves_nobody(frie
     assert len(exported["traj"]["input_ids"]) == len(exported["traj"]["interactions"]) == 1
 
 
-async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_policy(friend: RecordingHouse) -> None:
+async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_policy(friend: RecordingService) -> None:
     async with AsyncInferenceClient(friend.gateway.url, friend.key) as client:
         session = await client.start_session("task", model="tiny", online=False)
         for model in ("tiny", "friend"):
@@ -134,7 +134,7 @@ async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_po
     ],
 )
 def test_registration_that_cannot_be_is_refused_and_leaves_nothing(
-    recording: RecordingHouse, more: dict[str, Any], status: int, param: str | None
+    recording: RecordingService, more: dict[str, Any], status: int, param: str | None
 ) -> None:
     answer = register(recording, **more)
     assert answer.json()["error"]["param"] == param, answer.body
@@ -145,44 +145,44 @@ def test_registration_that_cannot_be_is_refused_and_leaves_nothing(
         assert proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
 
 
-def test_registration_that_one_data_proxy_refuses_is_taken_back_everywhere(recording: RecordingHouse) -> None:
+def test_registration_that_one_data_proxy_refuses_is_taken_back_everywhere(recording: RecordingService) -> None:
     addrs = [recording.proxy.url, "127.0.0.1:9"]
     refused(register(recording, data_proxy_addrs=addrs), 502)
     assert recording.proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
 
 
 def test_registered_api_outlives_its_data_proxies_process(build: Build) -> None:
-    house = build(replicas=1)
-    assert register(house).status == 200
-    rollout = house.begin(model="friend")
+    service = build(replicas=1)
+    assert register(service).status == 200
+    rollout = service.begin(model="friend")
     rollout.chat("a", model="friend")
-    house.proxy.kill()
-    restarted = house.start_proxy(0)
-    assert restarted.call("GET", "/v1/models", key=house.key).json()["models"] == ["tiny", "friend"]
-    files = list(house.state.glob("*.json"))
+    service.proxy.kill()
+    restarted = service.start_proxy(0)
+    assert restarted.call("GET", "/v1/models", key=service.key).json()["models"] == ["tiny", "friend"]
+    files = list(service.state.glob("*.json"))
     assert files and all(file.stat().st_mode & 0o077 == 0 for file in files)
-    house.register(restarted)
-    house.register(restarted, model="friend")
+    service.register(restarted)
+    service.register(restarted, model="friend")
     rollout.chat("b", model="friend")
     assert rollout.reward(1.0)["interaction_count"] == 2
 
 
 def test_configured_backend_takes_over_while_calls_go_on(build: Build) -> None:
-    house = build(replicas=2)
-    first, second = house.engines
-    rollout = next(each for each in house.on_each_replica() if tag_of(each.session_id) in _journals(house, 0))
+    service = build(replicas=2)
+    first, second = service.engines
+    rollout = next(each for each in service.on_each_replica() if tag_of(each.session_id) in _journals(service, 0))
     rollout.chat("a")
     assert len(engine_calls(first)) == 1
     script(first, reset=True)
-    said = house.proxy.call("POST", "/configure_backend", {"backend_addr": second.url}, key=house.key)
+    said = service.proxy.call("POST", "/configure_backend", {"backend_addr": second.url}, key=service.key)
     assert (said.status, said.json()) == (200, {"status": "ok", "backend_addr": second.url})
     rollout.chat("b")
     assert (len(engine_calls(first)), len(engine_calls(second))) == (0, 1)
     assert rollout.reward(1.0)["interaction_count"] == 2
 
 
-def _journals(house: RecordingHouse, number: int) -> list[str]:
-    journals: list[str] = wait_until(lambda: house.proxies[number].call("GET", "/ready").json()["journals"])
+def _journals(service: RecordingService, number: int) -> list[str]:
+    journals: list[str] = wait_until(lambda: service.proxies[number].call("GET", "/ready").json()["journals"])
     return journals
 
 
@@ -195,7 +195,7 @@ def _journals(house: RecordingHouse, number: int) -> list[str]:
         ({"backend_addr": "127.0.0.1:9"}, 502),
     ],
 )
-def test_backend_that_is_none_changes_nothing(recording: RecordingHouse, body: dict[str, Any], status: int) -> None:
+def test_backend_that_is_none_changes_nothing(recording: RecordingService, body: dict[str, Any], status: int) -> None:
     refused(recording.proxy.call("POST", "/configure_backend", body, key=recording.key), status)
     refused(recording.proxy.call("POST", "/configure_backend", body, key="somebody"), 403)
     assert recording.chat().status == 200

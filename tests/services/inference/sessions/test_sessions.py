@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin_group, export
-from tests.services.inference.sessions.recording_house import RecordingHouse, tag_of
+from tests.services.inference.sessions.recording_service import RecordingService, tag_of
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import chat_text, engine_calls, script
 
 
-def test_sessions_started_one_by_one_are_balanced(recording: RecordingHouse) -> None:
+def test_sessions_started_one_by_one_are_balanced(recording: RecordingService) -> None:
     recording.end_all()
     rollouts = [recording.begin() for _ in range(10)]
     assert sorted(recording.spread(rollouts).values()) == [5, 5]
 
 
-def test_group_shares_a_replica_and_groups_are_balanced(recording: RecordingHouse) -> None:
+def test_group_shares_a_replica_and_groups_are_balanced(recording: RecordingService) -> None:
     recording.end_all()
     groups = [recording.begin_group(4) for _ in range(4)]
     assert [len(recording.spread(group)) for group in groups] == [1, 1, 1, 1]
@@ -28,7 +28,7 @@ def test_group_shares_a_replica_and_groups_are_balanced(recording: RecordingHous
     assert sorted(together.values()) == [8, 8]
 
 
-def test_turns_of_a_session_stay_on_its_replica(recording: RecordingHouse) -> None:
+def test_turns_of_a_session_stay_on_its_replica(recording: RecordingService) -> None:
     rollouts = recording.on_each_replica()
     for rollout in rollouts:
         for text in ("a", "b", "c"):
@@ -36,7 +36,7 @@ def test_turns_of_a_session_stay_on_its_replica(recording: RecordingHouse) -> No
     assert [len(engine_calls(engine)) for engine in recording.engines] == [3, 3]
 
 
-def test_what_was_sampled_is_what_is_exported(recording: RecordingHouse) -> None:
+def test_what_was_sampled_is_what_is_exported(recording: RecordingService) -> None:
     for engine in recording.engines:
         script(engine, token_ids=[40, 41], version=7)
     rollout = recording.begin()
@@ -58,7 +58,7 @@ def rewarded(rollout: Rollout, text: str, value: float) -> Rollout:
     return rollout
 
 
-def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingHouse) -> None:
+def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingService) -> None:
     short, long = recording.on_each_replica()
     rewarded(short, "a", 0.5)
     rewarded(long, "a much longer prompt than the other one has", 2.0)
@@ -73,7 +73,7 @@ def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingHo
     assert (traj["versions"][1][-1], traj["input_ids"][1][padded], traj["turn_ids"][1][-1]) == (-1, 0, -1)
 
 
-def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: RecordingHouse) -> None:
+def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: RecordingService) -> None:
     ids = [rewarded(rollout, "a", 1.0).session_id for rollout in recording.on_each_replica()]
     first = export(recording.gateway, recording.key, ids)
     assert export(recording.gateway, recording.key, ids) == first
@@ -84,7 +84,7 @@ def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: 
     refused(recording.admin("POST", "/export_trajectories", {"session_ids": ids}), 404)
 
 
-def test_npz_of_several_replicas_holds_the_same_columns(recording: RecordingHouse) -> None:
+def test_npz_of_several_replicas_holds_the_same_columns(recording: RecordingService) -> None:
     ids = [
         rewarded(rollout, f"say {place}", 1.0).session_id for place, rollout in enumerate(recording.on_each_replica())
     ]
@@ -100,7 +100,7 @@ def test_npz_of_several_replicas_holds_the_same_columns(recording: RecordingHous
             assert np.array_equal(columns[name], np.array(values, dtype=columns[name].dtype)), name
 
 
-def test_export_takes_nothing_where_one_of_the_sessions_is_not_ready(recording: RecordingHouse) -> None:
+def test_export_takes_nothing_where_one_of_the_sessions_is_not_ready(recording: RecordingService) -> None:
     ready, open_ = recording.on_each_replica()
     rewarded(ready, "a", 1.0)
     open_.chat("a")
@@ -110,7 +110,7 @@ def test_export_takes_nothing_where_one_of_the_sessions_is_not_ready(recording: 
     assert [ready.export()["rows"][0]["session_id"]] == ids[:1]
 
 
-def test_group_is_exported_by_its_id(recording: RecordingHouse) -> None:
+def test_group_is_exported_by_its_id(recording: RecordingService) -> None:
     group = recording.begin_group(3)
     for rollout in group:
         rewarded(rollout, "a", 1.0)
@@ -118,7 +118,7 @@ def test_group_is_exported_by_its_id(recording: RecordingHouse) -> None:
     assert [row["session_id"] for row in answer.json()["rows"]] == [rollout.session_id for rollout in group]
 
 
-def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(recording: RecordingHouse) -> None:
+def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(recording: RecordingService) -> None:
     key = "own-key-of-an-agent"
     rollout = recording.begin(api_key=key)
     assert rollout.key == key
@@ -132,7 +132,7 @@ def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(re
     assert again.reward(0.0)["session_id"] == again.session_id
 
 
-def test_ended_session_is_ready_unrewarded_and_takes_no_more(recording: RecordingHouse) -> None:
+def test_ended_session_is_ready_unrewarded_and_takes_no_more(recording: RecordingService) -> None:
     rollout = recording.begin()
     rollout.chat("a")
     said = rollout.post("/rl/end_session", {}).json()
@@ -142,14 +142,14 @@ def test_ended_session_is_ready_unrewarded_and_takes_no_more(recording: Recordin
     assert row["rewarded"] is False
 
 
-def test_admin_ends_a_group_by_its_id(recording: RecordingHouse) -> None:
+def test_admin_ends_a_group_by_its_id(recording: RecordingService) -> None:
     group = recording.begin_group(2)
     ended = recording.admin("POST", "/rl/end_session", {"group_id": group[0].group_id}).json()["ended"]
     assert [each["session_id"] for each in ended] == [rollout.session_id for rollout in group]
     refused(group[1].post("/rl/end_session", {"group_id": group[0].group_id}), 403)
 
 
-def test_admin_rewards_a_session_by_its_id_and_by_an_interaction(recording: RecordingHouse) -> None:
+def test_admin_rewards_a_session_by_its_id_and_by_an_interaction(recording: RecordingService) -> None:
     first, second = recording.on_each_replica()
     first.chat("a")
     said = recording.admin("POST", "/rl/set_reward", {"reward": 1.0, "session_id": first.session_id}).json()
@@ -159,7 +159,7 @@ def test_admin_rewards_a_session_by_its_id_and_by_an_interaction(recording: Reco
     assert recording.admin("POST", "/rl/set_reward", by_interaction).json()["session_id"] == second.session_id
 
 
-def test_sessions_are_listed_over_all_replicas_page_by_page(recording: RecordingHouse) -> None:
+def test_sessions_are_listed_over_all_replicas_page_by_page(recording: RecordingService) -> None:
     started = {rollout.session_id for _ in range(2) for rollout in recording.on_each_replica()}
     found: list[str] = []
     after = ""
@@ -175,7 +175,7 @@ def test_sessions_are_listed_over_all_replicas_page_by_page(recording: Recording
     assert {tag_of(each) for each in found if not each.startswith("__hitl__")} == {tag_of(each) for each in started}
 
 
-def test_session_is_described_by_the_replica_that_has_it(recording: RecordingHouse) -> None:
+def test_session_is_described_by_the_replica_that_has_it(recording: RecordingService) -> None:
     for rollout in recording.on_each_replica():
         interaction = rollout.chat("a")["id"]
         said = recording.admin("GET", f"/rl/sessions/{rollout.session_id}").json()
@@ -184,19 +184,19 @@ def test_session_is_described_by_the_replica_that_has_it(recording: RecordingHou
 
 
 @pytest.mark.parametrize("group_size", [0, 1025, "2", True, 1.5])
-def test_group_size_that_cannot_be_is_400(recording: RecordingHouse, group_size: object) -> None:
+def test_group_size_that_cannot_be_is_400(recording: RecordingService, group_size: object) -> None:
     body = {"task_id": "task", "group_size": group_size}
     assert refused(recording.admin("POST", "/rl/start_session", body))["param"] == "group_size"
 
 
-def test_largest_group_starts_at_once(recording: RecordingHouse) -> None:
+def test_largest_group_starts_at_once(recording: RecordingService) -> None:
     group = begin_group(recording.gateway, recording.key, 1024)
     assert len({rollout.key for rollout in group}) == 1024
     ended = recording.admin("POST", "/rl/end_session", {"group_id": group[0].group_id})
     assert len(ended.json()["ended"]) == 1024
 
 
-def test_router_finds_a_session_by_id_and_by_key(recording: RecordingHouse) -> None:
+def test_router_finds_a_session_by_id_and_by_key(recording: RecordingService) -> None:
     own = recording.begin(api_key="a-key-that-the-caller-chose")
     for rollout in (*recording.on_each_replica(), own):
         tag = tag_of(rollout.session_id)

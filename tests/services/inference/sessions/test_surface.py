@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.services.inference.sessions.recording_house import RecordingHouse
+from tests.services.inference.sessions.recording_service import RecordingService
 from tests.services.inference.test_refusals import refused
 
 MODEL_CALLS = [
@@ -60,18 +60,18 @@ DATA_PROXY = [
         for route in routes
     ],
 )
-def test_route_exists_and_wants_a_key(recording: RecordingHouse, component: str, method: str, path: str) -> None:
+def test_route_exists_and_wants_a_key(recording: RecordingService, component: str, method: str, path: str) -> None:
     answer = getattr(recording, component).call(method, path, {} if method == "POST" else None)
     assert answer.status == 401, (answer.status, answer.body)
 
 
 @pytest.mark.parametrize("component", ["gateway", "router", "proxy"])
 @pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
-def test_probe_is_open_on_loopback(recording: RecordingHouse, component: str, path: str) -> None:
+def test_probe_is_open_on_loopback(recording: RecordingService, component: str, path: str) -> None:
     assert getattr(recording, component).call("GET", path).status == 200
 
 
-def test_router_resolves_workers_and_removes_groups(recording: RecordingHouse) -> None:
+def test_router_resolves_workers_and_removes_groups(recording: RecordingService) -> None:
     worker = recording.router.call("GET", "/resolve_worker/tiny-0", key=recording.key).json()
     assert (worker["worker_id"], worker["worker_addr"]) == ("tiny-0", recording.proxy.url)
     refused(recording.router.call("GET", "/resolve_worker/nobody", key=recording.key), 404)

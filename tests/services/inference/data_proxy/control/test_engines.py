@@ -13,7 +13,7 @@ import pytest
 from areal.services.http.client import HttpClient
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import EngineFailed, EngineUnsupported, TokenEngine
-from tests.services.inference.houses import later
+from tests.services.inference.running_service import later
 from tests.services.processes import Answer, Process, Processes, wait_ready
 from tests.services.scripted_api import ScriptedApi, scripted_api
 

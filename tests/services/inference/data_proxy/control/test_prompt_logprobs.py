@@ -11,7 +11,13 @@ import pytest
 import torch
 import transformers
 
-from tests.services.inference.data_proxy.control.houses import COMPLETIONS, EXAMPLE, MODEL, RealHouse, build_real_house
+from tests.services.inference.data_proxy.control.embedded_service import (
+    COMPLETIONS,
+    EXAMPLE,
+    MODEL,
+    EmbeddedService,
+    build_embedded_service,
+)
 from tests.services.inference.engines.embedded.support import plain_logits
 from tests.services.processes import Processes
 
@@ -26,8 +32,8 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def house(module_processes: Processes) -> Iterator[RealHouse]:
-    yield build_real_house(module_processes)
+def service(module_processes: Processes) -> Iterator[EmbeddedService]:
+    yield build_embedded_service(module_processes)
 
 
 def plain(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -35,16 +41,18 @@ def plain(model: Any, tokens: list[int]) -> torch.Tensor:
     return plain_logits(model, tokens).log_softmax(-1)[:-1]
 
 
-def ask(house: RealHouse, **body: Any) -> Any:
-    answer = house.ask("POST", COMPLETIONS, {"model": MODEL, "temperature": 0, **body})
+def ask(service: EmbeddedService, **body: Any) -> Any:
+    answer = service.ask("POST", COMPLETIONS, {"model": MODEL, "temperature": 0, **body})
     assert answer.status == 200, answer.body
     return answer.json()
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_choices_of_a_question_are_scored_as_by_a_forward_pass(house: RealHouse, model: Any, max_tokens: int) -> None:
+def test_choices_of_a_question_are_scored_as_by_a_forward_pass(
+    service: EmbeddedService, model: Any, max_tokens: int
+) -> None:
     prompts = [ASKED + choice for choice in CHOICES]
-    told = ask(house, prompt=prompts, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234)
+    told = ask(service, prompt=prompts, max_tokens=max_tokens, logprobs=1, echo=True, seed=1234)
     for prompt, choice, one in zip(prompts, CHOICES, told["choices"], strict=True):
         logprobs = one["logprobs"]
         length = len(prompt) + max_tokens
@@ -61,16 +69,16 @@ def test_choices_of_a_question_are_scored_as_by_a_forward_pass(house: RealHouse,
     assert told["usage"]["completion_tokens"] == max_tokens * len(CHOICES)
 
 
-def test_long_prompt_is_scored_in_parts_as_a_whole(house: RealHouse, model: Any) -> None:
+def test_long_prompt_is_scored_in_parts_as_a_whole(service: EmbeddedService, model: Any) -> None:
     prompt = [1, *(4 + number * 7 % 10 for number in range(110))]
-    (one,) = ask(house, prompt=prompt, max_tokens=0, logprobs=0, echo=True)["choices"]
+    (one,) = ask(service, prompt=prompt, max_tokens=0, logprobs=0, echo=True)["choices"]
     expected = plain(model, prompt).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
     assert one["logprobs"]["token_logprobs"][1:] == pytest.approx(expected.tolist(), abs=TOLERANCE)
     assert one["finish_reason"] == "length"
 
 
-def test_prompt_logprobs_are_by_token_as_vllm_writes_them(house: RealHouse, model: Any) -> None:
-    (one,) = ask(house, prompt=ASKED, max_tokens=1, prompt_logprobs=2)["choices"]
+def test_prompt_logprobs_are_by_token_as_vllm_writes_them(service: EmbeddedService, model: Any) -> None:
+    (one,) = ask(service, prompt=ASKED, max_tokens=1, prompt_logprobs=2)["choices"]
     told, expected = one["prompt_logprobs"], plain(model, ASKED)
     assert told[0] is None and len(told) == len(ASKED)
     for token, row, entry in zip(ASKED[1:], expected, told[1:], strict=True):
@@ -79,24 +87,24 @@ def test_prompt_logprobs_are_by_token_as_vllm_writes_them(house: RealHouse, mode
             assert about["logprob"] == pytest.approx(float(row[int(each)]), abs=TOLERANCE)
 
 
-def test_text_prompt_is_echoed_with_its_tokens(house: RealHouse) -> None:
-    (one,) = ask(house, prompt="1234=", max_tokens=2, logprobs=1, echo=True)["choices"]
+def test_text_prompt_is_echoed_with_its_tokens(service: EmbeddedService) -> None:
+    (one,) = ask(service, prompt="1234=", max_tokens=2, logprobs=1, echo=True)["choices"]
     assert one["text"].startswith("1234=")
     assert len(one["logprobs"]["token_logprobs"]) == len(one["logprobs"]["tokens"])
 
 
-def test_stream_begins_with_the_echo_and_its_logprobs(house: RealHouse, model: Any) -> None:
+def test_stream_begins_with_the_echo_and_its_logprobs(service: EmbeddedService, model: Any) -> None:
     body = {"model": MODEL, "temperature": 0, "prompt": ASKED, "max_tokens": 3, "logprobs": 1, "echo": True}
-    answer = house.ask("POST", COMPLETIONS, {**body, "stream": True})
+    answer = service.ask("POST", COMPLETIONS, {**body, "stream": True})
     events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: {")]
     told = [value for each in events for value in (each["choices"][0]["logprobs"] or {}).get("token_logprobs", [])]
-    (whole,) = ask(house, **{**body, "ignore_eos": False})["choices"]
+    (whole,) = ask(service, **{**body, "ignore_eos": False})["choices"]
     assert told == whole["logprobs"]["token_logprobs"]
 
 
-def test_chat_with_prompt_logprobs_is_400_and_named(house: RealHouse) -> None:
+def test_chat_with_prompt_logprobs_is_400_and_named(service: EmbeddedService) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "12"}], "prompt_logprobs": 1}
-    answer = house.ask("POST", "/v1/chat/completions", body)
+    answer = service.ask("POST", "/v1/chat/completions", body)
     assert (answer.status, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
 
 
@@ -109,6 +117,6 @@ def test_chat_with_prompt_logprobs_is_400_and_named(house: RealHouse) -> None:
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
     ],
 )
-def test_what_cannot_be_scored_is_400_and_named(house: RealHouse, body: dict[str, Any], param: str) -> None:
-    answer = house.ask("POST", COMPLETIONS, {"model": MODEL, "prompt": ASKED, **body})
+def test_what_cannot_be_scored_is_400_and_named(service: EmbeddedService, body: dict[str, Any], param: str) -> None:
+    answer = service.ask("POST", COMPLETIONS, {"model": MODEL, "prompt": ASKED, **body})
     assert (answer.status, answer.json()["error"]["param"]) == (400, param)

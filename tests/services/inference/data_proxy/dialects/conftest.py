@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.inference.data_proxy.dialects.talks import TEMPLATE, build_talking_house
-from tests.services.inference.houses import House
+from tests.services.inference.data_proxy.dialects.talks import TEMPLATE, build_talking_service
+from tests.services.inference.running_service import Service
 from tests.services.processes import Processes, script
 from tests.services.tokenizer_folder import write_tokenizer
 
@@ -17,14 +17,14 @@ def talking_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def talking_house(tmp_path_factory: pytest.TempPathFactory, talking_tokenizer: Path) -> Iterator[House]:
-    processes = Processes(tmp_path_factory.mktemp("talking-house"))
-    yield build_talking_house(processes, talking_tokenizer)
+def talking_service(tmp_path_factory: pytest.TempPathFactory, talking_tokenizer: Path) -> Iterator[Service]:
+    processes = Processes(tmp_path_factory.mktemp("talking-service"))
+    yield build_talking_service(processes, talking_tokenizer)
     processes.stop()
 
 
 @pytest.fixture
-def house(talking_house: House) -> House:
-    """The one house of these tests, with the engine's script as new."""
-    script(talking_house.engine, reset=True)
-    return talking_house
+def service(talking_service: Service) -> Service:
+    """The one service of these tests, with the engine's script as new."""
+    script(talking_service.engine, reset=True)
+    return talking_service

@@ -1,4 +1,4 @@
-"""A house whose model speaks in tool calls and reasoning, and what is said in it."""
+"""A service whose model speaks in tool calls and reasoning, and what is said in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tests.services.inference.houses import House
+from tests.services.inference.running_service import Service
 from tests.services.processes import Processes, engine_calls
 
 # Like Qwen3's: reasoning in think tags, calls in tool_call tags, results as the user's.
@@ -45,22 +45,22 @@ TWO_CALLS = f'{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_
 THOUGHT = "<think>\nThe user wants\nthe weather.\n</think>\n\n"
 
 
-def build_talking_house(processes: Processes, tokenizer: Path) -> House:
+def build_talking_service(processes: Processes, tokenizer: Path) -> Service:
     engine = processes.engine(tokenizer)
     proxy = processes.data_proxy(engine, tokenizer, "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
     router = processes.router()
     gateway = processes.gateway(router)
     processes.register(router, proxy)
-    return House(processes, (engine,), (proxy,), router, gateway)
+    return Service(processes, (engine,), (proxy,), router, gateway)
 
 
-def prompts(house: House, tokenizer: Path) -> list[str]:
+def prompts(service: Service, tokenizer: Path) -> list[str]:
     """What the engine was asked to go on with, as text."""
     codec = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
-    ids = [call["body"]["input_ids"] for call in engine_calls(house.engine)]
+    ids = [call["body"]["input_ids"] for call in engine_calls(service.engine)]
     return [codec.decode(each, skip_special_tokens=False) for each in ids]
 
 
-def sampled(house: House) -> dict[str, Any]:
-    sampling: dict[str, Any] = house.engine_saw()["sampling"]
+def sampled(service: Service) -> dict[str, Any]:
+    sampling: dict[str, Any] = service.engine_saw()["sampling"]
     return sampling

@@ -1,4 +1,4 @@
-"""A model behind Anthropic's API, which here is another house's: asked as it is, recorded as messages."""
+"""A model behind Anthropic's API, which here is another service's: asked as it is, recorded as messages."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from areal.services.inference.data_proxy.external_recording import MessagesRecorder
 from tests.services.inference.data_proxy.dialects.talks import THOUGHT, TWO_CALLS, WEATHER
-from tests.services.inference.houses import House
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin
+from tests.services.inference.running_service import Service
 from tests.services.processes import Process, Processes, engine_calls, script, wait_ready
 
 TOOLS: Any = [{"name": "get_weather", "input_schema": WEATHER}, {"name": "now", "input_schema": {"type": "object"}}]
@@ -21,24 +21,24 @@ MESSAGES = "/v1/messages"
 
 @pytest.fixture(scope="module")
 def friend(
-    talking_house: House,
+    talking_service: Service,
     module_processes: Processes,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[tuple[House, Process]]:
-    argv = ("--model", "friend", "--engine", "external", "--engine-url", talking_house.gateway.url)
+) -> Iterator[tuple[Service, Process]]:
+    argv = ("--model", "friend", "--engine", "external", "--engine-url", talking_service.gateway.url)
     argv += ("--provider-api", "anthropic", "--provider-model", "tiny")
     state = ("--state-dir", str(tmp_path_factory.mktemp("state")))
-    env = {"AREAL_PROVIDER_API_KEY": talking_house.key}
+    env = {"AREAL_PROVIDER_API_KEY": talking_service.key}
     proxy = module_processes.service("data_proxy", *argv, *state, env=env)
     wait_ready(proxy)
-    yield talking_house, proxy
+    yield talking_service, proxy
 
 
 @pytest.fixture
-def rollout(friend: tuple[House, Process]) -> Rollout:
-    house, proxy = friend
-    script(house.engine, reset=True, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
-    return begin(proxy, house.key)
+def rollout(friend: tuple[Service, Process]) -> Rollout:
+    service, proxy = friend
+    script(service.engine, reset=True, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+    return begin(proxy, service.key)
 
 
 def recorded(rollout: Rollout) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def test_answer_goes_through_and_is_recorded_as_a_chats_message(rollout: Rollout
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_repeated_call_is_told_again_and_recorded_once(
-    rollout: Rollout, friend: tuple[House, Process], stream: bool
+    rollout: Rollout, friend: tuple[Service, Process], stream: bool
 ) -> None:
     body = {"model": "friend", "max_tokens": 50, "messages": [USER], "stream": stream}
     first, again = (rollout.post(MESSAGES, body, **{"Idempotency-Key": f"k{stream}"}) for _ in range(2))
@@ -91,7 +91,7 @@ def test_tokens_are_counted_over_there(rollout: Rollout) -> None:
 
 
 def test_sessions_call_that_cannot_be_a_chat_is_refused_and_others_go_through(
-    rollout: Rollout, friend: tuple[House, Process]
+    rollout: Rollout, friend: tuple[Service, Process]
 ) -> None:
     body = {"max_tokens": 5, "messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}
     refused = rollout.post(MESSAGES, body)

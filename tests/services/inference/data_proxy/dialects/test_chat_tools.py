@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.services.inference.data_proxy.dialects.talks import CALL, ROME, THOUGHT, TWO_CALLS, WEATHER, prompts, sampled
-from tests.services.inference.houses import House
+from tests.services.inference.running_service import Service
 from tests.services.processes import chat_text, script
 
 TOOLS: Any = [
@@ -23,8 +23,8 @@ USER: Any = {"role": "user", "content": "How is Rome?"}
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key=house.key, max_retries=0) as client:
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key=service.key, max_retries=0) as client:
         yield client
 
 
@@ -33,8 +33,8 @@ def deltas(events: list[Any]) -> list[dict[str, Any]]:
     return [chunk["delta"] for chunk in chunks if chunk["delta"]]
 
 
-def test_a_conversation_with_tools(client: openai.OpenAI, house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_a_conversation_with_tools(client: openai.OpenAI, service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     first = client.chat.completions.create(model="tiny", messages=[USER], tools=TOOLS)
     message = first.choices[0].message
     assert first.choices[0].finish_reason == "tool_calls" and message.content == "I look."
@@ -47,20 +47,20 @@ def test_a_conversation_with_tools(client: openai.OpenAI, house: House, talking_
     assert first.usage is not None and first.usage.completion_tokens_details is not None
     assert 0 < (first.usage.completion_tokens_details.reasoning_tokens or 0) < first.usage.completion_tokens
 
-    script(house.engine, text="Sunny.")
+    script(service.engine, text="Sunny.")
     results: Any = [{"role": "tool", "tool_call_id": each, "content": "sun"} for each in ids]
     second = client.chat.completions.create(model="tiny", messages=[USER, message, *results], tools=TOOLS)  # type: ignore[list-item]
     assert second.choices[0].message.content == "Sunny." and second.choices[0].finish_reason == "stop"
     assert second.choices[0].message.tool_calls is None
 
-    before, after = prompts(house, talking_tokenizer)
+    before, after = prompts(service, talking_tokenizer)
     said = f"{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n"
     assert after.startswith(before + said)  # what the model said comes back to it token for token
     assert after.count("<tool_response>\nsun\n</tool_response>") == 2
 
 
-def test_a_streamed_conversation_with_tools(client: openai.OpenAI, house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_a_streamed_conversation_with_tools(client: openai.OpenAI, service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     with client.chat.completions.stream(model="tiny", messages=[USER], tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
@@ -72,9 +72,9 @@ def test_a_streamed_conversation_with_tools(client: openai.OpenAI, house: House)
     assert message.content == "I look." and final.choices[0].finish_reason == "tool_calls"
 
 
-def test_streamed_deltas_have_the_name_first_then_the_arguments(house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}Hm.\n{CALL}")
-    stream = house.stream_chat(tools=TOOLS)
+def test_streamed_deltas_have_the_name_first_then_the_arguments(service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}Hm.\n{CALL}")
+    stream = service.stream_chat(tools=TOOLS)
     events = list(stream.events())
     assert events[-1] == "[DONE]" and chat_text(events) == "Hm."
     said = deltas(events)
@@ -88,19 +88,19 @@ def test_streamed_deltas_have_the_name_first_then_the_arguments(house: House) ->
 
 
 @pytest.mark.parametrize("flush", [1, 3, 7, 1000])
-def test_streams_say_the_same_however_the_engine_cuts_them(house: House, flush: int) -> None:
-    script(house.engine, text=f"{THOUGHT}Hm.\n{TWO_CALLS}", flush=flush)
-    said = deltas(list(house.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events()))
+def test_streams_say_the_same_however_the_engine_cuts_them(service: Service, flush: int) -> None:
+    script(service.engine, text=f"{THOUGHT}Hm.\n{TWO_CALLS}", flush=flush)
+    said = deltas(list(service.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events()))
     names = [each["tool_calls"][0]["function"].get("name") for each in said if "tool_calls" in each]
     assert [name for name in names if name] == ["get_weather", "now"]
     arguments = [each["tool_calls"][0]["function"]["arguments"] for each in said if "tool_calls" in each]
     assert "".join(arguments) == ROME + "{}"
 
 
-def test_logprobs_and_token_ids_are_complete_beside_calls(house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}Hm.\n{CALL}")
-    whole = house.chat(tools=TOOLS, logprobs=True, return_token_ids=True).json()
-    events = list(house.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events())[:-1]
+def test_logprobs_and_token_ids_are_complete_beside_calls(service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}Hm.\n{CALL}")
+    whole = service.chat(tools=TOOLS, logprobs=True, return_token_ids=True).json()
+    events = list(service.stream_chat(tools=TOOLS, logprobs=True, return_token_ids=True).events())[:-1]
     choices = [event["choices"][0] for event in events if event["choices"]]
     streamed = [token for choice in choices for token in choice.get("token_ids", [])]
     assert streamed == whole["choices"][0]["token_ids"]
@@ -108,106 +108,106 @@ def test_logprobs_and_token_ids_are_complete_beside_calls(house: House) -> None:
     assert sum(len((choice["logprobs"] or {"content": []})["content"]) for choice in choices) == len(streamed)
 
 
-def test_choices_are_read_apart(house: House) -> None:
-    script(house.engine, text=CALL)
-    choices = house.chat(tools=TOOLS, n=2).json()["choices"]
+def test_choices_are_read_apart(service: Service) -> None:
+    script(service.engine, text=CALL)
+    choices = service.chat(tools=TOOLS, n=2).json()["choices"]
     assert [choice["finish_reason"] for choice in choices] == ["tool_calls"] * 2
     ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
     assert len(ids) == 2
 
 
-def test_tool_choice_none_leaves_the_text_alone(house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=CALL)
-    choice = house.chat(tools=TOOLS, tool_choice="none").json()["choices"][0]
+def test_tool_choice_none_leaves_the_text_alone(service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=CALL)
+    choice = service.chat(tools=TOOLS, tool_choice="none").json()["choices"][0]
     assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
-    assert "# Tools" not in prompts(house, talking_tokenizer)[0]
+    assert "# Tools" not in prompts(service, talking_tokenizer)[0]
 
 
-def test_calls_without_tools_are_text(house: House) -> None:
-    script(house.engine, text=CALL)
-    assert house.chat().json()["choices"][0]["message"]["content"] == CALL
+def test_calls_without_tools_are_text(service: Service) -> None:
+    script(service.engine, text=CALL)
+    assert service.chat().json()["choices"][0]["message"]["content"] == CALL
 
 
-def test_a_call_cut_short_by_length_is_what_there_is_of_it(house: House) -> None:
-    script(house.engine, text=CALL)
-    choice = house.chat(tools=TOOLS, max_tokens=60).json()["choices"][0]
+def test_a_call_cut_short_by_length_is_what_there_is_of_it(service: Service) -> None:
+    script(service.engine, text=CALL)
+    choice = service.chat(tools=TOOLS, max_tokens=60).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
     assert arguments and ROME.startswith(arguments) and arguments != ROME
 
 
-def test_named_tool_choice_begins_the_call_for_the_model(house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=f" {ROME}}}\n</tool_call>")
-    choice = house.chat(tools=TOOLS, tool_choice=NAMED).json()["choices"][0]
+def test_named_tool_choice_begins_the_call_for_the_model(service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=f" {ROME}}}\n</tool_call>")
+    choice = service.chat(tools=TOOLS, tool_choice=NAMED).json()["choices"][0]
     call = choice["message"]["tool_calls"][0]["function"]
     assert call == {"name": "get_weather", "arguments": ROME} and choice["finish_reason"] == "tool_calls"
-    assert prompts(house, talking_tokenizer)[0].endswith(
+    assert prompts(service, talking_tokenizer)[0].endswith(
         '<|im_start|>assistant\n<tool_call>\n{"name": "get_weather", "arguments":'
     )
 
 
-def test_named_tool_choice_streams_the_name_at_once(house: House) -> None:
-    script(house.engine, text=f" {ROME}}}\n</tool_call>")
-    said = deltas(list(house.stream_chat(tools=TOOLS, tool_choice=NAMED).events()))
+def test_named_tool_choice_streams_the_name_at_once(service: Service) -> None:
+    script(service.engine, text=f" {ROME}}}\n</tool_call>")
+    said = deltas(list(service.stream_chat(tools=TOOLS, tool_choice=NAMED).events()))
     calls = [each["tool_calls"][0] for each in said if "tool_calls" in each]
     assert calls[0]["function"]["name"] == "get_weather"
     assert "".join(call["function"]["arguments"] for call in calls) == ROME
 
 
-def test_required_tool_choice_leaves_the_name_to_the_model(house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=' "now", "arguments": {}}\n</tool_call>')
-    choice = house.chat(tools=TOOLS, tool_choice="required").json()["choices"][0]
+def test_required_tool_choice_leaves_the_name_to_the_model(service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=' "now", "arguments": {}}\n</tool_call>')
+    choice = service.chat(tools=TOOLS, tool_choice="required").json()["choices"][0]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
-    assert prompts(house, talking_tokenizer)[0].endswith('<tool_call>\n{"name":')
+    assert prompts(service, talking_tokenizer)[0].endswith('<tool_call>\n{"name":')
 
 
-def test_required_of_one_tool_names_it(house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=" {}}\n</tool_call>")
-    house.chat(tools=TOOLS[1:], tool_choice="required")
-    assert prompts(house, talking_tokenizer)[0].endswith('{"name": "now", "arguments":')
+def test_required_of_one_tool_names_it(service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=" {}}\n</tool_call>")
+    service.chat(tools=TOOLS[1:], tool_choice="required")
+    assert prompts(service, talking_tokenizer)[0].endswith('{"name": "now", "arguments":')
 
 
-def test_a_forced_call_closes_reasoning_first(house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=" {}}\n</tool_call>")
-    answer = house.chat(tools=TOOLS, tool_choice=NAMED, chat_template_kwargs={"think_first": True})
-    assert "<think>\n\n</think>\n\n<tool_call>" in prompts(house, talking_tokenizer)[0]
+def test_a_forced_call_closes_reasoning_first(service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=" {}}\n</tool_call>")
+    answer = service.chat(tools=TOOLS, tool_choice=NAMED, chat_template_kwargs={"think_first": True})
+    assert "<think>\n\n</think>\n\n<tool_call>" in prompts(service, talking_tokenizer)[0]
     assert answer.json()["choices"][0]["message"]["tool_calls"]
 
 
-def test_reasoning_that_the_prompt_began_is_reasoning(house: House) -> None:
-    script(house.engine, text=f"Hm.\n</think>\n\n{CALL}")
-    message = house.chat(tools=TOOLS, chat_template_kwargs={"think_first": True}).json()["choices"][0]["message"]
+def test_reasoning_that_the_prompt_began_is_reasoning(service: Service) -> None:
+    script(service.engine, text=f"Hm.\n</think>\n\n{CALL}")
+    message = service.chat(tools=TOOLS, chat_template_kwargs={"think_first": True}).json()["choices"][0]["message"]
     assert message["reasoning_content"] == "Hm." and message["content"] is None and len(message["tool_calls"]) == 1
 
 
-def test_allowed_tools_are_the_ones_in_the_prompt(house: House, talking_tokenizer: Path) -> None:
+def test_allowed_tools_are_the_ones_in_the_prompt(service: Service, talking_tokenizer: Path) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "now"}}]}
-    house.chat(tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
-    prompt = prompts(house, talking_tokenizer)[0]
+    service.chat(tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": allowed})
+    prompt = prompts(service, talking_tokenizer)[0]
     assert '"now"' in prompt and "get_weather" not in prompt
 
 
-def test_one_call_at_a_time_ends_the_answer_after_it(house: House) -> None:
-    script(house.engine, text=TWO_CALLS)
-    answer = house.chat(tools=TOOLS, parallel_tool_calls=False).json()
+def test_one_call_at_a_time_ends_the_answer_after_it(service: Service) -> None:
+    script(service.engine, text=TWO_CALLS)
+    answer = service.chat(tools=TOOLS, parallel_tool_calls=False).json()
     choice = answer["choices"][0]
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["get_weather"]
     assert choice["finish_reason"] == "tool_calls"
-    script(house.engine, text=CALL)
-    alone = house.chat(tools=TOOLS, parallel_tool_calls=True).json()
+    script(service.engine, text=CALL)
+    alone = service.chat(tools=TOOLS, parallel_tool_calls=True).json()
     assert answer["usage"]["completion_tokens"] == alone["usage"]["completion_tokens"] - 1  # but for the end token
 
 
-def test_a_last_message_of_the_assistant_is_continued(house: House, talking_tokenizer: Path) -> None:
+def test_a_last_message_of_the_assistant_is_continued(service: Service, talking_tokenizer: Path) -> None:
     messages = [USER, {"role": "assistant", "content": "It is "}]
-    answer = house.chat(messages=messages, continue_final_message=True)
+    answer = service.chat(messages=messages, continue_final_message=True)
     assert answer.json()["choices"][0]["message"]["content"] == "Hello there, friend!"
-    assert prompts(house, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is ")
+    assert prompts(service, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is ")
 
 
-def test_stop_strings_cut_before_the_text_is_read(house: House) -> None:
-    script(house.engine, text=f"Hm.\n{CALL}")
-    choice = house.chat(tools=TOOLS, stop=["<tool_call>"]).json()["choices"][0]
+def test_stop_strings_cut_before_the_text_is_read(service: Service) -> None:
+    script(service.engine, text=f"Hm.\n{CALL}")
+    choice = service.chat(tools=TOOLS, stop=["<tool_call>"]).json()["choices"][0]
     assert choice["message"]["content"] == "Hm.\n" and choice["finish_reason"] == "stop"
     assert "tool_calls" not in choice["message"]
 
@@ -226,11 +226,11 @@ def test_stop_strings_cut_before_the_text_is_read(house: House) -> None:
         ({"continue_final_message": True}, "continue_final_message"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(house: House, body: dict[str, Any], param: str) -> None:
-    answer = house.chat(**body)
+def test_what_cannot_be_is_refused_by_name(service: Service, body: dict[str, Any], param: str) -> None:
+    answer = service.chat(**body)
     assert answer.status == 400 and answer.json()["error"]["param"] == param
 
 
-def test_sampling_goes_to_the_engine_as_without_tools(house: House) -> None:
-    house.chat(tools=TOOLS, temperature=0.5)
-    assert sampled(house)["temperature"] == 0.5
+def test_sampling_goes_to_the_engine_as_without_tools(service: Service) -> None:
+    service.chat(tools=TOOLS, temperature=0.5)
+    assert sampled(service)["temperature"] == 0.5

@@ -1,4 +1,4 @@
-"""The dialects before an external chat API: here that is the gateway of another house."""
+"""The dialects before an external chat API: here that is the gateway of another service."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from areal.services.inference.data_proxy.external_recording import NotACompletio
 from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallEnd, CallStart, Content, Reasoning
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from tests.services.inference.data_proxy.dialects.talks import ROME, THOUGHT, TWO_CALLS, WEATHER
-from tests.services.inference.houses import House
+from tests.services.inference.running_service import Service
 from tests.services.processes import Process, Processes, script, wait_ready
 
 TOOLS: Any = [{"name": "get_weather", "input_schema": WEATHER}, {"name": "now", "input_schema": {"type": "object"}}]
@@ -23,10 +23,10 @@ USER: Any = {"role": "user", "content": "How is Rome?"}
 
 
 @pytest.fixture(scope="module")
-def friend(talking_house: House, module_processes: Processes) -> Process:
-    """A data proxy that knows ``tiny`` of the house as ``friend``."""
-    argv = ("--model", "friend", "--engine", "external", "--engine-url", talking_house.gateway.url)
-    env = {"AREAL_PROVIDER_API_KEY": talking_house.key}
+def friend(talking_service: Service, module_processes: Processes) -> Process:
+    """A data proxy that knows ``tiny`` of the service as ``friend``."""
+    argv = ("--model", "friend", "--engine", "external", "--engine-url", talking_service.gateway.url)
+    env = {"AREAL_PROVIDER_API_KEY": talking_service.key}
     proxy = module_processes.service("data_proxy", *argv, "--provider-model", "tiny", env=env)
     wait_ready(proxy)
     return proxy
@@ -37,26 +37,26 @@ def claude(friend: Process, module_processes: Processes) -> anthropic.Anthropic:
     return anthropic.Anthropic(base_url=friend.url, api_key=module_processes.key, max_retries=0)
 
 
-def test_messages_of_an_external_model(house: House, claude: anthropic.Anthropic) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_messages_of_an_external_model(service: Service, claude: anthropic.Anthropic) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     message = claude.messages.create(model="friend", max_tokens=500, messages=[USER], tools=TOOLS)
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert message.content[2].input == json.loads(ROME)  # type: ignore[union-attr]
     assert message.stop_reason == "tool_use" and message.model == "friend" and message.usage.input_tokens > 0
-    assert house.engine_saw()["sampling"]["max_new_tokens"] == 500
+    assert service.engine_saw()["sampling"]["max_new_tokens"] == 500
 
 
-def test_streamed_messages_of_an_external_model(house: House, claude: anthropic.Anthropic) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_streamed_messages_of_an_external_model(service: Service, claude: anthropic.Anthropic) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     with claude.messages.stream(model="friend", max_tokens=500, messages=[USER], tools=TOOLS) as stream:
         message = stream.get_final_message()
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert message.stop_reason == "tool_use" and message.usage.output_tokens > 10
 
 
-def test_responses_of_an_external_model(house: House, friend: Process, module_processes: Processes) -> None:
+def test_responses_of_an_external_model(service: Service, friend: Process, module_processes: Processes) -> None:
     tools: Any = [{"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False}]
-    script(house.engine, text=f"Hm.\n{TWO_CALLS}")
+    script(service.engine, text=f"Hm.\n{TWO_CALLS}")
     with openai.OpenAI(base_url=f"{friend.url}/v1", api_key=module_processes.key, max_retries=0) as client:
         whole = client.responses.create(model="friend", input="Hi", tools=tools)
         with client.responses.stream(model="friend", input="Hi", tools=tools) as stream:
@@ -66,7 +66,7 @@ def test_responses_of_an_external_model(house: House, friend: Process, module_pr
         assert response.usage is not None and response.usage.output_tokens > 10
 
 
-def test_refusals_come_in_the_dialects_shape(house: House, claude: anthropic.Anthropic) -> None:
+def test_refusals_come_in_the_dialects_shape(service: Service, claude: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.BadRequestError, match="context is 4096 tokens"):
         claude.messages.create(model="friend", max_tokens=9_999, messages=[USER])
     with pytest.raises(anthropic.NotFoundError):
@@ -77,8 +77,8 @@ def test_refusals_come_in_the_dialects_shape(house: House, claude: anthropic.Ant
         claude.messages.count_tokens(model="friend", messages=[USER])
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(house: House, claude: anthropic.Anthropic) -> None:
-    script(house.engine, error_after=3)
+def test_a_stream_that_fails_ends_with_an_error_event(service: Service, claude: anthropic.Anthropic) -> None:
+    script(service.engine, error_after=3)
     with pytest.raises(anthropic.APIStatusError, match="scripted error line"):
         with claude.messages.stream(model="friend", max_tokens=9, messages=[USER]) as stream:
             stream.until_done()

@@ -11,7 +11,7 @@ import anthropic
 import pytest
 
 from tests.services.inference.data_proxy.dialects.talks import CALL, ROME, THOUGHT, TWO_CALLS, WEATHER, prompts, sampled
-from tests.services.inference.houses import House
+from tests.services.inference.running_service import Service
 from tests.services.processes import Answer, script
 
 MESSAGES = "/v1/messages"
@@ -23,19 +23,19 @@ USER: Any = {"role": "user", "content": "How is Rome?"}
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=house.gateway.url, api_key=house.key, max_retries=0) as client:
+def client(service: Service) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=service.gateway.url, api_key=service.key, max_retries=0) as client:
         yield client
 
 
-def post(house: House, **body: Any) -> Answer:
+def post(service: Service, **body: Any) -> Answer:
     full = {"model": "tiny", "max_tokens": 500, "messages": [USER], **body}
     full = {name: value for name, value in full.items() if value is not ...}
-    return house.gateway.call("POST", MESSAGES, full, key=house.key)
+    return service.gateway.call("POST", MESSAGES, full, key=service.key)
 
 
-def stream(house: House, **body: Any) -> list[tuple[str, Any]]:
-    text = post(house, stream=True, **body).body.decode()
+def stream(service: Service, **body: Any) -> list[tuple[str, Any]]:
+    text = post(service, stream=True, **body).body.decode()
     events = []
     for block in text.strip().split("\n\n"):
         kind, data = block.split("\n")
@@ -45,8 +45,8 @@ def stream(house: House, **body: Any) -> list[tuple[str, Any]]:
     return events
 
 
-def test_a_conversation_with_tools(client: anthropic.Anthropic, house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_a_conversation_with_tools(client: anthropic.Anthropic, service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     first = client.messages.create(model="tiny", max_tokens=500, system="Be brief.", messages=[USER], tools=TOOLS)
     thinking, text, weather, now = first.content
     assert thinking.type == "thinking" and thinking.thinking == "The user wants\nthe weather."
@@ -56,7 +56,7 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic, house: House, ta
     assert first.stop_reason == "tool_use" and first.id.startswith("msg_") and first._request_id
     assert first.usage.input_tokens > 0 and first.usage.output_tokens > 0
 
-    script(house.engine, text="Sunny.")
+    script(service.engine, text="Sunny.")
     results: Any = [
         {"type": "tool_result", "tool_use_id": weather.id, "content": [{"type": "text", "text": "sun"}]},
         {"type": "tool_result", "tool_use_id": now.id, "content": "noon"},
@@ -70,14 +70,14 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic, house: House, ta
         tools=TOOLS,
     )
     assert second.stop_reason == "end_turn" and second.content[0].text == "Sunny."  # type: ignore[union-attr]
-    before, after = prompts(house, talking_tokenizer)
+    before, after = prompts(service, talking_tokenizer)
     assert after.startswith(f"{before}{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n")
     said = "<tool_response>\nsun\n</tool_response><|im_end|>\n<|im_start|>user\n<tool_response>\nnoon\n</tool_response>"
     assert f"{said}<|im_end|>\n<|im_start|>user\nAnd?<|im_end|>" in after and "<|im_start|>system\nBe brief." in before
 
 
-def test_a_streamed_conversation_with_tools(client: anthropic.Anthropic, house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_a_streamed_conversation_with_tools(client: anthropic.Anthropic, service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     with client.messages.stream(model="tiny", max_tokens=500, messages=[USER], tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
@@ -87,9 +87,9 @@ def test_a_streamed_conversation_with_tools(client: anthropic.Anthropic, house: 
     assert final.usage.output_tokens > 10
 
 
-def test_events_come_in_their_sequence(house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}Hm.\n{CALL}")
-    events = stream(house, tools=TOOLS)
+def test_events_come_in_their_sequence(service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}Hm.\n{CALL}")
+    events = stream(service, tools=TOOLS)
     kinds = [kind for kind, _ in events]
     assert kinds[:3] == ["message_start", "ping", "content_block_start"]
     assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
@@ -118,17 +118,17 @@ def test_events_come_in_their_sequence(house: House) -> None:
         ({"max_tokens": 2}, "Hello", "max_tokens", None),
     ],
 )
-def test_stop_reasons(house: House, body: dict[str, Any], text: str, reason: str, stop: str | None) -> None:
-    message = post(house, **body).json()
+def test_stop_reasons(service: Service, body: dict[str, Any], text: str, reason: str, stop: str | None) -> None:
+    message = post(service, **body).json()
     assert message["content"] == [{"type": "text", "text": text}]
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
-    events = stream(house, **body)
+    events = stream(service, **body)
     assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": stop}
 
 
-def test_a_call_cut_short_has_the_input_that_there_is(house: House) -> None:
-    script(house.engine, text=CALL)
-    message = post(house, tools=TOOLS, max_tokens=60).json()
+def test_a_call_cut_short_has_the_input_that_there_is(service: Service) -> None:
+    script(service.engine, text=CALL)
+    message = post(service, tools=TOOLS, max_tokens=60).json()
     assert message["stop_reason"] == "max_tokens" and message["content"][0]["type"] == "tool_use"
     assert isinstance(message["content"][0]["input"], dict)
 
@@ -141,48 +141,48 @@ def test_a_call_cut_short_has_the_input_that_there_is(house: House) -> None:
         ({"type": "auto"}, "<|im_start|>assistant\n"),
     ],
 )
-def test_tool_choice_is_honoured(house: House, talking_tokenizer: Path, choice: Any, end: str) -> None:
-    assert post(house, tools=TOOLS, tool_choice=choice).status == 200
-    assert prompts(house, talking_tokenizer)[0].endswith(end)
+def test_tool_choice_is_honoured(service: Service, talking_tokenizer: Path, choice: Any, end: str) -> None:
+    assert post(service, tools=TOOLS, tool_choice=choice).status == 200
+    assert prompts(service, talking_tokenizer)[0].endswith(end)
 
 
-def test_one_tool_at_a_time(house: House) -> None:
-    script(house.engine, text=TWO_CALLS)
+def test_one_tool_at_a_time(service: Service) -> None:
+    script(service.engine, text=TWO_CALLS)
     choice = {"type": "auto", "disable_parallel_tool_use": True}
-    content = post(house, tools=TOOLS, tool_choice=choice).json()["content"]
+    content = post(service, tools=TOOLS, tool_choice=choice).json()["content"]
     assert [block["name"] for block in content] == ["get_weather"]
 
 
-def test_the_answer_goes_on_with_a_last_assistant_message(house: House, talking_tokenizer: Path) -> None:
-    answer = post(house, messages=[USER, {"role": "assistant", "content": "It is"}])
+def test_the_answer_goes_on_with_a_last_assistant_message(service: Service, talking_tokenizer: Path) -> None:
+    answer = post(service, messages=[USER, {"role": "assistant", "content": "It is"}])
     assert answer.json()["content"][0]["text"] == "Hello there, friend!"
-    assert prompts(house, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is")
+    assert prompts(service, talking_tokenizer)[0].endswith("<|im_start|>assistant\nIt is")
 
 
-def test_turns_of_one_role_in_a_row_are_one(house: House, talking_tokenizer: Path) -> None:
-    post(house, messages=[USER, {"role": "user", "content": [{"type": "text", "text": "Tell!"}]}])
-    assert "<|im_start|>user\nHow is Rome?\nTell!<|im_end|>" in prompts(house, talking_tokenizer)[0]
+def test_turns_of_one_role_in_a_row_are_one(service: Service, talking_tokenizer: Path) -> None:
+    post(service, messages=[USER, {"role": "user", "content": [{"type": "text", "text": "Tell!"}]}])
+    assert "<|im_start|>user\nHow is Rome?\nTell!<|im_end|>" in prompts(service, talking_tokenizer)[0]
 
 
 @pytest.mark.parametrize(("kind", "closed"), [("disabled", True), ("enabled", False), ("adaptive", False)])
-def test_thinking_sets_the_templates_switch(house: House, talking_tokenizer: Path, kind: str, closed: bool) -> None:
-    answer = post(house, thinking={"type": kind, "budget_tokens": 1024})
-    assert prompts(house, talking_tokenizer)[0].endswith("</think>\n\n") is closed
+def test_thinking_sets_the_templates_switch(service: Service, talking_tokenizer: Path, kind: str, closed: bool) -> None:
+    answer = post(service, thinking={"type": kind, "budget_tokens": 1024})
+    assert prompts(service, talking_tokenizer)[0].endswith("</think>\n\n") is closed
     assert "thinking.budget_tokens" in answer.headers["x-areal-ignored"]
 
 
-def test_known_fields_without_effect_are_taken_and_unknown_ones_named(house: House) -> None:
+def test_known_fields_without_effect_are_taken_and_unknown_ones_named(service: Service) -> None:
     blocks = [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]
     answer = post(
-        house, system=blocks, messages=[{"role": "user", "content": blocks}], service_tier="auto", n=2, top_k=5
+        service, system=blocks, messages=[{"role": "user", "content": blocks}], service_tier="auto", n=2, top_k=5
     )
     assert answer.status == 200 and answer.headers["x-areal-ignored"] == "n, service_tier"
-    assert sampled(house)["top_k"] == 5 and "n" not in sampled(house)
+    assert sampled(service)["top_k"] == 5 and "n" not in sampled(service)
 
 
-def test_count_tokens_counts_the_prompt_and_asks_no_engine(client: anthropic.Anthropic, house: House) -> None:
+def test_count_tokens_counts_the_prompt_and_asks_no_engine(client: anthropic.Anthropic, service: Service) -> None:
     counted = client.messages.count_tokens(model="tiny", messages=[USER], tools=TOOLS, system="Be brief.")
-    assert house.engine.call("GET", "/calls").json()["calls"] == []
+    assert service.engine.call("GET", "/calls").json()["calls"] == []
     message = client.messages.create(model="tiny", max_tokens=9, messages=[USER], tools=TOOLS, system="Be brief.")
     assert counted.input_tokens == message.usage.input_tokens
 
@@ -233,40 +233,42 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"stream": "yes"}, "stream must be true or false"),
     ],
 )
-def test_bad_input_is_refused_in_anthropics_shape(house: House, body: dict[str, Any], said: str) -> None:
-    answer = post(house, **body)
+def test_bad_input_is_refused_in_anthropics_shape(service: Service, body: dict[str, Any], said: str) -> None:
+    answer = post(service, **body)
     error = answer.json()
     assert answer.status == 400 and error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
     assert said in error["error"]["message"] and set(error["error"]) == {"type", "message"}
     assert error["request_id"] == answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-def test_errors_map_to_the_clients_own(client: anthropic.Anthropic, house: House) -> None:
+def test_errors_map_to_the_clients_own(client: anthropic.Anthropic, service: Service) -> None:
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="nope", max_tokens=9, messages=[USER])
     assert missing.value.body["error"]["type"] == "not_found_error" and missing.value.request_id  # type: ignore[index]
-    with anthropic.Anthropic(base_url=house.gateway.url, api_key="wrong", max_retries=0) as stranger:
+    with anthropic.Anthropic(base_url=service.gateway.url, api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(anthropic.AuthenticationError):
             stranger.messages.create(model="tiny", max_tokens=9, messages=[USER])
-    script(house.engine, fail=500)
+    script(service.engine, fail=500)
     with pytest.raises(anthropic.InternalServerError, match="api_error"):
         client.messages.create(model="tiny", max_tokens=9, messages=[USER])
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", MESSAGES, 405), ("POST", f"{MESSAGES}/batches", 404)])
-def test_other_ways_and_paths_are_refused_in_the_same_shape(house: House, method: str, path: str, status: int) -> None:
-    answer = house.gateway.call(method, path, key=house.key)
+def test_other_ways_and_paths_are_refused_in_the_same_shape(
+    service: Service, method: str, path: str, status: int
+) -> None:
+    answer = service.gateway.call(method, path, key=service.key)
     assert answer.status == status and answer.json()["type"] == "error"
 
 
-def test_a_body_that_is_no_json_is_refused_in_the_same_shape(house: House) -> None:
-    answer = house.gateway.call("POST", MESSAGES, b"{", key=house.key)
+def test_a_body_that_is_no_json_is_refused_in_the_same_shape(service: Service) -> None:
+    answer = service.gateway.call("POST", MESSAGES, b"{", key=service.key)
     assert answer.status == 400 and answer.json()["type"] == "error"
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(client: anthropic.Anthropic, house: House) -> None:
-    script(house.engine, error_after=3)
-    events = stream(house)
+def test_a_stream_that_fails_ends_with_an_error_event(client: anthropic.Anthropic, service: Service) -> None:
+    script(service.engine, error_after=3)
+    events = stream(service)
     assert events[-1][0] == "error" and "scripted error line" in events[-1][1]["error"]["message"]
     with pytest.raises(anthropic.APIStatusError, match="scripted error line"):
         with client.messages.stream(model="tiny", max_tokens=9, messages=[USER]) as broken:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.services.inference.data_proxy.dialects.talks import CALL, ROME, THOUGHT, TWO_CALLS, WEATHER, prompts, sampled
-from tests.services.inference.houses import House
+from tests.services.inference.running_service import Service
 from tests.services.processes import Answer, script
 
 TOOLS: Any = [
@@ -22,26 +22,26 @@ USER: Any = {"role": "user", "content": "How is Rome?"}
 
 
 @pytest.fixture
-def client(house: House) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{house.gateway.url}/v1", api_key=house.key, max_retries=0) as client:
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key=service.key, max_retries=0) as client:
         yield client
 
 
-def post(house: House, **body: Any) -> Answer:
-    return house.gateway.call("POST", "/v1/responses", {"model": "tiny", "input": "Hi", **body}, key=house.key)
+def post(service: Service, **body: Any) -> Answer:
+    return service.gateway.call("POST", "/v1/responses", {"model": "tiny", "input": "Hi", **body}, key=service.key)
 
 
-def stream(house: House, **body: Any) -> list[dict[str, Any]]:
+def stream(service: Service, **body: Any) -> list[dict[str, Any]]:
     events = []
-    for block in post(house, stream=True, **body).body.decode().strip().split("\n\n"):
+    for block in post(service, stream=True, **body).body.decode().strip().split("\n\n"):
         kind, data = block.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert kind == f"event: {events[-1]['type']}"
     return events
 
 
-def test_a_conversation_with_tools(client: openai.OpenAI, house: House, talking_tokenizer: Path) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_a_conversation_with_tools(client: openai.OpenAI, service: Service, talking_tokenizer: Path) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     first = client.responses.create(model="tiny", instructions="Be brief.", input=[USER], tools=TOOLS, store=False)
     assert first.status == "completed" and first.output_text == "I look." and first.id.startswith("resp_")
     thought, message, weather, now = first.output
@@ -52,7 +52,7 @@ def test_a_conversation_with_tools(client: openai.OpenAI, house: House, talking_
     assert first.usage is not None and first.usage.output_tokens_details.reasoning_tokens > 0
     assert first.instructions == "Be brief." and len(first.tools) == 2 and first.tool_choice == "auto"
 
-    script(house.engine, text="Sunny.")
+    script(service.engine, text="Sunny.")
     outputs: Any = [
         {"type": "function_call_output", "call_id": weather.call_id, "output": "sun"},
         {"type": "function_call_output", "call_id": now.call_id, "output": [{"type": "input_text", "text": "noon"}]},
@@ -60,13 +60,13 @@ def test_a_conversation_with_tools(client: openai.OpenAI, house: House, talking_
     history: Any = [USER, *(item.to_dict() for item in first.output), *outputs]
     second = client.responses.create(model="tiny", instructions="Be brief.", input=history, tools=TOOLS)
     assert second.output_text == "Sunny."
-    before, after = prompts(house, talking_tokenizer)
+    before, after = prompts(service, talking_tokenizer)
     assert after.startswith(f"{before}{THOUGHT}I look.\n{TWO_CALLS}<|im_end|>\n")
     assert "<tool_response>\nnoon\n</tool_response>" in after and "<|im_start|>system\nBe brief." in before
 
 
-def test_a_streamed_conversation_with_tools(client: openai.OpenAI, house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
+def test_a_streamed_conversation_with_tools(client: openai.OpenAI, service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}I look.\n{TWO_CALLS}")
     with client.responses.stream(model="tiny", input="How is Rome?", tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_response()
@@ -75,9 +75,9 @@ def test_a_streamed_conversation_with_tools(client: openai.OpenAI, house: House)
     assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
 
 
-def test_events_come_in_their_sequence(house: House) -> None:
-    script(house.engine, text=f"{THOUGHT}Hm.\n{CALL}")
-    events = stream(house, tools=TOOLS)
+def test_events_come_in_their_sequence(service: Service) -> None:
+    script(service.engine, text=f"{THOUGHT}Hm.\n{CALL}")
+    events = stream(service, tools=TOOLS)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"].removeprefix("response.") for event in events]
     once = [kind for before, kind in zip(["", *kinds], kinds, strict=False) if kind != before]
@@ -101,22 +101,22 @@ def test_events_come_in_their_sequence(house: House) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_answer_cut_short_is_incomplete(house: House, streamed: bool) -> None:
+def test_an_answer_cut_short_is_incomplete(service: Service, streamed: bool) -> None:
     if streamed:
-        events = stream(house, max_output_tokens=2)
+        events = stream(service, max_output_tokens=2)
         assert events[-1]["type"] == "response.incomplete"
         response = events[-1]["response"]
     else:
-        response = post(house, max_output_tokens=2).json()
+        response = post(service, max_output_tokens=2).json()
     assert response["status"] == "incomplete" and response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert response["output"][0]["status"] == "incomplete"
 
 
-def test_a_call_cut_short_is_not_called_complete(house: House) -> None:
-    script(house.engine, text=CALL)
+def test_a_call_cut_short_is_not_called_complete(service: Service) -> None:
+    script(service.engine, text=CALL)
     for response in (
-        post(house, tools=TOOLS, max_output_tokens=60).json(),
-        stream(house, tools=TOOLS, max_output_tokens=60)[-1]["response"],
+        post(service, tools=TOOLS, max_output_tokens=60).json(),
+        stream(service, tools=TOOLS, max_output_tokens=60)[-1]["response"],
     ):
         (call,) = response["output"]
         assert call["status"] == "incomplete" and call["arguments"] != ROME
@@ -134,13 +134,13 @@ def test_a_call_cut_short_is_not_called_complete(house: House) -> None:
         ("auto", "<|im_start|>assistant\n"),
     ],
 )
-def test_tool_choice_is_honoured(house: House, talking_tokenizer: Path, choice: Any, end: str) -> None:
-    answer = post(house, tools=TOOLS, tool_choice=choice)
+def test_tool_choice_is_honoured(service: Service, talking_tokenizer: Path, choice: Any, end: str) -> None:
+    answer = post(service, tools=TOOLS, tool_choice=choice)
     assert answer.status == 200 and answer.json()["tool_choice"] == choice
-    assert prompts(house, talking_tokenizer)[0].endswith(end)
+    assert prompts(service, talking_tokenizer)[0].endswith(end)
 
 
-def test_items_of_one_answer_are_one_message(house: House, talking_tokenizer: Path) -> None:
+def test_items_of_one_answer_are_one_message(service: Service, talking_tokenizer: Path) -> None:
     items = [
         USER,
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
@@ -148,15 +148,15 @@ def test_items_of_one_answer_are_one_message(house: House, talking_tokenizer: Pa
         {"type": "function_call_output", "call_id": "c1", "output": "noon"},
         {"role": "developer", "content": "Shorter."},
     ]
-    assert post(house, input=items).status == 200
-    prompt = prompts(house, talking_tokenizer)[0]
+    assert post(service, input=items).status == 200
+    prompt = prompts(service, talking_tokenizer)[0]
     assert prompt.count("<|im_start|>assistant") == 2 and "I look.\n<tool_call>" in prompt
     assert "<|im_start|>system\nShorter." in prompt
 
 
-def test_sampling_and_ignored_fields(house: House) -> None:
-    answer = post(house, temperature=0.5, max_output_tokens=50, reasoning={"effort": "low"}, wish=1, user="u")
-    assert sampled(house)["temperature"] == 0.5 and sampled(house)["max_new_tokens"] == 50
+def test_sampling_and_ignored_fields(service: Service) -> None:
+    answer = post(service, temperature=0.5, max_output_tokens=50, reasoning={"effort": "low"}, wish=1, user="u")
+    assert sampled(service)["temperature"] == 0.5 and sampled(service)["max_new_tokens"] == 50
     assert answer.headers["x-areal-ignored"] == "wish, reasoning.effort"
 
 
@@ -196,13 +196,13 @@ IMAGE = {"type": "input_image", "image_url": "https://a.example/cat.png"}
         ({"instructions": 7}, "instructions"),
     ],
 )
-def test_bad_input_is_refused_by_name(house: House, body: dict[str, Any], param: str) -> None:
-    answer = post(house, **body)
+def test_bad_input_is_refused_by_name(service: Service, body: dict[str, Any], param: str) -> None:
+    answer = post(service, **body)
     assert answer.status == 400 and answer.json()["error"]["param"] == param
     assert answer.json()["error"]["request_id"]
 
 
-def test_errors_map_to_the_clients_own(client: openai.OpenAI, house: House) -> None:
+def test_errors_map_to_the_clients_own(client: openai.OpenAI, service: Service) -> None:
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="nope", input="Hi")
     with pytest.raises(openai.BadRequestError) as bad:
@@ -210,9 +210,9 @@ def test_errors_map_to_the_clients_own(client: openai.OpenAI, house: House) -> N
     assert bad.value.code == "unsupported_parameter"
 
 
-def test_a_stream_that_fails_ends_with_an_error_event(client: openai.OpenAI, house: House) -> None:
-    script(house.engine, error_after=3)
-    events = stream(house)
+def test_a_stream_that_fails_ends_with_an_error_event(client: openai.OpenAI, service: Service) -> None:
+    script(service.engine, error_after=3)
+    events = stream(service)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert events[-1]["type"] == "error" and "scripted error line" in events[-1]["message"]
     with pytest.raises(openai.APIError, match="scripted error line"):

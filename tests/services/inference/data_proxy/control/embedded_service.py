@@ -1,4 +1,4 @@
-"""A house with a real embedded engine that serves the example model: router, gateway, data proxy, engine."""
+"""A service with a real embedded engine that serves the example model: router, gateway, data proxy, engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONG: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class RealHouse:
+class EmbeddedService:
     processes: Processes
     engine: Process
     proxy: Process
@@ -58,7 +58,9 @@ class RealHouse:
         return workers
 
 
-def build_real_house(processes: Processes, *proxy_flags: str, engine_flags: Sequence[str] = ()) -> RealHouse:
+def build_embedded_service(
+    processes: Processes, *proxy_flags: str, engine_flags: Sequence[str] = ()
+) -> EmbeddedService:
     engine = processes.service("engines.embedded", "--model-path", str(EXAMPLE), *engine_flags)
     wait_ready(engine)
     flags = ("--model", MODEL, "--engine", "embedded", "--engine-url", engine.url, "--tokenizer-path", str(EXAMPLE))
@@ -67,6 +69,6 @@ def build_real_house(processes: Processes, *proxy_flags: str, engine_flags: Sequ
     gateway = processes.gateway(router)
     wait_ready(proxy)
     processes.register(router, proxy, model=MODEL)
-    house = RealHouse(processes, engine, proxy, router, gateway)
-    wait_until(lambda: MODEL in house.ask("GET", "/v1/models").json()["models"], what="the model is listed")
-    return house
+    service = EmbeddedService(processes, engine, proxy, router, gateway)
+    wait_until(lambda: MODEL in service.ask("GET", "/v1/models").json()["models"], what="the model is listed")
+    return service

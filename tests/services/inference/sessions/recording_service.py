@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from areal.services.inference.recorder.session import HITL, SessionName
-from tests.services.inference.houses import House
 from tests.services.inference.recorder.rollouts import Rollout, begin, begin_group
+from tests.services.inference.running_service import Service
 from tests.services.processes import Answer, Process, Processes, wait_until
 
 
 @dataclass(frozen=True)
-class RecordingHouse(House):
+class RecordingService(Service):
     tokenizer: Path
     state: Path
 
@@ -80,14 +80,14 @@ def start_proxy(
     return process
 
 
-def build_recording_house(
+def build_recording_service(
     processes: Processes,
     tokenizer: Path,
     state: Path,
     *gateway_flags: str,
     replicas: int = 2,
     proxy_flags: tuple[str, ...] = (),
-) -> RecordingHouse:
+) -> RecordingService:
     engines = tuple(processes.engine(tokenizer) for _ in range(replicas))
     proxies = tuple(
         start_proxy(processes, engine, tokenizer, state, number, *proxy_flags) for number, engine in enumerate(engines)
@@ -95,18 +95,18 @@ def build_recording_house(
     router = processes.router()
     gateway = processes.gateway(router, *gateway_flags)
     processes.register(router, *proxies)
-    house = RecordingHouse(processes, engines, proxies, router, gateway, tokenizer, state)
+    service = RecordingService(processes, engines, proxies, router, gateway, tokenizer, state)
     relays = int(gateway_flags[gateway_flags.index("--relays") + 1]) if "--relays" in gateway_flags else 1
     following: set[int] = set()
 
     def all_heard() -> bool:
         """Whoever of the relays is asked: each has the table, and the table has the journals."""
-        table = house.router.call("GET", "/table", key=house.key).json()
+        table = service.router.call("GET", "/table", key=service.key).json()
         workers = [worker for model in table["models"].values() for worker in model["workers"]]
-        health = house.gateway.call("GET", "/health").json()
+        health = service.gateway.call("GET", "/health").json()
         if all(worker["journals"] for worker in workers) and health["table"]["serial"] >= table["serial"]:
             following.add(health["pid"])
         return len(following) == relays
 
-    wait_until(lambda: house.admin("GET", "/rl/sessions").status == 200 and all_heard(), what="journals known")
-    return house
+    wait_until(lambda: service.admin("GET", "/rl/sessions").status == 200 and all_heard(), what="journals known")
+    return service

@@ -20,7 +20,7 @@ ANSWER = "Hello there, friend!"
 
 
 @dataclass(frozen=True)
-class House:
+class Service:
     """One model, called ``tiny``, with a replica for each engine. ``engine`` and ``proxy`` are the first one's."""
 
     processes: Processes
@@ -85,7 +85,7 @@ class House:
         wait_until(lambda: line in self.gateway.call("GET", "/metrics").body, what=f"{count} queued")
 
     def reset(self) -> None:
-        """Everything as it was when the house was new."""
+        """Everything as it was when the service was new."""
         for engine in self.engines:
             script(engine, reset=True)
         for model in self.router.call("GET", "/models", key=self.key).json()["models"]:
@@ -103,13 +103,13 @@ def _chat_body() -> dict[str, Any]:
     return {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
 
-def build_house(processes: Processes, tokenizer: Path, *gateway_flags: str, replicas: int = 1) -> House:
+def build_service(processes: Processes, tokenizer: Path, *gateway_flags: str, replicas: int = 1) -> Service:
     engines = tuple(processes.engine(tokenizer) for _ in range(replicas))
     proxies = tuple(processes.data_proxy(engine, tokenizer) for engine in engines)
     router = processes.router()
     gateway = processes.gateway(router, *gateway_flags)
     processes.register(router, *proxies)
-    return House(processes, engines, proxies, router, gateway)
+    return Service(processes, engines, proxies, router, gateway)
 
 
 def later(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
