@@ -20,7 +20,11 @@ _DEADLINE_S = 120.0
 
 
 class Broken(Exception):
-    """Something a client should never see."""
+    """Something a client should never see. ``interaction_id``: of a stream that was cut."""
+
+    def __init__(self, message: str, interaction_id: str | None = None) -> None:
+        super().__init__(message)
+        self.interaction_id = interaction_id
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,9 @@ def _whole(data: dict[str, Any]) -> Said:
 
 def _streamed(text: str) -> Said:
     lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    if lines[-1:] != ["[DONE]"]:
-        raise Broken(f"a stream that is not whole: {text[-300:]}")
-    chunks = [json.loads(line) for line in lines[:-1]]
-    if wrong := next((chunk for chunk in chunks if "error" in chunk), None):
-        raise Broken(f"a stream with an error: {wrong}")
+    chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+    if lines[-1:] != ["[DONE]"] or any("error" in chunk for chunk in chunks):
+        raise Broken(f"a stream that is not whole: {text[-300:]}", chunks[0].get("id") if chunks else None)
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     return Said(
         chunks[0]["id"],
@@ -90,13 +92,16 @@ def _streamed(text: str) -> Said:
 
 @dataclass
 class Session:
-    """One session's life: trajectories of ``TURNS`` turns, each rewarded, and exported at once or at the end."""
+    """One session's life: trajectories of ``TURNS`` turns, each rewarded, and exported at once or at the end.
+
+    ``cut``: streams that broke. One that was recorded before its last event could be sent is in the trajectory."""
 
     admin: Client
     number: int
     session_id: str = ""
     client: Client | None = None
     turns: list[Said] = field(default_factory=list)
+    cut: set[str] = field(default_factory=set)
     kept: dict[int, list[Said]] = field(default_factory=dict)  # by trajectory, not exported yet
     trajectories: int = 0
     calls: int = 0
@@ -114,14 +119,20 @@ class Session:
         for turn, said in enumerate(self.turns):
             messages += [{"role": "user", "content": str(turn)}, {"role": "assistant", "content": said.text or "-"}]
         messages.append({"role": "user", "content": str(len(self.turns))})
-        self.turns.append(self.client.chat(messages, stream=self.calls % 2 == 0))
+        try:
+            self.turns.append(self.client.chat(messages, stream=self.calls % 2 == 0))
+        except Broken as error:
+            if error.interaction_id is not None:
+                self.cut.add(error.interaction_id)
+            raise
         self.calls += 1
         if len(self.turns) == TURNS:
             self._finish(self.client)
 
     def _finish(self, client: Client) -> None:
         done = client.post("/rl/set_reward", {"reward": float(self.number)})
-        if done["interaction_count"] != len(self.turns) or done["trajectory_id"] != self.trajectories:
+        more = done["interaction_count"] - len(self.turns)
+        if not 0 <= more <= len(self.cut) or done["trajectory_id"] != self.trajectories:
             raise Broken(f"{self.session_id}: rewarded {done}, after {len(self.turns)} turns of {self.trajectories}")
         self.kept[self.trajectories] = self.turns
         self.trajectories, self.turns = self.trajectories + 1, []
@@ -139,26 +150,27 @@ class Session:
         for number, turns in sorted(self.kept.items()):
             body = {"session_ids": [self.session_id], "trajectory_id": number, "remove_session": False}
             exported = self.admin.post("/export_trajectories", body)
-            _compare(f"{self.session_id} trajectory {number}", exported, turns, float(self.number))
+            _compare(f"{self.session_id} trajectory {number}", exported, turns, self.cut, float(self.number))
             self.admin.post("/export_trajectories/ack", {"export_id": exported["export_id"]})
         self.kept.clear()
         if remove and self.client is not None:
             self.client.post("/rl/end_session", {})
 
 
-def _compare(what: str, exported: dict[str, Any], turns: list[Said], reward: float) -> None:
+def _compare(what: str, exported: dict[str, Any], turns: list[Said], cut: set[str], reward: float) -> None:
     told = [said.interaction_id for said in turns]
-    rows = [row["interaction_id"] for row in exported["rows"]]
-    if rows != told:
-        raise Broken(f"{what}: {rows} was exported, {told} was said")
+    ids = [row["interaction_id"] for row in exported["rows"]]
+    rows = [row for row, name in enumerate(ids) if name not in cut]
+    if [ids[row] for row in rows] != told:
+        raise Broken(f"{what}: {ids} was exported, {told} was said")
     traj = exported["traj"]
-    for row, said in enumerate(turns):
+    for row, said in zip(rows, turns, strict=True):
         length, count = sum(traj["attention_mask"][row]), len(said.token_ids)
         tokens, versions = traj["input_ids"][row][:length], traj["versions"][row][:length]
         if tokens[-count:] != said.token_ids or said.prompt_ids not in (None, tokens[:-count]):
-            raise Broken(f"{what}: turn {row} has other tokens than its caller was told")
+            raise Broken(f"{what}: row {row} has other tokens than its caller was told")
         if versions != [-1] * (length - count) + said.versions:
-            raise Broken(f"{what}: turn {row} has other versions than its caller was told")
+            raise Broken(f"{what}: row {row} has other versions than its caller was told")
     if traj["original_rewards"][-1] != reward:
         raise Broken(f"{what}: the reward is {traj['original_rewards'][-1]}, and was {reward}")
 

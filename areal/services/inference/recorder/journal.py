@@ -304,8 +304,17 @@ class SessionJournal:
         return await self._read_apart(lambda tables: tables.turns(session, trajectory))
 
     async def replay(self, session: int, digest: bytes, idempotency: bytes | None) -> list[RecordedTurn] | None:
-        """The turns of a call that is recorded already, by its choices. Raises 422 for a key used with another body."""
-        found = self._look(lambda tables: tables.find_call(session, digest, idempotency))
+        """The turns of a call that is recorded already, by its choices. Without a key only those of an open trajectory:
+        each trajectory of a session may begin with the same body. Raises 422 for a key used with another body."""
+
+        def find(tables: SessionTables) -> tuple[int, bytes] | None:
+            found = tables.find_call(session, digest, idempotency)
+            if found is None or idempotency is not None:
+                return found
+            trajectory = tables.trajectory_of(session, found[0] % SEQUENCES)
+            return found if trajectory is not None and trajectory.phase is TrajectoryPhase.OPEN else None
+
+        found = self._look(find)
         if found is None:
             return None
         if found[1] != digest:

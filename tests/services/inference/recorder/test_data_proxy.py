@@ -188,6 +188,17 @@ def said_by(answer: Answer) -> Any:
     return [chat_text(events, index) for index in range(2)], events[0]["id"], events[0]["created"], logprobs
 
 
+def test_retry_is_never_answered_from_an_earlier_trajectory(bench: Bench) -> None:
+    """Each episode of a session may begin with the same body."""
+    rollout = bench.begin()
+    earlier = rollout.post(CHAT, rollout.body("a")).json()["id"]
+    rollout.reward(1.0)
+    retry = rollout.post(CHAT, rollout.body("a"), **RETRY).json()["id"]
+    assert retry != earlier
+    assert rollout.post(CHAT, rollout.body("a"), **RETRY).json()["id"] == retry
+    assert rollout.reward(0.0)["interaction_count"] == 1
+
+
 def test_retry_joins_the_newest_equal_call_in_flight(bench: Bench) -> None:
     script(bench.engine, gate=2)
     rollout = bench.begin()
