@@ -6,6 +6,7 @@ Durations are in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -138,3 +139,62 @@ class DataProxyConfig(ServeConfig, Retention):
     registration: RegistrationConfig | None = option(None, "JSON: how it registers at its router (default: not at all)")
     state_dir: str | None = option(None, "folder of this model's journals; without it no sessions")
     adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
+
+
+# -- agent services. Their router is the inference service's: the agent service is the one "model" that it knows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceAccess:
+    """The inference service that an agent service's sessions are recorded at. ``addr``: its gateway, without ``/v1``.
+    ``model`` None: its only one."""
+
+    addr: str
+    admin_key_file: str | None = None
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentGatewayConfig(ServeConfig):
+    port: int = option(8090, "0 takes a free one", least=0)
+    service: str = option("default", "name of the agent service, as its data proxies register it")
+    router_url: str = required("address of the router")
+    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body, and longest frame", least=0)
+    request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", least=0)
+    max_queued_requests: int = option(GatewayLimits.max_queued_requests, "turns that may wait for a pair", least=0)
+    inference: tuple[InferenceAccess, ...] = option((), "JSON: inference services whose sessions callers may bring")
+
+    @property
+    def limits(self) -> GatewayLimits:
+        return GatewayLimits(self.max_body_bytes, self.request_timeout, self.max_queued_requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentDataProxyConfig(ServeConfig):
+    """One pair's keeper of sessions. ``inference`` None: the agent brings its own model."""
+
+    port: int = option(9100, "0 takes a free one", least=0)
+    service: str = option("default", "name of the agent service")
+    worker_url: str = required("address of the pair's worker")
+    state_dir: str = required("folder of the service's journals")
+    registration: RegistrationConfig | None = option(None, "JSON: how it registers at its router (default: not at all)")
+    adopt_after: float = option(5.0, "take over a journal free for so long", least=0)
+    idle_timeout: float = option(1800.0, "seconds until a session without a turn is closed", above=0)
+    max_concurrent: int = option(64, "turns that run at once; further ones wait", least=1)
+    health_period: float = option(5.0, "seconds between two probes of the worker", above=0)
+    turn_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without an event of a turn", above=0)
+    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
+    inference: InferenceAccess | None = option(None, "JSON: where sessions are recorded (default: nowhere)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentWorkerConfig(ServeConfig):
+    """One of ``agent`` and ``command``. ``tools``: MCP servers, each ``{"mcp": {"command": [...]}}`` or
+    ``{"mcp": {"url": "http..."}}``."""
+
+    port: int = option(9000, "0 takes a free one", least=0)
+    agent: str | None = option(None, "the agent, module:Name")
+    kwargs: Mapping[str, Any] | None = option(None, "JSON: keyword arguments of the agent's class")
+    command: tuple[str, ...] = option((), "JSON: a program that answers a turn, and its arguments")
+    tools: tuple[Mapping[str, Any], ...] = option((), "JSON: MCP servers whose tools the agent gets")
+    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)

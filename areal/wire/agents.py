@@ -1,0 +1,128 @@
+"""What the gateway, the data proxies and the workers of an agent service say to each other.
+
+A turn is one message to a session and the agent's answer. The worker, and after it the data proxy, answer a turn with a
+stream of events (``application/x-ndjson``, one JSON object a line, sent as they happen):
+
+    {"type": "accepted", "run_id"}                        first, from the data proxy
+    {"type": "delta", "text"}
+    {"type": "tool_call", "id", "name", "arguments"}      ``arguments``: JSON text
+    {"type": "tool_result", "id", "name", "result"}
+    {"type": "response", "status", "headers"}             the agent answers with its own stream
+    {"type": "data", "data"}                              its bytes, base64
+    {"type": "complete", "summary", "metadata"}           last, when the turn is on disk
+    {"type": "failed", "failure": "agent" | "infra" | "cancelled", "error"}     last, too
+
+A session's key is opaque. In a path it is percent-encoded as one segment, and decoded after the route is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from areal.wire.bodies import bounded, checked, text
+
+LONGEST_KEY = 1024  # bytes of UTF-8
+LONGEST_REQUEST_ID = 255
+EVENTS = "application/x-ndjson"
+SESSION_KEY_HEADER = "X-AReaL-Session-Key"
+
+QueueMode = Literal["collect", "followup"]
+"""What happens to a message that comes while a turn of its session runs: ``collect`` joins all such messages into one
+following turn, ``followup`` gives each a turn of its own, in their order."""
+
+Failure = Literal["agent", "infra", "cancelled"]
+"""``agent``: the agent raised, or returned nonsense. ``infra``: a process or a model was lost. A failed turn has no
+reward: it is never a 0."""
+
+
+def is_session_key(key: str) -> bool:
+    """Whether ``key`` can name a session: 1 to 1024 bytes of UTF-8, without control characters."""
+    try:
+        return 1 <= len(key.encode()) <= LONGEST_KEY and not any(char < " " or char == "\x7f" for char in key)
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+_KEY_PROBLEM = f"must be 1 to {LONGEST_KEY} bytes of UTF-8 without control characters"
+
+
+def session_key(default: Any = ...) -> Any:
+    return checked(_KEY_PROBLEM, is_session_key) if default is ... else checked(_KEY_PROBLEM, is_session_key, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelAccess:
+    """The model that an agent calls in one turn: ``base_url`` without ``/v1``, and the key of the session's RL session.
+    An agent finds it in ``request.metadata["areal_inference"]``."""
+
+    base_url: str = text()
+    api_key: str = field(repr=False)
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartAgentSession:
+    """To a data proxy, by way of the router: ``api_key`` is the session's key (absent: one is made), so that the router
+    finds it by the key's digest as it finds any session. A session that has the key already is the answer then.
+    ``inference``: the RL session of the caller (else the service's own, where it has one)."""
+
+    api_key: str | None = session_key(None)
+    model: str | None = None  # the agent service's name, by which the router knows its data proxies
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    inference: ModelAccess | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnRequest:
+    """``POST /session/{key}/turn`` of a data proxy. ``idempotency_key``: a turn of the session that was recorded with
+    it is the answer, and one that runs is joined."""
+
+    message: str
+    run_id: str = text()
+    queue_mode: QueueMode = "collect"
+    idempotency_key: str | None = checked(
+        f"must be 1 to {LONGEST_REQUEST_ID} printable characters",
+        lambda key: 1 <= len(key) <= LONGEST_REQUEST_ID and key.isprintable(),
+        None,
+    )
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    inference: ModelAccess | None = None  # from now on the session's
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerRun:
+    """``POST /run`` of a worker. ``history``: OpenAI chat messages of the session's turns that are on disk."""
+
+    message: str
+    session_key: str = session_key()
+    run_id: str = text()
+    history: tuple[Mapping[str, Any], ...] = ()
+    queue_mode: QueueMode = "collect"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardSession:
+    """``POST /session/{key}/reward``: for the session's last model call, or the one that is named."""
+
+    reward: float
+    interaction_id: str | None = text(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportSession:
+    """``POST /session/{key}/export``, as ``/export_trajectories`` of the inference service takes them."""
+
+    trajectory_id: int | None = bounded(0, 2**63 - 1, None)
+    discount: float = field(default=1.0, metadata={"least": 0, "most": 1})
+    style: Literal["individual", "concat"] = "individual"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigureSessions:
+    """``POST /configure`` of a data proxy: settings that change while it runs. Absent fields stay."""
+
+    idle_timeout: float | None = field(default=None, metadata={"above": 0})
+    max_concurrent: int | None = field(default=None, metadata={"least": 1})
