@@ -116,9 +116,9 @@ def apply(
     if cli.format.is_table:
         show(_readable(made))
     elif not made.faults:
-        from areal.reconcilers.apply import rendered
+        from areal.resources.render import render
 
-        print_manifests(cli, [manifest(item) for item in rendered(request.source).resources], "")
+        print_manifests(cli, [manifest(item) for item in render(request.source).resources], "")
     return _refused(made)
 
 
@@ -328,10 +328,11 @@ def converge(
 def _flags_request(
     cli: Invocation, manifests: Sequence[Manifest], force: bool, recreate: str, timeout: float | None = None
 ) -> ApplyRequest:
-    from areal.reconcilers.context import ApplyRequest, ManifestSource
+    from areal.reconcilers.context import ApplyRequest
+    from areal.resources.render import RenderRequest
 
     return ApplyRequest(
-        source=ManifestSource(manifests=tuple(manifests)),
+        source=RenderRequest(manifests=tuple(manifests)),
         replace=force,
         recreate=(recreate,) if recreate else (),
         force_conflicts=force,

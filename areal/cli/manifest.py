@@ -18,7 +18,7 @@ from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import check_name, resolve_kind
 
 if TYPE_CHECKING:
-    from areal.reconcilers.context import ManifestSource
+    from areal.resources.render import RenderRequest
     from areal.resources.resource import Rendered
 
 
@@ -28,7 +28,7 @@ STDIN = "-"
 
 
 class SourceFlags(NamedTuple):
-    """The flags as given. ``read`` makes the reconcilers' ManifestSource of them, reading stdin at most once."""
+    """The flags as given."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False
@@ -48,19 +48,17 @@ class SourceFlags(NamedTuple):
             raise UsageFault("stdin can be read once: -f - is given twice")
         return self
 
-    def read(self) -> ManifestSource:
-        from areal.reconcilers.context import ManifestSource
+    def read(self) -> RenderRequest:
+        """Reads stdin where the flags name it."""
+        from areal.resources.render import RenderRequest
 
-        return ManifestSource(**self._asdict(), stdin=self._stdin())
+        return RenderRequest(**self._asdict(), stdin=sys.stdin.read() if STDIN in self.files else None)
 
     def render(self) -> Rendered:
         """The resources, by file and values alone."""
-        from areal.resources.render import RenderRequest, render
+        from areal.resources.render import render
 
-        return render(RenderRequest(**self._asdict(), stdin=self._stdin()))
-
-    def _stdin(self) -> str | None:
-        return sys.stdin.read() if STDIN in self.files else None
+        return render(self.read())
 
 
 def _value_assignment(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
-from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, Outcome
+from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import NO_LIMIT, Approve, CommandContext, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.kinds import controller_of, controllers
@@ -21,29 +21,10 @@ from areal.reconcilers.planning import PlanScope, Policy
 from areal.resources.kinds import BACKENDS, Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
-from areal.resources.render import RenderRequest, render, render_valid
+from areal.resources.render import render, render_valid
 from areal.resources.resource import Rendered, Resource
 from areal.resources.validation import references
 from areal.state.records import StoredObject
-
-
-def rendered(source: ManifestSource) -> Rendered:
-    """Raises ManifestError with every diagnostic of every file."""
-    return render(render_request(source))
-
-
-def render_request(source: ManifestSource) -> RenderRequest:
-    # JSON is YAML: what an imperative verb built goes through the same loader as a file
-    built = "\n---\n".join(json.dumps(manifest, indent=1) for manifest in source.manifests)
-    return RenderRequest(
-        files=source.files or (("-",) if source.manifests else ()),
-        recursive=source.recursive,
-        overlay=source.overlay,
-        sets=source.sets,
-        values_files=source.values_files,
-        profile=source.profile,
-        stdin=built or source.stdin,
-    )
 
 
 def wanted_of(resource: Resource) -> Wanted:
@@ -183,7 +164,7 @@ class _Manifests:
     @classmethod
     def load(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
         """Raises ManifestError with every diagnostic of every file."""
-        found = rendered(request.source)
+        found = render(request.source)
         _raise_all(_faults(command.ctx, found.resources))
         wanted = tuple(wanted_of(resource) for resource in found.resources)
         if request.source.manifests:  # a verb built them from its flags: there is no file, and no place in it
@@ -193,7 +174,7 @@ class _Manifests:
     @classmethod
     def load_valid(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
         """The resources that can be read, and the faults of the rest."""
-        valid = render_valid(render_request(request.source))
+        valid = render_valid(request.source)
         spoiled = {**valid.spoiled, **_faults(command.ctx, valid.rendered.resources)}
         resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in spoiled)
         errors = {str(ref): ManifestError(faults) for ref, faults in spoiled.items()}
@@ -352,7 +333,8 @@ class _Manifests:
         scheduler = (spec.get("scheduler") or {}).get("type", "local")
         if scheduler not in BACKENDS:
             raise InvalidManifest(
-                f"{target.ref}: spec.scheduler.type {scheduler} is not implemented yet; nothing was changed",
+                f"{target.ref}: no installed package registers the backend {scheduler} of spec.scheduler.type; "
+                "nothing was changed",
                 hint="use `type: local`; with `suspend: true` the object can be recorded",
             )
 

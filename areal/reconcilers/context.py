@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from areal.errors import ArealError
 from areal.state.home import Home
+
+if TYPE_CHECKING:
+    from areal.resources.render import RenderRequest
 
 
 @dataclass(frozen=True)
@@ -69,25 +72,11 @@ DryRun = Literal["server", "client"]
 
 
 @dataclass(frozen=True)
-class ManifestSource:
-    """The source of the desired resources: files and values, or manifests that an imperative verb has built."""
-
-    files: tuple[str, ...] = ()
-    recursive: bool = False
-    overlay: str | None = None
-    sets: tuple[str, ...] = ()
-    values_files: tuple[str, ...] = ()
-    profile: str | None = None
-    stdin: str | None = None
-    manifests: tuple[Mapping[str, Any], ...] = ()
-
-
-@dataclass(frozen=True)
 class ApplyRequest:
     """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source.
     ``recreate``: uids of stored objects to be deleted and created again though nothing differs."""
 
-    source: ManifestSource = field(default_factory=ManifestSource)
+    source: RenderRequest
     dry_run: DryRun | None = None
     prune: bool = False
     set_name: str | None = None

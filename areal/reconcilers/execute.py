@@ -358,7 +358,7 @@ def route(context: EffectContext, op: Op, number: int) -> None:
     for worker in answer.get("workers", ()) if isinstance(answer, dict) else ():
         if worker.get("state") == "draining":
             _post(context, op, "/undrain", {"worker_id": worker["worker_id"]})
-    context.event(op.ref, "Normal", "Routed", f"{len(workers)} replicas: {op.cause}")
+    context.event(op.ref, "Normal", "Routed", f"{len(workers)} replica{'s' * (len(workers) != 1)}: {op.cause}")
 
 
 def unroute(context: EffectContext, op: Op, number: int) -> None:

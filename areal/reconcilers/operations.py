@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from areal.errors import Conflict, NotFound, did_you_mean
 from areal.reconcilers.apply import apply
-from areal.reconcilers.context import ApplyRequest, Context, ManifestSource, Outcome
+from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import Choose, CommandContext, converge, plan_targets
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.kinds import Completion, controller_of, host_of
@@ -17,6 +17,7 @@ from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.resources.kinds import Ref
+from areal.resources.render import RenderRequest
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import RunState
 from areal.state.objects import ObjectStore
@@ -249,7 +250,7 @@ def adopt(
 ) -> Outcome:
     """Route to what already runs, without restarting it. Its life stays its owner's."""
     manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url, service)
-    outcome = apply(ctx, ApplyRequest(ManifestSource(manifests=(manifest,)), timeout_s=timeout_s), _yes)
+    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 

@@ -15,6 +15,7 @@ column 21 of the second ``--set``.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from bisect import bisect_right
@@ -63,7 +64,8 @@ _ROOTS = ("spec", "metadata", "values")
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """``"-"`` among ``files`` stands for the text in ``stdin``; ``env`` None for this process's environment."""
+    """``"-"`` among ``files`` stands for the text in ``stdin``; ``env`` None for this process's environment.
+    ``manifests``: built by an imperative verb from its flags, and read instead of ``files``."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False
@@ -72,6 +74,7 @@ class RenderRequest:
     values_files: tuple[str, ...] = ()
     profile: str | None = None
     stdin: str | None = None
+    manifests: tuple[Mapping[str, Any], ...] = ()
     env: Mapping[str, str] | None = field(default=None, repr=False)
 
 
@@ -101,7 +104,10 @@ def render_valid(request: RenderRequest) -> ValidPart:
 def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     problems = Problems()
     env = EnvironmentVariables(os.environ if request.env is None else request.env)
-    sources = list(read_sources(request.files, request.recursive, request.stdin, problems))
+    files, stdin = request.files, request.stdin
+    if request.manifests:  # JSON is YAML: they go through the same loader as a file
+        files, stdin = ("-",), "\n---\n".join(json.dumps(manifest, indent=1) for manifest in request.manifests)
+    sources = list(read_sources(files, request.recursive, stdin, problems))
     manifests = tuple(problems.files)
     documents = _documents(request, sources, Reading(problems, env, request.profile))
     made = [(document, assemble(document)) for document in documents]

@@ -15,6 +15,7 @@ import inspect
 import logging
 import os
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,9 +70,9 @@ class SessionWorkflow(RolloutWorkflow):
         self._discount = discount
         self._style = style
 
+    @abstractmethod
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         """The episode itself; its reward: one number, some by interaction, or None."""
-        raise NotImplementedError
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         (session,) = (await engine.start_sessions(1)).sessions

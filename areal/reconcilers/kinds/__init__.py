@@ -10,6 +10,7 @@ the spec's model and clients when they are called. ``spec`` is the sparse spec, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -204,7 +205,7 @@ class KindController:
         return iter(())
 
 
-class SimpleController(KindController):
+class SimpleController(KindController, ABC):
     """N processes of one component, each with an address of its own. A process answers ``GET /health`` while it lives,
     and ``GET /ready`` with 200 while it serves. Its successor is ready before an outdated process is stopped."""
 
@@ -215,9 +216,9 @@ class SimpleController(KindController):
     restart: ClassVar[RestartPolicy] = RestartPolicy()
     grace_s: ClassVar[float] = 10.0
 
+    @abstractmethod
     def argv(self, found: StoredObject, slot: Slot) -> list[str]:
         """The command line of one process, which listens at ``slot.host`` and ``slot.port``."""
-        raise NotImplementedError
 
     def env(self, found: StoredObject) -> Mapping[str, str]:
         return {}

@@ -288,7 +288,7 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
     scheduler = config.get("scheduler.type")
     if scheduler and scheduler not in BACKENDS:
         raise InvalidManifest(
-            f"{job.ref}: scheduler.type {scheduler} is not there yet; nothing was started",
+            f"{job.ref}: no installed package registers the backend of scheduler.type {scheduler}; nothing was started",
             hint="scheduler.type=local runs it on this machine",
         )
     for package, (key, off) in _TRACKERS.items():

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal.reconcilers.apply import rendered
-from areal.reconcilers.context import ManifestSource
 from areal.reconcilers.kinds.model_engines import engine_args_faults, installed_flags
+from areal.resources.render import RenderRequest, render
 
 FLAGS = [f"flag-{number}" for number in range(30)]
 
@@ -74,7 +73,7 @@ spec:
 def test_unknown_argument_is_an_error_at_its_place_with_the_one_that_was_meant(tmp_path: Path, backend: str) -> None:
     flags = ["flag1", *FLAGS]
     text = MANIFEST.format(backend=backend, python=python_with(tmp_path, flags=flags))
-    found = rendered(ManifestSource(files=("-",), stdin=text))
+    found = render(RenderRequest(files=("-",), stdin=text))
     ((problem,),) = engine_args_faults(found.resources, tmp_path / "cache").values()
     assert problem.pos.line == 10 and problem.path == "spec.engineArgs.flag-77"
     assert "did you mean" in problem.message
@@ -83,5 +82,5 @@ def test_unknown_argument_is_an_error_at_its_place_with_the_one_that_was_meant(t
 def test_embedded_engine_is_not_asked(tmp_path: Path) -> None:
     text = MANIFEST.format(backend="embedded", python=python_with(tmp_path)).replace("flag1: 3", "threads: 1")
     text = text.replace("    flag-77: 4\n", "")
-    assert not engine_args_faults(rendered(ManifestSource(files=("-",), stdin=text)).resources, tmp_path / "cache")
+    assert not engine_args_faults(render(RenderRequest(files=("-",), stdin=text)).resources, tmp_path / "cache")
     assert asked(tmp_path) == 0

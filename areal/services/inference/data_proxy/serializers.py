@@ -6,6 +6,7 @@ to a chat body, and a writer writes the answer from its pieces.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -153,7 +154,7 @@ def _chat_delta(piece: Piece) -> dict[str, Any] | None:
             return None
 
 
-class _OpenAISerializer:
+class _OpenAISerializer(ABC):
     """The parts that both APIs have."""
 
     kind: str  # of a whole answer
@@ -200,8 +201,8 @@ class _OpenAISerializer:
         data = {**self._head(self.kind), "choices": [self._whole(choice) for choice in self._state.choices]}
         return orjson.dumps({**data, **self._beside_choices(), "usage": self._usage()})
 
-    def _whole(self, choice: Choice) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole(self, choice: Choice) -> dict[str, Any]: ...
 
     def _beside_choices(self) -> dict[str, Any]:
         return {}

@@ -7,6 +7,7 @@ several steps at once, each step costs them little more than its tokens.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
@@ -230,7 +231,7 @@ GenerateRequest = tuple[str, Mapping[str, Any], JsonLines]
 """Path, body and reader of the answer."""
 
 
-class EngineClient:
+class EngineClient(ABC):
     """Drives the engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str], capabilities: Capabilities) -> None:
@@ -241,8 +242,8 @@ class EngineClient:
         self._window = Window(WINDOW_S)
         self._logprobs_known = False
 
-    def _request(self, call: EngineCall) -> GenerateRequest:
-        raise NotImplementedError
+    @abstractmethod
+    def _request(self, call: EngineCall) -> GenerateRequest: ...
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")
