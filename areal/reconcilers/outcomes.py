@@ -110,8 +110,9 @@ def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool) -> ObjectOutc
     errors = last.errors_of(item.ref)
     if any(op.verb is Verb.ERASE and op.id in last.done for op in last.plan.ops_of(item.ref)) and item.action in _GONE:
         # it is gone: a router that could not be told is no failure any more
-        note = f"{item.cause}; {errors[0].message}" if errors else item.cause
-        return ObjectOutcome(item.ref, _DONE[item.action], note)
+        done = _DONE[item.action]
+        notes = [*([item.cause] if item.cause != done else []), *(error.message for error in errors[:1])]
+        return ObjectOutcome(item.ref, done, "; ".join(notes))
     if errors:
         code = worst_exit([error.exit_code for error in errors])
         worst = next(error for error in errors if error.exit_code == code)

@@ -25,28 +25,30 @@ from areal.dataset.files import SUFFIXES
 from areal.errors import ArealError
 from areal.hub import is_id
 from areal.resources.paths import import_fault, looks_local
+from areal.resources.tree import FieldPath
 
 
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
     """``config`` (the class), ``file`` or its ``text``, ``overrides``; ``built_in``: the driver is, so that data sets,
     models and functions are what the configuration says; ``trains``; ``later``: files may be made by what runs before
     it."""
-    cls = getattr(cli_args, request["config"])
+
+    def more_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
+        if request["built_in"]:
+            yield from _code_faults(config)
+            if not request["later"]:
+                yield from _file_faults(config, trains=request["trains"])
+
     try:
-        config = load_config(request["file"], request["overrides"], cls)
+        load_config(request["file"], request["overrides"], getattr(cli_args, request["config"]), more_faults)
     except ConfigError as error:
         return list(error.faults)
     except ArealError as error:
         return [ConfigFault((), error.message, request["file"])]
-    if not request["built_in"]:
-        return []
-    found = [*_code_faults(config)]
-    if not request["later"]:
-        found += [*_file_faults(config, trains=request["trains"])]
-    return [ConfigFault(path, message, request["file"]) for path, message in found]
+    return []
 
 
-def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[tuple[str, ...], str]]:
+def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
     """Data sets and models that are not there."""
     online = isinstance(config, PPOConfig) and config.is_online
     if trains and not online and not config.train_dataset.path:
@@ -63,13 +65,13 @@ def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tupl
                 yield (each.name, "path"), f"there is no model folder {path!r} in {Path.cwd()}"
 
 
-def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
     """Functions and classes that cannot be imported."""
     if not isinstance(config, PPOConfig):
         return
     rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
     agent = config.rollout.agent or config.rollout.openai
-    named: list[tuple[tuple[str, ...], str]] = [(("workflow",), config.workflow)]
+    named: list[tuple[FieldPath, str]] = [(("workflow",), config.workflow)]
     named += [(("reward_fn",), each) for each in rewards]
     named += [(("rollout", "agent", "agent_cls_path"), agent.agent_cls_path)] if agent is not None else []
     for path, name in named:

@@ -88,6 +88,15 @@ def test_fault_of_an_override_names_it_and_the_others_are_told_too(folder: Path,
         assert len(faults(folder, {"sed": 1}, override, "trialname=x")) == 3
 
 
+def test_missing_function_and_data_set_are_placed_where_they_are_named(folder: Path) -> None:
+    text = "\n".join(
+        f"{key}: {json.dumps(value)}" for key, value in {**WELL, "valid_dataset": {"path": "x.jsonl"}}.items()
+    )
+    workflow, dataset = faults(folder, text, "workflow=rewards:Wrong")
+    assert workflow["override"] == "workflow=rewards:Wrong"
+    assert dataset["override"] is None and dataset["mark"][0] == len(text.splitlines())
+
+
 def test_what_a_driver_could_run_is_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     before = dict(os.environ)

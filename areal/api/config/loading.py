@@ -17,7 +17,7 @@ import logging
 import re
 import sys
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path as FilePath
@@ -189,8 +189,14 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
     return load_config(given.config, given.overrides, cls), given.config
 
 
-def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
-    """Raises ConfigError with every fault, NotFound for a file that is not there."""
+def load_config(
+    file: str,
+    overrides: Sequence[str],
+    cls: type[T],
+    more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
+) -> T:
+    """Raises ConfigError with every fault, NotFound for a file that is not there. ``more_faults``: paths and messages
+    of faults in a configuration that the class accepts."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
@@ -199,6 +205,8 @@ def load_config(file: str, overrides: Sequence[str], cls: type[T]) -> T:
     config = build(cls, given, faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
         faults.found += contradictions(given)
+    if config is not None and not faults.found and not refused:
+        faults.found += more_faults(config)
     if config is None or faults.found or refused:
         raise ConfigError(*refused, *(source.fault(path, message, set_by) for path, message in faults.found))
     for path, mark in faults.inert:

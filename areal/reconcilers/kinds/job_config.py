@@ -234,7 +234,7 @@ def expand_job(job: Wanted, config: JobConfig) -> Wanted:
     if nodes > 1 and scheduler == "local":
         raise InvalidManifest(
             f"{job.ref}: spec.resources.nodes is {nodes}, and spec.scheduler.type local knows one machine",
-            hint="leave nodes out, or name a cluster's scheduler: ray or slurm",
+            hint="leave nodes out; a scheduler of many machines comes with a package of its own (docs/extending.md)",
         )
     found = config.training()
     if found is None:
