@@ -13,6 +13,22 @@ stream of events (``application/x-ndjson``, one JSON object a line, sent as they
     {"type": "failed", "failure": "agent" | "infra" | "cancelled", "error"}     last, too
 
 A session's key is opaque. In a path it is percent-encoded as one segment, and decoded after the route is chosen.
+
+A data proxy's routes, besides those by which a router places and finds sessions (``/rl/start_session``, whose answer
+may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
+
+    POST /session/{key}/turn      TurnRequest -> events
+    DELETE /session/{key}/turn    -> {"session_key", "cancelled"}: whether a turn ran
+    POST /session/{key}/close     -> {"session_key", "closed"}
+    GET /session/{key}            -> {"session_key", "state", "created", "metadata", "turns", ..., "history"}
+    POST /session/{key}/reward    RewardSession -> the inference service's answer
+    POST /session/{key}/export    ExportSession -> the inference service's answer
+    GET /sessions?limit=&after=   -> {"sessions": [as above, without "history"], "next"}, ordered by key; ``next``:
+                                  the last key, where more follow
+    POST /configure               ConfigureSessions
+
+Each is 404 ``session_not_found`` for a session that it does not have or that is closed, 421 where the session's journal
+has gone elsewhere, and 503 where the turn was not begun and may be sent again.
 """
 
 from __future__ import annotations
