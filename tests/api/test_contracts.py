@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.api.alloc_mode import AllocationMode, BackendError, train_backend
+from areal.api.alloc_mode import AllocationMode, BackendError, ModelAllocation, train_backend
 from areal.api.io_struct import FinetuneSpec, ModelResponse, StepInfo, WeightUpdateMeta
 from areal.api.registry import Registry, load_attr
 from areal.errors import UsageFault
@@ -40,6 +40,14 @@ def test_allocation_modes_old_and_new() -> None:
     assert train_backend("").world_size == 1
     with pytest.raises(BackendError, match="no pipeline parallelism"):
         train_backend("fsdp:p2")
+
+
+def test_allocation_of_one_engine_has_areals_names() -> None:
+    parallel = ModelAllocation.from_str("sglang:d4t2", "rollout").parallel
+    assert (parallel.data_parallel_size, parallel.tensor_parallel_size, parallel.world_size) == (4, 2, 8)
+    assert (parallel.pipeline_parallel_size, parallel.cp_size, parallel.ep_size) == (1, 1, 1)
+    with pytest.raises(BackendError, match="one engine only"):
+        ModelAllocation.from_str("sglang:d4+fsdp:d8")
 
 
 def test_registry_takes_names_and_import_paths() -> None:

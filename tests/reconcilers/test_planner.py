@@ -411,3 +411,12 @@ def calls_of_a_plan(models: int) -> int:
 def test_work_of_a_plan_grows_with_the_number_of_models_and_no_faster() -> None:
     calls_of_a_plan(10)  # what is done once
     assert calls_of_a_plan(400) < 5 * calls_of_a_plan(100)
+
+
+def test_plan_of_deleting_what_cannot_be_seen_is_refused_and_touches_nothing() -> None:
+    home, item, observed = steady()
+    hidden = without(observed, "qwen-engine-0", Phase.UNKNOWN)
+    plan = make_plan(PlanScope((Target(item, "delete"),), (unchanged(home),)), hidden, Policy())
+    (refused,) = (part for part in plan.objects if part.ref == MODEL)
+    assert (refused.action, verbs(plan, MODEL)) == ("blocked", [])
+    assert "engine/0 cannot be seen" in refused.cause

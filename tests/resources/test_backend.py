@@ -16,6 +16,7 @@ from areal.resources.backend import (
     Part,
     embedded_flags,
     engine_arg_faults,
+    engine_arguments,
     flag_name,
     parse_backend,
 )
@@ -168,3 +169,10 @@ def test_manifest_says_where_the_argument_is() -> None:
     spec = {"backend": "vllm:t2", "path": "x", "engineArgs": {"tensorParallelSize": 4}}
     ((path, message),) = validate("Model", spec)
     assert path == ("engineArgs", "tensorParallelSize") and "from backend" in message
+
+
+def test_arguments_of_a_job_are_without_what_areal_sets_and_what_says_nothing() -> None:
+    section = {"model": "x", "tensor_parallel_size": 2, "max_model_len": 10, "seed": None, "dtype": "", "extra": {}}
+    assert engine_arguments("vllm", section, "bfloat16") == {"max_model_len": 10}
+    assert engine_arguments("embedded", {"threads": 2}, "bfloat16") == {"dtype": "bfloat16", "threads": 2}
+    assert engine_arguments("embedded", {"dtype": "float32"}, "bfloat16") == {"dtype": "float32"}

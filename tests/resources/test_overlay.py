@@ -221,6 +221,29 @@ def test_overlays_that_multiply_are_bounded(tmp_path: Path) -> None:
     assert any("more than 1000 overlays" in fault.message for fault in _faults(root / "o0"))
 
 
+def test_thirty_two_overlays_on_top_of_each_other_are_read_and_no_more(tmp_path: Path) -> None:
+    files = {f"o{i}": _overlay(f"bases: [../o{i + 1}]\n") for i in range(32)}
+    root = _write(tmp_path, base=model(), **files, o32=_overlay("bases: [../base]\n"))
+    assert [item.name for item in _render(root / "o1").resources] == ["qwen"]
+    (fault,) = _faults(root / "o0")
+    assert "32 on top of each other" in fault.message
+
+
+def test_thousand_overlays_are_read_and_no_more(tmp_path: Path) -> None:
+    root = _write(tmp_path, o=_overlay(""), base=model(), many=_overlay(f"bases: [../base{', ../o' * 1000}]\n"))
+    assert [item.name for item in _render(root / "many").resources] == ["qwen"]
+    _write(tmp_path, many=_overlay(f"bases: [../base{', ../o' * 1001}]\n"))
+    (fault,) = _faults(root / "many")
+    assert "more than 1000 overlays" in fault.message
+
+
+def test_prefix_over_a_kind_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
+    base = f"{HEAD}kind: Modle\nmetadata: {{name: m}}\nspec: {{}}\n"
+    root = _write(tmp_path, base=base, prod=_overlay("bases: [../base]\nnamePrefix: p-\n"))
+    (fault,) = _faults(root / "prod")
+    assert 'did you mean "Model"' in str(fault)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -85,6 +85,7 @@ class Rollouts(RuleBasedStateMachine):
         self.numbers = 0
         self.running: list[tuple[EpisodeSpec, int]] = []  # with the version at their start
         self.outcome: dict[int, int] = {}  # how often each row was consumed
+        self.dropped = self.failing = 0
         self.told: list[int] = []  # rows that gave nothing to train on, as the trainer hears of them
         assert self.staleness.drain_ends() == []
 
@@ -105,17 +106,21 @@ class Rollouts(RuleBasedStateMachine):
         ended, head = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
         if how == "fail":
             self.staleness.failed(ended, Failure(ended.task_id, "service", RuntimeError(), 1))
+            self.failing += 1
         elif how == "cancel":
             self.staleness.cancelled(ended)
         elif how == "overtake" and not ended.outside_window:
             self.staleness.aborted(ended)
+            self.dropped += 1
         else:
             found = Rollout(ended, None, head, self.staleness.version) if how == "accept" else None
             self.staleness.ended(ended, found)
+            self.failing = 0
 
     @rule(whole=st.booleans())
     def train(self, whole: bool) -> None:
         batch = self.staleness.window.batch
+        self.dropped += self.staleness.drop_stale()
         taken = self.staleness.take(batch) if whole else self.staleness.take_completed(batch)
         for each in taken or ():
             assert self.staleness.version - each.head_version <= self.staleness.window.staleness
@@ -131,6 +136,7 @@ class Rollouts(RuleBasedStateMachine):
         alive = len(staleness.pending) + len(staleness.running) + len(staleness.accepted)
         assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed + counts.abandoned
         assert counts.accepted == len(staleness.accepted)
+        assert (counts.dropped, staleness.failing) == (self.dropped, self.failing)
         assert set(self.outcome.values()) <= {1}
         self.told += [end.data["row"] for end in staleness.drain_ends()]
         assert len(self.told) == len(set(self.told)) == counts.rejected + counts.failed + counts.abandoned

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.wire.routing import DEAD, DRAINING, READY, Followed, GatewayLimits, ModelEntry, Snapshot, WorkerEntry
+from areal.wire.routing import (
+    DEAD,
+    DRAINING,
+    READY,
+    Followed,
+    GatewayLimits,
+    ModelEntry,
+    Snapshot,
+    WorkerEntry,
+    worker_base_url,
+)
 
 
 def model(name: str, *addrs: str, state: str = READY, expected: int = 1) -> ModelEntry:
@@ -131,3 +141,17 @@ def test_limits_updated_keep_what_is_not_given() -> None:
 def test_limits_that_are_none_are_refused(given_limits: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="limit"):
         GatewayLimits().updated(given_limits)
+
+
+@pytest.mark.parametrize("text", ["host:80", "http://host:80", "http://host:80/"])
+def test_worker_address_is_a_host_and_a_port(text: str) -> None:
+    assert worker_base_url(text) == "http://host:80"
+    assert worker_base_url("https://[::1]:80") == "https://[::1]:80"
+
+
+@pytest.mark.parametrize(
+    "text", ["host", "http://host", ":80", "ftp://host:80", "host:80/v1", "host:80?a=b", "host:80#a", "user@host:80"]
+)
+def test_worker_address_with_less_or_more_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="worker address"):
+        worker_base_url(text)

@@ -36,8 +36,6 @@ def test_parse_of_every_field_keeps_it() -> None:
         ({"temperature": float("nan")}, "temperature must be a number"),
         ({"top_p": True}, "top_p must be a number"),
         ({"top_k": 1.5}, "top_k must be a whole number"),
-        ({"n": 0}, "n must be between 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be between 1"),
         ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
         ({"stop_token_ids": [100]}, "stop_token_ids must be between 0 and 99"),
         ({"logit_bias": [1]}, "logit_bias must map"),
@@ -54,3 +52,48 @@ def test_parse_of_wrong_value_names_the_field(raw: dict[str, Any], said: str) ->
 
 def test_parse_of_empty_nucleus_is_the_most_likely_token() -> None:
     assert parse_sampling({"top_p": 0}, 100).top_k == 1
+
+
+BOUNDS: dict[str, tuple[float, float]] = {  # the lowest and the highest
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.01, 100.0),
+    "max_new_tokens": (1, 2**31 - 1),
+    "min_new_tokens": (0, 2**31 - 1),
+    "top_k": (-1, 2**31 - 1),
+    "seed": (-(2**63), 2**63 - 1),
+    "n": (1, 128),
+    "top_logprobs": (0, 100),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_parse_takes_what_is_within_the_bounds_and_nothing_beyond(name: str) -> None:
+    low, high = BOUNDS[name]
+    beyond = 1 if isinstance(low, int) else 1e-6
+    for value in (low, high):
+        parse_sampling({name: value}, 100)
+    for value in (low - beyond, high + beyond):
+        with pytest.raises(UsageFault, match=f"{name} must be between"):
+            parse_sampling({name: value}, 100)
+
+
+@pytest.mark.parametrize(
+    ("raw", "filters", "penalizes"),
+    [
+        ({}, False, False),
+        ({"top_k": -1, "top_p": 1, "min_p": 0, "repetition_penalty": 1}, False, False),
+        ({"top_k": 1}, True, False),
+        ({"top_p": 0.9}, True, False),
+        ({"min_p": 0.1}, True, False),
+        ({"presence_penalty": 0.1}, False, True),
+        ({"frequency_penalty": -0.1}, False, True),
+        ({"repetition_penalty": 0.9}, False, True),
+    ],
+)
+def test_any_one_filter_or_penalty_is_known(raw: dict[str, float], filters: bool, penalizes: bool) -> None:
+    params = parse_sampling(raw, 100)
+    assert (params.filters, params.penalizes) == (filters, penalizes)

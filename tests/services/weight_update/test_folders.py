@@ -1,4 +1,4 @@
-"""Folders in memory: what a worker computes with is not written, and their number is bounded."""
+"""Folders of weights: what a worker computes with is not written, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from areal.errors import ArealError
+from areal.services.http.errors import ApiError
 from areal.services.weight_transfer.memory import MemoryLease
-from areal.services.weight_update.staging import FolderPublisher, StagedWeights
+from areal.services.weight_update.staging import FolderPublisher, StagedWeights, copy_model
 
 
 @pytest.fixture
@@ -87,3 +89,58 @@ def test_write_that_fails_leaves_the_newest_and_lets_nobody_read_the_half(folder
     assert value(written(folders, 4)) == 4
     assert value(StagedWeights(2, half, 0)) == 2
     assert folders.staged_file(4) == kept.folder / "model.safetensors"
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> FolderPublisher:
+    (tmp_path / "config.json").write_text("{}")
+    return FolderPublisher(tmp_path / "weights", in_memory=False, config_files=(tmp_path / "config.json",))
+
+
+def test_folders_on_disk_are_whole_models_of_the_two_newest_versions(on_disk: FolderPublisher) -> None:
+    for version in (0, 9, 10, 10, 11):  # 10 is written again, as after an update that failed
+        published = written(on_disk, version)
+        assert value(published) == version
+        assert (published.folder / "config.json").read_text() == "{}"
+    assert {path.name for path in on_disk.root.iterdir()} == {"v10", "v11"}
+    assert [on_disk.staged_file(version) is not None for version in (9, 10, 11, 12)] == [False, True, True, False]
+    on_disk.remove()
+    assert not on_disk.root.exists()
+
+
+def test_offer_takes_away_what_a_killed_trainer_was_writing(on_disk: FolderPublisher) -> None:
+    on_disk.root.mkdir()
+    (on_disk.root / "v3.tmp").mkdir()
+    (on_disk.root / "mark-1").write_text("old")
+    written(on_disk, 2)
+    offer = on_disk.offer()
+    assert {path.name for path in on_disk.root.iterdir()} == {"v2", offer["mark"]}
+    assert (on_disk.root / offer["mark"]).read_text() == offer["word"]
+
+
+def test_published_is_the_version_that_is_staged_and_no_other(folders: FolderPublisher) -> None:
+    with pytest.raises(ApiError, match="the trainer has nothing"):
+        folders.published(0)
+    staged = written(folders, 4)
+    assert folders.published(4) == {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
+    assert staged.bytes == sum(tensor.nbytes for _, tensor in weights(4))
+    with pytest.raises(ApiError, match="version 5 is not staged: the trainer has version 4"):
+        folders.published(5)
+
+
+def test_weights_that_lack_a_tensor_of_before_are_refused_by_its_name(folders: FolderPublisher) -> None:
+    for version in (1, 2):
+        written(folders, version)
+    with pytest.raises(ArealError, match="lost b"):
+        folders.write(3, weights(3)[:1])
+
+
+def test_copied_model_replaces_what_was_there_and_is_its_owners_alone(tmp_path: Path, on_disk: FolderPublisher) -> None:
+    file = written(on_disk, 1).folder / "model.safetensors"
+    place = tmp_path / "served" / "v1"
+    place.mkdir(parents=True)
+    (place / "old").touch()
+    copy_model(file, on_disk.config_files, place)
+    assert {path.name for path in place.iterdir()} == {"model.safetensors", "config.json"}
+    assert (place.stat().st_mode & 0o777, value(StagedWeights(1, place, 0))) == (0o700, 1.0)
+    assert [path.name for path in place.parent.iterdir()] == ["v1"]

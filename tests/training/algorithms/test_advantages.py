@@ -125,6 +125,14 @@ def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     torch.testing.assert_close(got[mask.bool()], torch.tensor([-2.0, 0.0, 2.0]) / (2.0 + 1e-5))
 
 
+@pytest.mark.parametrize("how", [GRPO, DR_GRPO, RLOO, NormConfig("batch", std_level="batch")])
+def test_group_of_which_nothing_counts_gets_zeros(how: NormConfig) -> None:
+    mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])
+    got = normalize(REWARDS, mask, GROUPS, how)
+    assert got.isfinite().all() and got[3:5].tolist() == [0.0, 0.0]
+    assert not normalize(REWARDS, torch.zeros(6), GROUPS, how).any()
+
+
 @given(
     st.lists(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5), min_size=2, max_size=6),
     st.sampled_from(["batch", "group", None]),

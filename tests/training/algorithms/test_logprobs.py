@@ -14,6 +14,7 @@ def _case() -> tuple[torch.Tensor, torch.Tensor]:
 def test_token_logprobs_any_token_speak_of_that_very_token() -> None:
     logits, ids = _case()
     got = token_logprobs(logits, ids, torch.full((3, 7), 0.7))
+    assert got.shape == ids.shape
     for b in range(3):
         assert got[b, 0] == 0
         for t in range(1, 7):

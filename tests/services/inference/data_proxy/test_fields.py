@@ -1,13 +1,23 @@
-"""Constraints on an answer, in vLLM's, SGLang's and OpenAI's fields."""
+"""Fields of a request: sampling, and constraints on an answer in vLLM's, SGLang's and OpenAI's words."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.data_proxy.fields import Fields, read_constraint, read_response_options
+from areal.services.inference.data_proxy.fields import (
+    Fields,
+    ResponseOptions,
+    dialect_field_names,
+    read_constraint,
+    read_response_options,
+    read_sampling,
+)
+from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines import sglang, vllm
 from areal.services.inference.engines.base import Capabilities, EngineCall
 from areal.wire.sampling import SamplingParams
@@ -94,3 +104,67 @@ def test_schema_that_is_none_is_refused() -> None:
     with pytest.raises(ApiError) as refused:
         read_response_options(fields, None, Capabilities(response_format=True))
     assert refused.value.status == 400
+
+
+# Single fields.
+
+
+@pytest.mark.parametrize("value", [[100], [-1], [True], ["1"], [1.0], 7, "1", {}])
+def test_token_ids_that_are_none_are_400_and_named(value: object) -> None:
+    with pytest.raises(ApiError, match="stop_token_ids must be a list of token ids below 100") as refused:
+        Fields({"stop_token_ids": value}).token_ids("stop_token_ids", 100)
+    assert refused.value.param == "stop_token_ids"
+
+
+def test_token_ids_of_the_vocabulary_are_read() -> None:
+    assert Fields({"ids": [0, 99]}).token_ids("ids", 100) == (0, 99)
+    assert Fields({"ids": None}).token_ids("ids", 100) == ()
+
+
+def test_ignored_fields_are_named_up_to_fifty_and_the_rest_are_counted() -> None:
+    names = [f"f{number:02}" for number in range(52)]
+    assert Fields(dict.fromkeys(names[:50], 1)).ignored() == tuple(names[:50])
+    assert Fields(dict.fromkeys(names, 1)).ignored() == (*names[:50], "and 2 more")
+
+
+def test_faults_of_a_chats_field_name_the_dialects_own_and_others_stay() -> None:
+    def told(name: str | None) -> ApiError:
+        with pytest.raises(ApiError) as caught, dialect_field_names({"max_tokens": "max_output_tokens"}):
+            raise ApiError(400, f"{name} must be above 0", code="c", param=name, headers={"h": "1"})
+        return caught.value
+
+    renamed = told("max_tokens")
+    assert (renamed.message, renamed.param) == ("max_output_tokens must be above 0", "max_output_tokens")
+    assert (renamed.status, renamed.code, renamed.headers) == (400, "c", {"h": "1"})
+    assert told("top_p").message == "top_p must be above 0"
+    assert told(None).param is None
+
+
+def test_form_of_the_answer_is_the_same_unsaid_and_said_to_be_the_default() -> None:
+    said = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
+    for stream in (False, True):
+        unsaid = read_response_options(Fields({"stream": stream}), None, Capabilities())
+        assert unsaid == read_response_options(Fields({"stream": stream, **said}), None, Capabilities())
+        assert unsaid == ResponseOptions(stream, False, False, (), None, True, False, None)
+
+
+@pytest.fixture
+def codec(tokenizer: Path) -> TextCodec:
+    loaded = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+    return TextCodec(loaded, template=None, end_ids=[2], max_positions=None)
+
+
+def test_sampling_is_the_same_unsaid_and_said_to_be_the_default(codec: TextCodec) -> None:
+    said = {"temperature": 1, "top_p": 1, "top_k": -1, "n": 1, "min_tokens": 0, "ignore_eos": False, "logit_bias": {}}
+    options = read_response_options(Fields({}), None, Capabilities())
+    unsaid = read_sampling(Fields({}), codec, options, Capabilities(), 7)
+    assert unsaid == read_sampling(Fields(said), codec, options, Capabilities(), 7)
+    assert unsaid == SamplingParams(7, stop_token_ids=(2,))
+
+
+@pytest.mark.parametrize(("asked", "of_the_engine"), [(None, 0), (0, 0), (5, 5)])
+def test_engine_is_asked_for_as_many_alternatives_as_are_told(
+    codec: TextCodec, asked: int | None, of_the_engine: int
+) -> None:
+    options = read_response_options(Fields({}), asked, Capabilities())
+    assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7).top_logprobs == of_the_engine

@@ -155,3 +155,12 @@ def test_one_worker_gets_every_call_at_no_cost_and_out_of_turn(strategy: str, pr
     assert dice.getstate() == before
     turns = [picker.pick("round_robin", WORKERS[:2], CallKey(), no_load).id for _ in range(3)]
     assert turns == ["a", "b", "a"], "the lone picks took no turn"
+
+
+def test_picks_follow_from_the_dice_that_are_given_and_differ_without() -> None:
+    def picks_with(dice: random.Random | None) -> list[str]:
+        picker = Picker(dice)
+        return [picker.pick("auto", WORKERS, CallKey(), lambda w: 0.0).id for _ in range(64)]
+
+    assert picks_with(random.Random(3)) == picks_with(random.Random(3))
+    assert picks_with(None) != picks_with(None)
