@@ -269,6 +269,7 @@ class HttpConnection(asyncio.Protocol):
                 response.begin(request)
             if request.chunked and not self._transport.is_closing():
                 self._transport.write(b"0\r\n\r\n")
+            request.stream = None  # the stream refers to its request: a cycle would wait for the collector
         self._current = self._task = self._source = None
         self._idle_since = self._loop.time()
         if request.closes or self._server.draining:

@@ -83,6 +83,7 @@ class Watchdog:
         """A cancellation is a timeout where it was ours alone, as ``asyncio.timeout`` has it."""
         if self._timer is not None:
             self._timer.cancel()
+        del self._excused  # it may refer to this watchdog: a cycle would wait for the collector, with all of a call
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import weakref
 
 import pytest
 
@@ -156,3 +158,19 @@ async def test_progress_that_is_found_when_asked_moves_the_deadline_from_when_it
         async with Watchdog(lambda: 0.1, excused=excused) as watchdog:
             await asyncio.Event().wait()
     assert progress_at + 0.09 < loop.time() < progress_at + 5
+
+
+async def test_watchdog_that_its_excuse_refers_to_is_freed_with_its_body() -> None:
+    async def guarded() -> weakref.ref[Watchdog]:
+        def excused() -> bool:
+            watchdog.kick()
+            return True
+
+        async with Watchdog(lambda: 60.0, excused=excused) as watchdog:
+            return weakref.ref(watchdog)
+
+    gc.disable()
+    try:
+        assert (await guarded())() is None
+    finally:
+        gc.enable()

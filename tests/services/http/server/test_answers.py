@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -53,6 +54,21 @@ async def test_stream_is_chunked_and_ends() -> None:
             await caller.say(get())
             answer = await caller.answer()
             assert answer.body == b"onetwo" and answer.headers["transfer-encoding"] == "chunked"
+
+
+@pytest.mark.parametrize("handler", [streaming(b"one", b"two"), echo])
+async def test_request_is_freed_with_its_answer(handler: Callable[[Request], Awaitable[AnyResponse]]) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving(handler) as fixture, fixture.caller() as caller:
+            await caller.say(post(b"body"))
+            await caller.answer()
+            await caller.say(get())
+            await caller.answer()
+            assert not [each for each in gc.get_objects() if isinstance(each, Request)]
+    finally:
+        gc.enable()
 
 
 async def test_stream_for_http_1_0_is_ended_by_the_connection() -> None:
