@@ -143,7 +143,7 @@ class Hub:
                 cache_dir=self.cache,
                 endpoint=self.endpoint or None,
                 token=self.token,
-                allow_patterns=[_literal(name) for name in names],
+                allow_patterns=[literal_pattern(name) for name in names],
                 force_download=force,
                 tqdm_class=_bar(told, sum(left)),
             )
@@ -284,7 +284,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _literal(name: str) -> str:
+def literal_pattern(name: str) -> str:
     """A file name as a pattern that matches it alone."""
     return re.sub(r"([*?[])", r"[\1]", name)
 

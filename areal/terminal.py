@@ -28,7 +28,9 @@ def safe(text: str) -> str:
     """With nothing left that a terminal would obey: escapes, bells, overrides of direction, line ends that hide."""
     if text.isascii():
         return _OBEYED_ASCII.sub(lambda found: _spelled(found[0]), text)
-    return "".join(each if each in _KEPT or not _is_hidden(each) else _spelled(each) for each in text)
+    return "".join(
+        _spelled(each) if unicodedata.category(each) in _HIDDEN and each not in _KEPT else each for each in text
+    )
 
 
 def without_colours(text: str) -> str:
@@ -39,10 +41,6 @@ def without_colours(text: str) -> str:
 def spelled(text: str, escape: str = ESCAPE) -> str:
     """The text of others spelled, the mark of ours kept, or turned into ``escape``."""
     return escape.join(safe(part.replace("\r\n", "\n")) for part in text.split(ESCAPE))
-
-
-def _is_hidden(character: str) -> bool:
-    return unicodedata.category(character) in _HIDDEN
 
 
 def _spelled(character: str) -> str:

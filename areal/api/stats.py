@@ -153,7 +153,9 @@ class StatsTracker:
     def taken(self, key: str | None = None, *, reset: bool = True) -> Recorded:
         """Values since the last call, or only those under ``key``."""
         with self._lock:
-            self._read_tensors()
+            pending, self._tensors = self._tensors, []
+            for pending_key, how, sums in pending:
+                _put(self._recorded, pending_key, Sums(how, *sums.tolist()))
             found = {
                 name: sums
                 for name, sums in self._recorded.items()
@@ -195,11 +197,6 @@ class StatsTracker:
         most = torch.where(mask, values, -math.inf).max().double()
         with self._lock:
             self._tensors.append((key, how, torch.stack([*kept, least, most])))
-
-    def _read_tensors(self) -> None:
-        pending, self._tensors = self._tensors, []
-        for key, how, sums in pending:
-            _put(self._recorded, key, Sums(how, *sums.tolist()))
 
 
 def _one(value: float) -> Sums:

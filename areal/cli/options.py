@@ -243,16 +243,12 @@ class OutputType(click.ParamType[Format]):
         return [CompletionItem(name) for name in (*FORMATS, *self.extra, "jsonpath=") if name.startswith(incomplete)]
 
 
-def _store(attribute: str) -> Callable[[click.Context, click.Parameter, Any], None]:
-    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _shared(*names: str, attribute: str, **settings: Any) -> Decorator[Any]:
+    def store(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if param.name is not None and ctx.get_parameter_source(param.name) is not ParameterSource.DEFAULT:
             setattr(ctx.ensure_object(Invocation), attribute, value)
 
-    return callback
-
-
-def _shared(*names: str, attribute: str, **settings: Any) -> Decorator[Any]:
-    return click.option(*names, callback=_store(attribute), expose_value=False, **settings)
+    return click.option(*names, callback=store, expose_value=False, **settings)
 
 
 def _format_callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from areal.errors import ArealError, NotFound, UsageFault
-from areal.hub import Hub, is_id
+from areal.hub import Hub, is_id, literal_pattern
 from areal.installation import install_command
 
 Row = dict[str, Any]
@@ -210,7 +210,7 @@ def hub_rows(source: str, split: str | None = None, hub: Hub | None = None) -> R
     files = files_of(names, configs_of(text), config, split, name)
     if not files or not all(file.endswith(SUFFIXES) for file in files):
         return _by_library(name, config, split, commit)
-    folder = hub.snapshot(name, commit, "dataset", only=tuple(map(_literal, files)))
+    folder = hub.snapshot(name, commit, "dataset", only=tuple(map(literal_pattern, files)))
     return read_files([folder / file for file in files], name)
 
 
@@ -291,10 +291,6 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 def _has_word(name: str, words: Sequence[str]) -> bool:
     return any(re.search(rf"(?:^|[/._-]){word}(?:$|[/._-])", name, re.IGNORECASE) for word in words)
-
-
-def _literal(name: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def _by_library(name: str, config: str | None, split: str | None, commit: str) -> Rows:

@@ -144,7 +144,8 @@ def wait(
     is not waited for. Raises TimedOut, TargetFailed, NotFound."""
     from areal.reconcilers.context import ObjectOutcome, Outcome
 
-    store, backend, words = ObjectStore(ctx.home), Backends(ctx.home.root), _words(conditions)
+    store, backend = ObjectStore(ctx.home), Backends(ctx.home.root)
+    words = " and ".join(" or ".join(alternatives) for alternatives in conditions)
     began = time.monotonic()
     pending = list(dict.fromkeys(refs))
     for ref in pending:
@@ -228,7 +229,3 @@ def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, wai
     from areal.reconcilers.context import Progress
 
     return Progress(str(ref), f"waiting for {words}", elapsed_s=waited_s)
-
-
-def _words(conditions: Conditions) -> str:
-    return " and ".join(" or ".join(alternatives) for alternatives in conditions)

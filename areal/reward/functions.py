@@ -43,7 +43,9 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
         return FunctionTarget(module, name)
     name, module = name_of(function), getattr(function, "__module__", None) or ""
     file = getattr(sys.modules["__main__"], "__file__", None)
-    found = _found(module, name)
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
     if found is function or (inspect.ismethod(function) and found == function):  # a class method is bound each time
         return FunctionTarget(module, name, file if module == "__main__" else None)
     try:
@@ -51,13 +53,6 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{name} cannot go to another process: {error}") from error
     return FunctionTarget(module, name, file if b"__main__" in copy else None, copy=copy)
-
-
-def _found(module: str, name: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 @dataclass(frozen=True)

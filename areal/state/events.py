@@ -66,7 +66,8 @@ class EventLog:
         if len(message) > _MESSAGE_LIMIT:
             message = message[: _MESSAGE_LIMIT - 1] + "…"
         event = Event(str(ref), type, reason, message, actor or this_actor(), now, tx, first_at=now)
-        path = self._path(ref)
+        folder = self._home.object_folder(ref)
+        path = folder / "events.jsonl" if folder.is_dir() else self._stray
         try:
             _append(path, _line(event))
         except OSError as error:
@@ -87,10 +88,6 @@ class EventLog:
     @property
     def _stray(self) -> Path:
         return self._home.objects / "events.jsonl"
-
-    def _path(self, ref: Ref) -> Path:
-        folder = self._home.object_folder(ref)
-        return folder / "events.jsonl" if folder.is_dir() else self._stray
 
 
 def load(path: Path) -> list[Event]:

@@ -285,7 +285,8 @@ class Journal:
 def orphans(home: Home) -> list[OpenTransaction]:
     """The journals whose command is gone, oldest first. Writes nothing."""
     found = []
-    for path in _journals(home):
+    names = [name for name in names_in(home.journal) if name.endswith(_SUFFIX) and not name.startswith(".")]
+    for path in (home.journal / name for name in names):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -328,11 +329,6 @@ def _cut_tail(fd: int, raw: bytes) -> int:
         return len(raw) + 1
     os.ftruncate(fd, len(raw) - len(last))
     return len(raw) - len(last)
-
-
-def _journals(home: Home) -> list[Path]:
-    names = names_in(home.journal)
-    return [home.journal / name for name in names if name.endswith(_SUFFIX) and not name.startswith(".")]
 
 
 def _read(fd: int) -> bytes:

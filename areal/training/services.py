@@ -245,7 +245,9 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     model = ["--model", config.rollout.model, "--backend", engine]
     for flag, path in (("--model-path", config.actor.path), ("--tokenizer-path", config.tokenizer_path)):
         model += [flag, str(hub.model_folder(path).absolute())]  # of a name on a hub: the commit that the trainer has
-    if arguments := _engine_arguments(config, engine.partition(":")[0]):
+    kind = engine.partition(":")[0]
+    section: Mapping[str, Any] = {"sglang": config.sglang, "vllm": config.vllm}.get(kind, {})
+    if arguments := engine_arguments(kind, section, config.actor.dtype):
         model += ["--engine-args", json.dumps(arguments)]
     found = bool(_areal("get", f"inferenceservice/{name}", "-o", "name", missing_is_fine=True))
     if found and config.rollout.shutdown_server_on_exit:
@@ -257,11 +259,6 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     _areal("inf", "run", name, "-d", *how, *model, "-y")
     address: str = json.loads(_areal("get", f"inferenceservice/{name}", "-o", "json"))["status"]["address"]
     return address
-
-
-def _engine_arguments(config: PPOConfig, engine: str) -> dict[str, Any]:
-    section: Mapping[str, Any] = {"sglang": config.sglang, "vllm": config.vllm}.get(engine, {})
-    return engine_arguments(engine, section, config.actor.dtype)
 
 
 def _areal(*words: str, missing_is_fine: bool = False) -> str:

@@ -308,7 +308,10 @@ class PPOTrainer(Trainer):
         assert self.critic is not None and self.config.critic is not None
         loss = critic_loss(self.config.critic)
         parts = self._minibatches(batch, self.config.critic.ppo_n_minibatches)
-        updates = [self.critic.train_batch(select(batch, part), loss, _tokens) for part in parts * self.critic_epochs]
+        updates = [
+            self.critic.train_batch(select(batch, part), loss, lambda micro: micro["loss_mask"].sum())
+            for part in parts * self.critic_epochs
+        ]
         return {
             "critic/loss": sum(update.loss for update in updates) / len(updates),
             "critic/grad_norm": max(update.grad_norm for update in updates),
@@ -378,10 +381,6 @@ def mean_advantages(batch: Mapping[str, Tensor]) -> list[float | None]:
     mask = batch["loss_mask"].bool()
     sums, counts = torch.where(mask, batch["advantages"], 0.0).sum(1).tolist(), mask.sum(1).tolist()
     return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
-
-
-def _tokens(micro: Batch) -> Tensor:
-    return micro["loss_mask"].sum()
 
 
 def _before(values: Tensor) -> Tensor:

@@ -166,27 +166,37 @@ async def test_header_with_a_line_break_is_never_sent(pool: HttpClient) -> None:
             pool.call("POST", url, "/x", {"a": "b\r\nc: d"}, b"{}")
 
 
-async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
-    size = 64 * 1024 * 1024
-    written = 0
+class LargeAnswer:
+    """A worker that sends 64 MiB as fast as they are read."""
 
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal written
+    size = 64 * 1024 * 1024
+
+    def __init__(self) -> None:
+        self.written = 0
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
-        while written < size:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % self.size)
+        while self.written < self.size:
             writer.write(bytes(65536))
             await writer.drain()
-            written += 65536
+            self.written += 65536
 
-    async with worker(talk) as url:
+    async def stuck(self) -> None:
+        """Until the reader takes no more."""
+        before = -1
+        while before != self.written:
+            before = self.written
+            await asyncio.sleep(0.1)
+
+
+async def test_slow_reader_holds_the_worker_back(pool: HttpClient) -> None:
+    large = LargeAnswer()
+    async with worker(large.talk) as url:
         async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
-            before = -1
-            while before != written:  # until the worker is stuck
-                before = written
-                await asyncio.sleep(0.1)
-            assert written < size
-            assert len(await answer.whole()) == size
+            await large.stuck()
+            assert large.written < large.size
+            assert len(await answer.whole()) == large.size
 
 
 def chunked(*parts: bytes) -> bytes:
@@ -197,7 +207,7 @@ def chunk_of(part: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(part), part)
 
 
-async def test_poured_body_reaches_its_sink_to_the_end_and_the_connection_is_kept(pool: HttpClient) -> None:
+async def test_streamed_body_reaches_its_sink_to_the_end_and_the_connection_is_kept(pool: HttpClient) -> None:
     whole = chunked(b"one", b"two", b"three") + b"0\r\n\r\n"
     async with worker(says(whole, OK)) as url:
         for expected in (b"onetwothree", b"hello"):
@@ -207,7 +217,7 @@ async def test_poured_body_reaches_its_sink_to_the_end_and_the_connection_is_kep
             assert b"".join(said) == expected
 
 
-async def test_poured_body_that_breaks_off_is_lost_after_what_came(pool: HttpClient) -> None:
+async def test_streamed_body_that_breaks_off_is_lost_after_what_came(pool: HttpClient) -> None:
     said: list[bytes] = []
     async with worker(says(chunked(b"one", b"two"))) as url, asyncio.timeout(10):
         with pytest.raises(ResponseLost):
@@ -216,7 +226,7 @@ async def test_poured_body_that_breaks_off_is_lost_after_what_came(pool: HttpCli
     assert b"".join(said) == b"onetwo"
 
 
-async def test_sink_that_fails_ends_the_pouring_and_tells_the_worker(pool: HttpClient) -> None:
+async def test_sink_that_fails_ends_the_stream_and_tells_the_worker(pool: HttpClient) -> None:
     left = asyncio.Event()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -239,20 +249,9 @@ async def test_sink_that_fails_ends_the_pouring_and_tells_the_worker(pool: HttpC
         await left.wait()
 
 
-async def test_paused_pouring_holds_the_worker_back(pool: HttpClient) -> None:
-    size = 64 * 1024 * 1024
-    written = got = 0
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal written
-        await read_request(reader)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size)
-        while written < size:
-            writer.write(bytes(65536))
-            await writer.drain()
-            written += 65536
-
-    async with worker(talk) as url:
+async def test_paused_stream_holds_the_worker_back(pool: HttpClient) -> None:
+    large, got = LargeAnswer(), 0
+    async with worker(large.talk) as url:
         async with asyncio.timeout(60), pool.call("POST", url, "/x", {}, b"{}") as answer:
 
             def sink(part: bytes) -> None:
@@ -261,15 +260,12 @@ async def test_paused_pouring_holds_the_worker_back(pool: HttpClient) -> None:
                     answer.pause()
                 got += len(part)
 
-            pouring = asyncio.create_task(answer.stream_to(sink), name="pour")
-            before = -1
-            while before != written:  # until the worker is stuck
-                before = written
-                await asyncio.sleep(0.1)
-            assert got < size and written < size
+            streaming = asyncio.create_task(answer.stream_to(sink), name="stream")
+            await large.stuck()
+            assert got < large.size and large.written < large.size
             answer.resume()
-            await pouring
-    assert got == size
+            await streaming
+    assert got == large.size
 
 
 def test_only_one_whole_chunk_is_known_without_parsing() -> None:
@@ -290,7 +286,7 @@ def test_only_one_whole_chunk_is_known_without_parsing() -> None:
     st.lists(st.integers(0, 400)),
     st.booleans(),
 )
-def test_poured_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
+def test_streamed_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
     parts: list[bytes], places: list[int], takes: bool
 ) -> None:
     """What ``framed`` takes is a chunk of the body, between what the sink had before and after it."""
@@ -305,10 +301,10 @@ def test_poured_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
             said.append(rest[:-2])
         return takes
 
-    async def poured() -> None:
+    async def streamed() -> None:
         connection = Connection()
         connection.connection_made(Deaf())
-        asking = asyncio.create_task(_ask_and_pour(connection, said.append, framed), name="pour")
+        asking = asyncio.create_task(_ask_stream(connection, said.append, framed), name="stream")
         for start, end in itertools.pairwise(edges):
             for _ in range(3):  # turns of the loop, until what came has found its reader
                 await asyncio.sleep(0)
@@ -316,11 +312,11 @@ def test_poured_body_is_the_same_however_it_is_cut_and_whoever_takes_it(
         async with asyncio.timeout(10):
             await asking
 
-    asyncio.run(poured())
+    asyncio.run(streamed())
     assert b"".join(said) == b"".join(parts)
 
 
-async def _ask_and_pour(connection: Connection, sink: Callable[[bytes], None], framed: Callable[[bytes], bool]) -> None:
+async def _ask_stream(connection: Connection, sink: Callable[[bytes], None], framed: Callable[[bytes], bool]) -> None:
     await connection.ask(b"")
     await connection.stream_to(sink, framed)
 
