@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from areal.state.records import StoredObject
 
 _NAMING = ("experiment_name", "trial_name")
-_LAST_LINES, _LONGEST_WORD = 40, 300  # lines, characters
+_LAST_LINES, _MESSAGE_CHARACTERS = 40, 300
 _ERROR = re.compile(r"error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt|Failed): ")
 _ALL_LINES = 1_000_000
 _WEEK_S = 7 * 86400.0
@@ -111,12 +111,18 @@ def run(cli: Invocation, /, **given: Any) -> int:
     show_default=True,
     help="Start it again from its newest checkpoint.",
 )
-@click.option("--max-restarts", type=click.IntRange(min=0), default=3, show_default=True, help="So often at most.")
+@click.option(
+    "--max-restarts", type=click.IntRange(min=0), help="Most restarts, with --restart on-failure  [default: 3]."
+)
 @dry_run_option
 @change_options(destructive=True)
-def start(cli: Invocation, /, restart: str, max_restarts: int, dry_run: str | None, **given: Any) -> int:
+def start(cli: Invocation, /, restart: str, max_restarts: int | None, dry_run: str | None, **given: Any) -> int:
     """Run a driver detached, under supervision; prints the job's name."""
-    policy = {"policy": "OnFailure", "maxRestarts": max_restarts} if restart == "on-failure" else {"policy": "Never"}
+    if restart == "never" and max_restarts is not None:
+        raise UsageFault("--max-restarts has no effect without --restart on-failure")
+    policy: dict[str, Any] = {"policy": "OnFailure" if restart == "on-failure" else "Never"}
+    if max_restarts is not None:
+        policy["maxRestarts"] = max_restarts
     manifest = job_manifest(**given, restart=policy)
     ref = Ref(TRAIN_JOB, manifest["metadata"]["name"])
     earlier = _earlier(cli, ref)
@@ -140,7 +146,7 @@ def _earlier(cli: Invocation, ref: Ref) -> str:
     if any(state.pid or state.phase in ("starting", "backoff") for state in HomeView(cli.home).states([ref])):
         hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
         raise Conflict(f"{ref} runs already", hint=hint)
-    cli.say(f"{ref} has run before: this is another run, from the start; what that one made is set aside")
+    cli.say(f"{ref} has run before: another run, from the start; the files of the earlier one are set aside")
     return found.uid
 
 
@@ -160,7 +166,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
         if outcome.exit_code == 130:
             _stop_in_background(cli, ref)
         return 130
-    with mutation(cli) as context, contextlib.suppress(Locked):  # whoever has it sees to it
+    with mutation(cli) as context, contextlib.suppress(Locked):  # the holder of the lock does it
         operations.rest(context, ref)
     now = HomeView(cli.home).job_status(stored(cli.home, ref))
     code = exit_code(now.run.state) if now.run is not None else None
@@ -208,8 +214,8 @@ def step_of(row: Mapping[str, Any]) -> str | None:
     return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
 
 
-def _why(home: HomeView, message: str, state: RunState | None) -> str:
-    """The message with the driver's own last word on it."""
+def _failure_message(home: HomeView, message: str, state: RunState | None) -> str:
+    """The message, and the last error line of the driver's log."""
     from areal.runtime.backends import Backends
     from areal.runtime.logs import tail
 
@@ -217,7 +223,7 @@ def _why(home: HomeView, message: str, state: RunState | None) -> str:
         return message
     lines = tail(Backends(home.home.root).log_paths(state.spec.uid), _LAST_LINES)
     said = [line for line in lines if _ERROR.match(line)]
-    return f"{message}: {said[-1].removeprefix('error: ')[:_LONGEST_WORD]}" if said else message
+    return f"{message}: {said[-1].removeprefix('error: ')[:_MESSAGE_CHARACTERS]}" if said else message
 
 
 def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
@@ -240,7 +246,7 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
         "tokensPerSecond": last.get("tokens_per_second"),
         "staleness": last.get("staleness/max"),
         "bottleneck": bottleneck(last) if status.phase == "Running" else None,
-        "message": _why(home, status.message, state) if status.phase == "Failed" else status.message,
+        "message": _failure_message(home, status.message, state) if status.phase == "Failed" else status.message,
         "exitCode": exit_code(state) if state is not None else None,
         "pid": state.pid if state is not None else None,
         "folder": str(home.home.jobs / found.name),
@@ -261,7 +267,7 @@ def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int
     from areal.reconcilers import operations
 
     if force and grace is not None:
-        raise UsageFault("--force is no grace at all: give one of --grace and --force")
+        raise UsageFault("--force and --grace exclude each other")
     ref = stored(cli.home, Ref(TRAIN_JOB, check_name(name))).ref
     seconds = 0.0 if force else grace
     return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=seconds)
@@ -353,7 +359,7 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
     if attempt is None:
         return show_logs(cli, ref, query._replace(component=DRIVER))
     if query.follow or query.since is not None:
-        raise UsageFault("--attempt is about what was: it does not go with --follow or --since")
+        raise UsageFault("--attempt and --follow or --since exclude each other")
     write("\n".join(_attempt(cli, ref, attempt)[-query.lines :] if query.lines else []))
     return 0
 

@@ -1,13 +1,13 @@
 """Converge: observe, plan, lock what the plan touches, plan again under the locks, execute; until nothing is left.
 
-Everything that changes the world comes through here, so that ``diff`` and every verb share one way of planning.
+Every change is made here, so that ``diff`` and every verb share one way of planning.
 Invariants: nothing is written, and no lock is taken, when the plan is empty; a plan that is executed touches only
 objects whose locks are held, and destroys only what was approved.
 
-What earlier commands left comes first: interrupted operations are finished or rolled back, and the processes that go on
-for commands that did not wait are ended where they have one of the objects in hand. Only starting a process can leave
-something that the next plan does not see: a shim between its fork and its identity. Every other operation is idempotent
-and level-triggered, so planning again is its recovery.
+Leftovers of earlier commands come first: interrupted operations are finished or rolled back, and background processes
+of commands that did not wait are ended if they converge one of the objects. Only starting a process can leave something
+that the next plan does not see: a shim between its fork and its identity. Every other operation is idempotent and
+level-triggered, so planning again is its recovery.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def plan_targets(
     command: CommandContext, choose: Choose, policy: Policy, source: dict[str, Any] | None = None
 ) -> Prepared:
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
-    snapshot, scope, observed = _look(command, choose)
+    snapshot, scope, observed = _observe_stable(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
     if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
@@ -112,9 +112,9 @@ def plan_targets(
     return Prepared(scope, observed, plan)
 
 
-def _look(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
-    """Objects and processes of one moment: a model that another command records while we look must not be taken for
-    one that nobody declares, only because its routes were seen and its object was not."""
+def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
+    """Objects and processes of one moment. A model that another command records meanwhile must not be taken for an
+    undeclared one because its routes were seen and its object was not."""
     snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
         targets, states = choose(snapshot.objects), command.backend.observe().values()
@@ -288,12 +288,12 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     failed_runs, failed_refs = {op.run for op in failed if op.run}, {op.ref for op in failed}
     routed = {run for op in ops if op.verb is Verb.ROUTE and op.id in report.done for run in op.runs}
 
-    def is_vain(op: Op) -> bool:
+    def is_useless(op: Op) -> bool:
         proxy = op.run.replace("/engine/", "/data-proxy/")
         return bool(op.args.get("successor")) and op.ref in failed_refs and proxy not in routed
 
     started = (op for op in ops if op.verb is Verb.SPAWN and op.run in spawned)
-    return tuple(op.run for op in started if op.run in failed_runs or is_vain(op))
+    return tuple(op.run for op in started if op.run in failed_runs or is_useless(op))
 
 
 # -- interrupted commands
@@ -382,8 +382,8 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
 
 
 def take_over(backend: RunControl, touched: Collection[Ref]) -> frozenset[Ref]:
-    """End those processes that have one of ``touched`` in hand, and forget those that have ended: what they were to
-    converge."""
+    """End the background processes that converge one of ``touched``, and forget those that have ended. Returns the
+    objects that the ended processes were to converge."""
     left: set[Ref] = set()
     for uid, state in backend.observe().items():
         if state.spec.component != COMPONENT or uid == os.environ.get("AREAL_RUN_UID"):

@@ -375,7 +375,7 @@ def configure(context: EffectContext, op: Op, number: int) -> None:
     _post(context, op, "/configure", write_fields(ConfigureRouter(**op.args)))
 
 
-def synced(context: EffectContext, op: Op, number: int) -> None:
+def sync(context: EffectContext, op: Op, number: int) -> None:
     _post(context, op, "/synced", {})
 
 
@@ -496,7 +496,7 @@ _EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
     Verb.WARM: warm,
     Verb.ROUTE: route,
     Verb.CONFIGURE: configure,
-    Verb.SYNC: synced,
+    Verb.SYNC: sync,
     Verb.SETTLE: settle,
     Verb.SOAK: soak,
     Verb.DRAIN: drain,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from areal.reconcilers.kinds.job_config import config_class
 from areal.resources.paths import import_fault
@@ -77,6 +78,16 @@ def test_train_run_checks_first_and_speaks_of_its_own_words(areal: Areal, folder
     assert "actor.path: there is no model folder 'nowhere/at/all'" in result.err or "2 errors" not in result.err
     assert "stdin" not in result.err and ":1:" not in result.err
     assert not (home.root / "objects").exists()
+
+
+def test_restarts_are_refused_where_a_job_never_restarts(areal: Areal, folder: Path) -> None:
+    words = ("train", "start", "--config", "grpo.yaml", "--dry-run=client", "-o", "yaml")
+    refused = areal(*words, "--max-restarts", "5")
+    assert refused.code == 2 and "--max-restarts has no effect without --restart on-failure" in refused.err
+    restart = ("--restart", "on-failure")
+    assert yaml.safe_load(areal(*words, *restart).out)["spec"]["restart"] == {"policy": "OnFailure"}
+    limited = yaml.safe_load(areal(*words, *restart, "--max-restarts", "0").out)
+    assert limited["spec"]["restart"] == {"policy": "OnFailure", "maxRestarts": 0}
 
 
 def test_driver_of_ones_own_that_reads_an_areal_class_is_checked_too(areal: Areal, folder: Path) -> None:

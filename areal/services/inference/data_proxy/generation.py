@@ -510,8 +510,8 @@ class StreamWriter:
             self.out.set_backpressure(None)
 
 
-# Engine deltas become training data. An engine that drops a log-probability, counts choices that do not exist or sends
-# NaN is broken, or a proxy before it is: its call fails and nothing of it is recorded, instead of poisoning a trainer.
+# Engine deltas become training data. A delta without a log-probability, with NaN or for a choice that does not exist
+# comes from a broken engine, or a broken proxy in front of it: the call fails and nothing of it is recorded.
 
 
 def validate_delta(delta: EngineDelta, choices: int) -> None:

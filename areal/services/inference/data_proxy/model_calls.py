@@ -56,7 +56,7 @@ from areal.wire.sampling import SamplingParams
 
 # Prompts. A turn that continues a recorded one keeps that turn's tokens exactly and encodes only what follows. The
 # model then sees the tokens that it sampled, and a conversation is one row of training data: encoding an answer's text
-# again may split it into other tokens.  Where the new text begins with the recorded one, the rest of it follows. Where
+# again may split it into other tokens. Where the new text begins with the recorded one, the rest of it follows. Where
 # it does not (the client does not send the reasoning back; the template writes a call otherwise than the model did),
 # the text that the template adds after the recorded answer follows. Only where the template itself rewrites earlier
 # messages, as some drop the reasoning of earlier turns, is the prompt encoded as a whole.

@@ -27,8 +27,6 @@ from areal.services.inference.data_proxy.parsers.reader import (
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import FinishReason, PromptLogprobs
 
-# Serializers write an answer in an API's form, whole or as stream chunks.
-
 DONE = b"data: [DONE]\n\n"
 _NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
 
