@@ -27,7 +27,7 @@ sys.path.insert(0, str(REPOSITORY))
 from areal.services.inference.recorder.journal import SessionJournal, open_journal
 from areal.services.inference.recorder.records import ModelCall, TokenSample, body_digest, digest_conversation
 from areal.services.inference.recorder.session import SessionName
-from areal.services.inference.recorder.storage import lock_folder
+from areal.services.journal.storage import lock_folder
 from areal.wire.processes import Retention
 from benchmarks.reporting import header, publish, table
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-import logging
 import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
-
-import orjson
 
 from areal.errors import UsageFault
 from areal.resources.addresses import UrlError
 from areal.services.http.auth import Access
-from areal.services.http.client import ENGINE_IDLE_S, CallFailed, HttpClient
+from areal.services.http.client import ENGINE_IDLE_S, HttpClient
+from areal.services.http.lease import RouterLease
 from areal.services.http.messages import Request, Response
 from areal.services.http.process import ServeOptions, report_stage, serve_options
 from areal.services.http.serve import run_service
-from areal.services.http.service import Handler, Metrics, Service, json_response
-from areal.services.http.tasks import background, until_beat
+from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.tasks import background
 from areal.services.inference.data_proxy.control import (
     EngineControl,
     EngineWatch,
@@ -42,158 +36,30 @@ from areal.services.inference.data_proxy.tokenizer import load_codec
 from areal.services.inference.data_proxy.weights import WeightRoutes, WeightSync
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import TokenEngine
+from areal.services.inference.recorder.journal import open_journal
 from areal.services.inference.recorder.session import TrajectoryPhase
 from areal.services.inference.recorder.storage import REGISTRATIONS
-from areal.services.inference.recorder.store import JournalStore, open_journal_store
-from areal.wire.bodies import RenewLease
-from areal.wire.processes import DataProxyConfig, RegistrationConfig
-
-_COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
-_RUN_UID = "AREAL_RUN_UID"
+from areal.services.inference.recorder.store import TrajectoryStore
+from areal.services.journal.store import RUN_UID, JournalRoutes, serve_journals, store_details
+from areal.wire.processes import DataProxyConfig
 
 
 @contextlib.asynccontextmanager
-async def open_store(config: DataProxyConfig) -> AsyncIterator[JournalStore | None]:
+async def open_store(config: DataProxyConfig) -> AsyncIterator[TrajectoryStore | None]:
     """The journals, maintained while the body runs; None without a state folder. Raises UsageFault."""
     if config.state_dir is None:
         yield None
         return
-    root = Path(config.state_dir)
-    try:
-        root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise UsageFault(f"cannot make the state folder {root}: {error.strerror}") from error
-    # The run's uid, so that a restarted process finds its own journal again.
-    uid = os.environ.get(_RUN_UID) or f"manual-{uuid4().hex[:12]}"
-    store = await open_journal_store(root, uid, config, adopt_after_s=config.adopt_after)
-    try:
-        async with background("journal-upkeep", store.run):
-            yield store
-    finally:
-        await store.close()
-
-
-def store_details(store: JournalStore | None) -> dict[str, Any]:
-    """The store as the router needs it: the journals here, those elsewhere, the number of live sessions."""
-    if store is None:
-        return {}
-    failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
-    damaged = sum(len(journal.corrupt) for journal in store) + len(store.unreadable)
-    return {
-        "journals": list(store.journals),
-        "journals_elsewhere": list(store.elsewhere),
-        "sessions": sum(journal.live_sessions() for journal in store),
-        "journal_failing": failing,
-        "journal_damaged": damaged,
-    }
-
-
-def track_journals(metrics: Metrics, store: JournalStore) -> None:
-    """Gauges are computed when they are scraped."""
-    commits = metrics.histogram(
-        "areal_commit_seconds", "One group commit of the journal, until it is on disk.", _COMMIT_SECONDS, ()
-    )
-    for journal in store:  # adopted journals take it from our own
-        journal.commits.observe = commits.observe
-    metrics.gauge("areal_sessions_open", "Sessions that have not ended.").set_function(
-        lambda: sum(journal.live_sessions() for journal in store)
-    )
-    metrics.gauge("areal_trajectories_ready", "Trajectories that wait to be exported.").set_function(
-        lambda: sum(journal.count_trajectories(TrajectoryPhase.READY) for journal in store)
-    )
-    metrics.gauge("areal_journals", "Journals served: the own one and those adopted.").set_function(
-        lambda: len(store.journals)
-    )
-    metrics.gauge("areal_journal_failing", "1 while a journal cannot be written.").set_function(
-        lambda: float(any(journal.commits.failing is not None for journal in store))
-    )
-
-
-_log = logging.getLogger(__name__)
-_POLL_S = 1.0  # for changes that the engine watch does not announce
-_RETRY_S = 0.5
-_TIMER_SLACK_S = 0.002  # timers fire a little early
-_TIMEOUT_S = 5.0
-_SENT_AT_ONCE = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
-
-
-class RouterLease:
-    """Keeps a data proxy registered at its router: a lease, renewed for as long as the process lives.
-
-    The router's address is read from its state file, which it writes at each start: a router that moved is found again.
-    A lease carries what /ready reports; changes of that are sent at once, the rest with the next renewal.
-    """
-
-    def __init__(
-        self, config: RegistrationConfig, service: Service, http: HttpClient, headers: Mapping[str, str], model: str
-    ) -> None:
-        self._file = Path(config.router_file)
-        self._config = config
-        self._model = model
-        self._service = service
-        self._http = http
-        self._headers = {**headers, "Content-Type": "application/json"}
-        self._registered: bool | None = None
-
-    async def run(self) -> None:
-        while True:
-            ready = self._service.readiness()
-            again_s = await self._renew(ready)
-            await self._wait_for_change(ready, again_s)
-
-    async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float) -> None:
-        """Return when what was ``sent`` has changed, or after ``seconds``."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        news = self._service.lifetime.news
-        while (left_s := until - loop.time()) > _TIMER_SLACK_S:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, until_beat(_POLL_S))):
-                    await news.wait()
-            news.clear()
-            if loop.time() >= until - _TIMER_SLACK_S:
-                return  # all of it is sent anyway
-            now = self._service.readiness()
-            if any(now.get(name) != sent.get(name) for name in _SENT_AT_ONCE):
-                return
-
-    async def _renew(self, ready: Mapping[str, Any]) -> float:
-        """Seconds until the next renewal."""
-        config, address = self._config, self._service.address
-        assert address is not None, "a lease is taken by a service that listens"
-        lease = RenewLease(
-            worker_id=config.worker_id,
-            worker_addr=address,
-            model=self._model,
-            expected=config.expected,
-            readiness=config.readiness,
-            held=config.held,
-        )
-        body = orjson.dumps({**ready, **asdict(lease)})
-        try:
-            url = json.loads(self._file.read_text())["url"]
-            response = await self._http.fetch(
-                "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S
-            )
-            answer = response.object()
-            if response.status != 200:
-                raise ValueError(f"the router answers {response.status}")
-            registered = bool(answer["registered"])
-            if registered is not self._registered:
-                _log.info("%s at the router %s", "registered" if registered else "removed: not registered", url)
-            self._registered = registered
-            return until_beat(float(answer["renew_seconds"]))
-        except (OSError, CallFailed, TimeoutError, ValueError, KeyError, TypeError) as error:
-            if self._registered is not None:
-                _log.warning("not registered at a router: %r", error)
-            self._registered = None
-            return _RETRY_S
+    async with serve_journals(
+        config.state_dir, lambda folder: open_journal(folder, config), config.adopt_after
+    ) as store:
+        yield store
 
 
 _EXTERNAL_PERIOD_S = 5.0
 _SCRAPED = ("embedded", "vllm")  # engines that answer /metrics without a flag
 
-Build = Callable[[ServeOptions, JournalStore | None], AbstractAsyncContextManager[Service]]
+Build = Callable[[ServeOptions, TrajectoryStore | None], AbstractAsyncContextManager[Service]]
 
 
 def run_data_proxy(config: DataProxyConfig) -> None:
@@ -229,7 +95,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
     parsers = load_parsers(config.tool_call_parser, config.reasoning_parser, template)
 
     @contextlib.asynccontextmanager
-    async def build(options: ServeOptions, store: JournalStore | None) -> AsyncIterator[Service]:
+    async def build(options: ServeOptions, store: TrajectoryStore | None) -> AsyncIterator[Service]:
         headers, http = options.headers, HttpClient(idle_s=ENGINE_IDLE_S)
         engine_headers = headers
         if config.attached:
@@ -260,7 +126,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
                 "models": models.names,
                 "fault": watch.state.fault,
                 "awaits_version": tracker.behind.version if control.engine_is_available and tracker.behind else None,
-                **store_details(store),
+                **(store_details(store) if store is not None else {}),
             }
 
         def adapters() -> Collection[str]:
@@ -310,13 +176,13 @@ def _external(config: DataProxyConfig) -> Build:
         raise UsageFault(f"--engine-url {config.engine_url!r} {error}") from error
 
     @contextlib.asynccontextmanager
-    async def build(options: ServeOptions, store: JournalStore | None) -> AsyncIterator[Service]:
+    async def build(options: ServeOptions, store: TrajectoryStore | None) -> AsyncIterator[Service]:
         recorders = CallRecorders(store, options.key)
         external = open_external(wanted, recorders, config.max_body_bytes, config.request_timeout)
         watch = EngineWatch(external.api.state, period_s=_EXTERNAL_PERIOD_S)
 
         def details() -> dict[str, Any]:
-            return {"root": name, "models": models.names, **store_details(store)}
+            return {"root": name, "models": models.names, **(store_details(store) if store is not None else {})}
 
         async with external.http:
             service = _service(config, options, watch, lambda: watch.state.not_ready, details)
@@ -371,12 +237,12 @@ def _add_model_routes(
     config: DataProxyConfig,
     options: ServeOptions,
     recorders: CallRecorders,
-    store: JournalStore | None,
+    store: TrajectoryStore | None,
     handlers: Mapping[str, Handler],
     adapters: Callable[[], Collection[str]] = tuple,
 ) -> ExternalModels:
     """The routes that call models, and those of their sessions. Returns the models beside our own."""
-    uid = os.environ.get(_RUN_UID)
+    uid = os.environ.get(RUN_UID)
     models = ExternalModels(
         config.model,
         recorders,
@@ -390,10 +256,12 @@ def _add_model_routes(
             adapter_of(name, models.own, adapters())
 
     if store is not None:
-        store.leaving = lambda: service.lifetime.draining
+        JournalRoutes(store).add_to(service)
         JournalSessionRoutes(store, CallerResolver(store, options.key), options.key, check_name).add_to(service)
         TrajectoryRoutes(store).add_to(service)
-        track_journals(service.metrics, store)
+        service.metrics.gauge("areal_trajectories_ready", "Trajectories that wait to be exported.").set_function(
+            lambda: sum(journal.count_trajectories(TrajectoryPhase.READY) for journal in store)
+        )
     # Without a journal there are no session keys.
     access = Access.INFERENCE if store is None else Access.SESSION
     models.add_to(service)

@@ -27,7 +27,7 @@ from areal.services.inference.data_proxy.sessions import Caller, CallerResolver,
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import CorruptRecord, TrajectoryTurns
+from areal.services.inference.recorder.records import TrajectoryTurns
 from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz
 from areal.services.inference.recorder.session import (
     HITL,
@@ -41,10 +41,11 @@ from areal.services.inference.recorder.session import (
     TrajectoryPhase,
     check_reward,
     parse_kind,
-    tag_of_key,
 )
 from areal.services.inference.recorder.storage import SEQUENCES
-from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases
+from areal.services.inference.recorder.store import TrajectoryLeases, TrajectoryStore
+from areal.services.journal.keys import tag_of_key
+from areal.services.journal.storage import CorruptRecord
 from areal.wire.bodies import EndSession, ExportTrajectories, SetReward, StartSession
 
 _BODY_BYTES = 1024 * 1024
@@ -56,7 +57,7 @@ class JournalSessionRoutes:
 
     def __init__(
         self,
-        store: JournalStore,
+        store: TrajectoryStore,
         callers: CallerResolver,
         key: AdminKey | None,
         check_name: Callable[[str | None], object],
@@ -73,9 +74,6 @@ class JournalSessionRoutes:
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
         service.route("POST", "/rl/end_session", self.end, Access.SESSION)
-        service.route("POST", "/drain", self.drain, Access.ADMIN)
-        service.route("POST", "/undrain", self.undrain, Access.ADMIN)
-        service.route("POST", "/rl/find_key", self.find_key, Access.ADMIN)
         service.route("GET", "/rl/human", self.human, Access.ADMIN)
         service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
@@ -126,27 +124,6 @@ class JournalSessionRoutes:
         ended = await caller.journal.end(caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
 
-    async def drain(self, request: Request) -> Response:
-        """The sessions move to the model's other data proxies: ``journals`` are handed over, each when its running
-        calls have ended."""
-        await request.read(_BODY_BYTES)
-        return json_response({"status": "ok", "journals": await self._store.hand_over()})
-
-    async def undrain(self, request: Request) -> Response:
-        await request.read(_BODY_BYTES)
-        await self._store.keep()
-        return json_response({"status": "ok", "journals": list(self._store.journals)})
-
-    async def find_key(self, request: Request) -> Response:
-        """The journal of the session whose key, chosen by its caller, has this digest."""
-        digest = (await read_object(request, _BODY_BYTES)).get("digest")
-        try:
-            wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
-        except ValueError as error:
-            raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
-        journal = self._store.holder_of_digest(wanted)
-        return json_response({"journal": journal.tag if journal is not None else None})
-
     async def human(self, request: Request) -> Response:
         """The last call of the human in the loop here. Each journal has a session of theirs; the gateway asks
         all data proxies. ``elsewhere``: the journals of others as they are now: the router may not know all of them."""
@@ -191,7 +168,7 @@ class JournalSessionRoutes:
         return json_response({**_summary(caller.journal, session), "trajectories": trajectories})
 
 
-def _group_members(store: JournalStore, group_id: str) -> tuple[SessionJournal, list[tuple[int, str]]]:
+def _group_members(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, list[tuple[int, str]]]:
     """The group's journal, and number and id of each of its sessions. Raises 404."""
     group = GroupName.parse(group_id)
     journal = store.journal(group.tag) if group is not None else None
@@ -259,7 +236,7 @@ _MOST_SKIPPED = 100
 
 
 class TrajectoryRoutes:
-    def __init__(self, store: JournalStore) -> None:
+    def __init__(self, store: TrajectoryStore) -> None:
         self._store = store
         self._leases = TrajectoryLeases(store, lambda code: self._errors.labels(code).inc())
 

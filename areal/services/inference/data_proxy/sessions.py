@@ -34,15 +34,16 @@ from areal.services.inference.recorder.records import (
     digest_conversation,
     read_retry_count,
 )
-from areal.services.inference.recorder.session import HITL, SessionName, SessionState, new_answer_id, tag_of_key
-from areal.services.inference.recorder.storage import held_elsewhere
-from areal.services.inference.recorder.store import JournalStore
+from areal.services.inference.recorder.session import HITL, SessionName, SessionState, new_answer_id
+from areal.services.inference.recorder.store import TrajectoryStore
+from areal.services.journal.keys import tag_of_key
+from areal.services.journal.storage import held_elsewhere
 
 _log = logging.getLogger(__name__)
 _COUNTED_REFUSALS = ("context_length_exceeded",)  # 4xx codes that describe the rollout
 
 
-def journal_of(store: JournalStore, tag: str) -> SessionJournal:
+def journal_of(store: TrajectoryStore, tag: str) -> SessionJournal:
     """Raises 421 where another data proxy has it."""
     journal = store.journal(tag)
     if journal is None:
@@ -63,7 +64,7 @@ class CallerResolver:
     """Finds the session of a key. ``key`` None: a service without keys, where everybody is admin who presents no
     session key."""
 
-    def __init__(self, store: JournalStore, key: AdminKey | None) -> None:
+    def __init__(self, store: TrajectoryStore, key: AdminKey | None) -> None:
         self._store = store
         self._key = key
 
@@ -189,7 +190,7 @@ class CallRecorder:
 class CallRecorders:
     """Opens a recorder for each model call. ``store`` None: nothing is recorded."""
 
-    def __init__(self, store: JournalStore | None, key: AdminKey | None) -> None:
+    def __init__(self, store: TrajectoryStore | None, key: AdminKey | None) -> None:
         self._callers = CallerResolver(store, key) if store is not None else None
         self._flights = CallsInFlight()
 

@@ -25,9 +25,9 @@ from areal.services.inference.gateway.sessions import (
     tag_of_session,
     to_response,
 )
-from areal.services.inference.recorder.records import CorruptRecord
 from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz
 from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, parse_kind
+from areal.services.journal.storage import CorruptRecord
 from areal.wire.routing import WorkerEntry
 
 _BODY_BYTES = 4 * 1024 * 1024

@@ -20,15 +20,9 @@ from areal.services.http.messages import AnyResponse, Request, Response, decode_
 from areal.services.http.service import Service, json_response
 from areal.services.inference.gateway.relay import Admission, Relay
 from areal.services.inference.gateway.routing import ROUTER_AWAY, Follower, LiveTable, RouterClient
-from areal.services.inference.recorder.session import (
-    HITL,
-    GroupName,
-    SessionName,
-    key_digest,
-    tag_of_answer,
-    tag_of_key,
-)
+from areal.services.inference.recorder.session import HITL, GroupName, SessionName, tag_of_answer
 from areal.services.inference.router.picking import CallKey
+from areal.services.journal.keys import key_digest, tag_of_key
 from areal.wire.routing import CORDONED, READY, WorkerEntry
 
 # A session's key names its journal by the journal's tag. A key that a caller chose is looked up at the router, and

@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.inference.recorder.records import CorruptRecord, checksum
+from areal.services.inference.recorder.records import checksum
 from areal.services.inference.recorder.rows import RewardOverflow, Style
 from areal.services.inference.recorder.session import (
     HITL,
@@ -39,6 +39,7 @@ from areal.services.inference.recorder.session import (
 )
 from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.tables import Report, SessionTables, session_rows
+from areal.services.journal.storage import CorruptRecord
 from areal.wire.processes import Retention
 
 TrajectoryKey = tuple[int, int]  # session, trajectory

@@ -7,11 +7,10 @@ the event loop; exports read in a thread. Sessions not in use cost disk only: wh
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,6 @@ from areal.services.inference.recorder.changes import (
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport, TrajectoryKey
 from areal.services.inference.recorder.records import (
     ConversationDigest,
-    CorruptRecord,
     ModelCall,
     PrefixMatch,
     RecentTurns,
@@ -60,20 +58,16 @@ from areal.services.inference.recorder.session import (
     TrajectoryKind,
     TrajectoryPhase,
     apply_timeout,
-    key_digest,
-    new_session_key,
-    new_tag,
 )
-from areal.services.inference.recorder.storage import (
-    SEQUENCES,
-    CommitQueue,
-    JournalFolder,
-    held_elsewhere,
-    open_reader,
-    open_writer,
-    store_failure,
-)
+from areal.services.inference.recorder.storage import SEQUENCES, open_writer
 from areal.services.inference.recorder.tables import SessionTables, row_id, session_rows
+from areal.services.journal.keys import key_digest, new_session_key
+from areal.services.journal.storage import (
+    CorruptRecord,
+    Journal,
+    JournalFolder,
+    journal_tag,
+)
 from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
@@ -89,62 +83,25 @@ class StartedSession:
     key: str
 
 
-class SessionJournal:
-    """Open with ``open_journal``. ``on_ready`` is called when a trajectory may have become ready; ``cache`` are the
-    sessions in use."""
+class SessionJournal(Journal):
+    """Open with ``open_journal``. Its news: a trajectory may have become ready. ``cache`` are the sessions in use."""
 
     def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str, retention: Retention) -> None:
-        self.folder = folder
-        self.tag = tag
+        super().__init__(folder, db, tag, lambda committed: self.cache.settle(committed=committed))
         self.retention = retention
-        self.clock: Callable[[], float] = time.time
-        self.on_ready: Callable[[], None] = lambda: None
-        self.corrupt: list[str] = []
         self._recent = RecentTurns()
         self.cache = SessionCache()
         self._cursor = 0
         self._live: int | None = None  # how many sessions live, until one begins or ends
-        self.commits = CommitQueue(db, tag, lambda committed: self.cache.settle(committed=committed))
-        self._db = db
         self._write = SessionTables(db, tag, self.cache.forget)
-        self._read = SessionTables(open_reader(folder.database), tag)
-        self._far = SessionTables(open_reader(folder.database), tag)
+        self._read = SessionTables(self._reader(), tag)
+        self._far = SessionTables(self._reader(), tag)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"read-{tag}")
-        self._calls = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._closed = False
-
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """While a model call of a session runs. Raises 421 where the journal was left to another process."""
-        if self._closed:
-            raise held_elsewhere()
-        self._calls += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._calls -= 1
-            if self._calls == 0:
-                self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Return when no model call runs."""
-        while self._calls:
-            await self._idle.wait()
 
     async def close(self, *, remove: bool = False) -> None:
-        """Commit pending changes and release the folder, or delete it. Later requests for its sessions get 421."""
         self._closed = True
-        await self.commits.close()
         self._thread.shutdown()
-        for db in (self._read.db, self._far.db, self._db):
-            db.close()
-        if remove:
-            self.folder.remove()
-        else:
-            self.folder.leave()
+        await super().close(remove=remove)
 
     # -- changes
 
@@ -168,7 +125,7 @@ class SessionJournal:
             if isinstance(sample, TokenSample) and sample.text is not None:
                 tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
                 self._recent.put(recorded.first + place, PrefixMatch(tokens, sample.text))
-        self.on_ready()  # the chat may have sealed the trajectory before
+        self.on_news()  # the chat may have sealed the trajectory before
         return recorded
 
     async def reward(self, session: int, value: float, interaction_id: str | None = None) -> RewardAnswer:
@@ -176,12 +133,12 @@ class SessionJournal:
         answer = await self._change(
             lambda now: changes.reward(self._write, session, value, interaction_id, now, finish)
         )
-        self.on_ready()
+        self.on_news()
         return answer
 
     async def end(self, session: int) -> EndedSession:
         ended = await self._change(lambda now: changes.end(self._write, session, now))
-        self.on_ready()
+        self.on_news()
         return ended
 
     async def note_failure(self, session: int, code: str) -> None:
@@ -198,11 +155,6 @@ class SessionJournal:
             return True
 
         return await self._change(forget)
-
-    async def check_writable(self) -> None:
-        """After a failed commit, try one: no call is sampled that cannot be recorded. Raises 507, 500."""
-        if self.commits.failing is not None:
-            await self._change(lambda now: self._write.set_counter("tried_at", int(now)))
 
     async def _change(self, apply: Callable[[float], _T]) -> _T:
         """A change by which a session may begin or end."""
@@ -397,8 +349,10 @@ class SessionJournal:
         ) -> TrajectoryExport | CorruptRecord | RewardOverflow | None:
             try:
                 return self._part(tables, item, Style.INDIVIDUAL, 1.0)
-            except (CorruptRecord, RewardOverflow) as error:
+            except CorruptRecord as error:
                 self._note(error)
+                return error
+            except RewardOverflow as error:
                 return error
             except ApiError:
                 return None
@@ -430,7 +384,7 @@ class SessionJournal:
             lambda now: exporting.sweep(self._write, now, self.retention, self._cursor, self._note)
         )
         if found:
-            self.on_ready()
+            self.on_news()
         return found
 
     def is_spent(self) -> bool:
@@ -456,44 +410,13 @@ class SessionJournal:
         with self._reading():
             return await asyncio.get_running_loop().run_in_executor(self._thread, read_at_once)
 
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        if self._closed:
-            raise held_elsewhere()
-        try:
-            yield
-        except CorruptRecord as error:
-            raise self._damaged(error) from error
-        except sqlite3.Error as error:
-            raise store_failure(error) from error
-
-    def _damaged(self, error: CorruptRecord) -> ApiError:
-        self._note(error)
-        return ApiError(500, f"the journal is damaged: {error}", code=error.code)
-
-    def _note(self, error: CorruptRecord | RewardOverflow) -> None:
-        """Count damage, and log each kind once."""
-        text = str(error)
-        if isinstance(error, CorruptRecord) and text not in self.corrupt and len(self.corrupt) < _MOST_NOTED:
-            self.corrupt.append(text)
-            _log.error("the journal %s is damaged: %s", self.folder.path, text)
-
 
 async def open_journal(
     folder: JournalFolder, retention: Retention, clock: Callable[[], float] = time.time
 ) -> SessionJournal:
     """Recovers the journal of a killed predecessor. Raises sqlite3.Error."""
     db = open_writer(folder.database)
-    row = db.execute("SELECT value FROM about WHERE name='tag'").fetchone()
-    if row is None:
-        tag = new_tag()
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT INTO about VALUES ('tag', ?)", (tag,))
-        changes.start_hitl(SessionTables(db, tag), clock())
-        db.execute("COMMIT")
-    else:
-        tag = row[0]
-    folder.show_tag(tag)
+    tag = journal_tag(db, lambda tag: changes.start_hitl(SessionTables(db, tag), clock()))
     journal = SessionJournal(folder, db, tag, retention)
     journal.clock = clock
     return journal

@@ -31,6 +31,7 @@ from typing import Any
 import orjson
 
 from areal.services.http.errors import ApiError, bad_request
+from areal.services.journal.storage import CorruptRecord
 
 # -- conversation digests
 
@@ -237,13 +238,6 @@ class TrajectoryTurns:
 
 _MAGIC = b"ARI1"
 _FRONT = struct.Struct("<4sII")
-
-
-class CorruptRecord(Exception):
-    """Stored bytes that are not those that were written, or that this version cannot read. Names what they belong
-    to."""
-
-    code = "record_corrupted"
 
 
 @dataclass(frozen=True)

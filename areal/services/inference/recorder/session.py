@@ -12,23 +12,21 @@ trajectory has calls of token models or of external ones, never both: a change o
 last one open until it is rewarded or the session ends.
 
 Each journal has a random tag. Session ids, session keys, group, export and lease ids and answer ids carry the tag of
-their journal, so a relay that knows which data proxy serves which journals routes all of them without a session table.
-A tag is not secret. A session key is: its secret is the 256 random bits behind its tag.
+their journal (``areal.services.journal.keys``), so a relay that knows which data proxy serves which journals routes all
+of them without a session table.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import unique_id
+from areal.services.journal.keys import TAG
 
 LARGEST_F32 = 3.4028234663852886e38
 
@@ -206,22 +204,11 @@ def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: f
 # -- identifiers
 
 HITL = "__hitl__"
-_TAG = "[a-z2-7]{8}"
-_TAG_ALONE = re.compile(_TAG)
-_SESSION = re.compile(rf"(?P<task>.{{1,256}})-(?P<tag>{_TAG})-(?P<number>[0-9]{{1,9}})", re.DOTALL)
-_GROUP = re.compile(rf"grp-(?P<tag>{_TAG})-(?P<first>[0-9]{{1,9}})-(?P<size>[0-9]{{1,4}})")
-_KEY = re.compile(rf"sk-(?P<tag>{_TAG})-[A-Za-z0-9_-]{{43}}")
-_EXPORT = re.compile(rf"exp-(?P<tag>{_TAG})-(?P<number>[0-9]{{1,12}})-(?P<nonce>[0-9a-f]{{8}})")
-_LEASE = re.compile(rf"lse-(?P<tag>{_TAG})-(?P<session>[0-9]{{1,9}})-(?P<trajectory>[0-9]{{1,9}})")
-_ANSWER = re.compile(rf"[a-z]+-(?P<tag>{_TAG})[0-9a-f]{{24}}(-[0-9]+)?")
-
-
-def new_tag() -> str:
-    return base64.b32encode(secrets.token_bytes(5)).decode("ascii").lower()
-
-
-def is_tag(text: str) -> bool:
-    return _TAG_ALONE.fullmatch(text) is not None
+_SESSION = re.compile(rf"(?P<task>.{{1,256}})-(?P<tag>{TAG})-(?P<number>[0-9]{{1,9}})", re.DOTALL)
+_GROUP = re.compile(rf"grp-(?P<tag>{TAG})-(?P<first>[0-9]{{1,9}})-(?P<size>[0-9]{{1,4}})")
+_EXPORT = re.compile(rf"exp-(?P<tag>{TAG})-(?P<number>[0-9]{{1,12}})-(?P<nonce>[0-9a-f]{{8}})")
+_LEASE = re.compile(rf"lse-(?P<tag>{TAG})-(?P<session>[0-9]{{1,9}})-(?P<trajectory>[0-9]{{1,9}})")
+_ANSWER = re.compile(rf"[a-z]+-(?P<tag>{TAG})[0-9a-f]{{24}}(-[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -286,21 +273,6 @@ class LeaseName:
     def parse(cls, text: str) -> LeaseName | None:
         met = _LEASE.fullmatch(text)
         return cls(met["tag"], int(met["session"]), int(met["trajectory"])) if met else None
-
-
-def new_session_key(tag: str) -> str:
-    return f"sk-{tag}-{secrets.token_urlsafe(32)}"
-
-
-def tag_of_key(key: str) -> str | None:
-    """The journal of a session key. None for a key that a caller chose itself."""
-    met = _KEY.fullmatch(key)
-    return met["tag"] if met else None
-
-
-def key_digest(key: bytes) -> bytes:
-    """The stored form of a session key. The keys are random, so one round of SHA-256 is enough."""
-    return hashlib.sha256(key).digest()
 
 
 def new_answer_id(prefix: str, tag: str | None) -> str:

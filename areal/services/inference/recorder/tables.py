@@ -13,7 +13,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from areal.services.inference.recorder.records import (
-    CorruptRecord,
     PrefixMatch,
     RecordedTurn,
     TextTurn,
@@ -31,6 +30,7 @@ from areal.services.inference.recorder.session import (
     TrajectoryPhase,
 )
 from areal.services.inference.recorder.storage import SEQUENCES
+from areal.services.journal.storage import CorruptRecord
 
 _T = TypeVar("_T")
 _SESSION = "number, task, grp, created, life, online, standing, next_trajectory, crc, key"

@@ -11,8 +11,8 @@ from typing import Any
 
 from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.tasks import until_beat
-from areal.services.inference.recorder.session import is_tag
 from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.services.journal.keys import is_tag
 
 _MOST_BYTES = 1024 * 1024
 _ASKED_AT_ONCE = 256

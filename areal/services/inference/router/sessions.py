@@ -21,9 +21,10 @@ import orjson
 from areal.services.http import headers as names
 from areal.services.http.client import CallFailed, Fetched, HttpClient, NotConnected
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.inference.recorder.session import GroupName, SessionName, key_digest, tag_of_key
+from areal.services.inference.recorder.session import GroupName, SessionName
 from areal.services.inference.router.picking import rendezvous
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
+from areal.services.journal.keys import key_digest, tag_of_key
 from areal.wire.bodies import RouteCall
 from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
 

@@ -21,8 +21,10 @@ from areal.services.inference.recorder.records import (
     digest_conversation,
 )
 from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
-from areal.services.inference.recorder.storage import lock_folder, open_reader
+from areal.services.inference.recorder.store import TrajectoryStore
 from areal.services.inference.recorder.tables import SessionTables
+from areal.services.journal.storage import lock_folder, open_reader
+from areal.services.journal.store import open_journal_store
 from areal.wire.processes import Retention
 
 
@@ -96,6 +98,10 @@ async def journal_in(path: Path, clock: Clock | None = None, **retention: Any) -
     folder = lock_folder(path)
     assert folder is not None
     return await open_journal(folder, Retention(**retention), clock or Clock())
+
+
+async def vault_in(root: Path, uid: str = "a", **retention: Any) -> TrajectoryStore:
+    return await open_journal_store(root, uid, lambda folder: open_journal(folder, Retention(**retention)))
 
 
 async def start(journal: SessionJournal, task: str = "task", **more: Any) -> tuple[int, str]:

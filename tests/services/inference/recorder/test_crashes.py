@@ -16,7 +16,8 @@ import pytest
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.storage import DATABASE, open_writer
+from areal.services.inference.recorder.storage import open_writer
+from areal.services.journal.storage import DATABASE
 from tests.services.inference.recorder.support import Calls, Clock, journal_in, start, state_of
 
 WAL = f"{DATABASE}-wal"

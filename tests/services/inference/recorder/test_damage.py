@@ -13,10 +13,10 @@ from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import pack, unpack
 from areal.services.inference.recorder.session import GroupName
-from areal.services.inference.recorder.storage import DATABASE, open_writer
-from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases, open_journal_store
-from areal.wire.processes import Retention
-from tests.services.inference.recorder.support import Calls, Clock, journal_in, start, user
+from areal.services.inference.recorder.storage import open_writer
+from areal.services.inference.recorder.store import TrajectoryLeases, TrajectoryStore
+from areal.services.journal.storage import DATABASE
+from tests.services.inference.recorder.support import Calls, Clock, journal_in, start, user, vault_in
 
 
 def _another_header(db: sqlite3.Connection) -> None:
@@ -40,9 +40,9 @@ DAMAGE: dict[str, str | Callable[[sqlite3.Connection], None]] = {
 
 
 @pytest.fixture(params=list(DAMAGE))
-async def vault(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[JournalStore]:
+async def vault(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TrajectoryStore]:
     """A group of three rewarded sessions, of which the first is damaged."""
-    vault = await open_journal_store(tmp_path, "run", Retention())
+    vault = await vault_in(tmp_path, "run")
     calls = Calls()
     await vault.own.start("task", 3, None, True)
     for session in (1, 2, 3):
@@ -56,12 +56,12 @@ async def vault(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     else:
         damage(db)
     db.close()
-    vault = await open_journal_store(tmp_path, "run", Retention())
+    vault = await vault_in(tmp_path, "run")
     yield vault
     await vault.close()
 
 
-async def test_damaged_row_is_named_and_the_others_are_lent(vault: JournalStore) -> None:
+async def test_damaged_row_is_named_and_the_others_are_lent(vault: TrajectoryStore) -> None:
     skipped: list[str] = []
     leases = TrajectoryLeases(vault, skipped.append)
     for _ in range(2):
@@ -75,7 +75,7 @@ async def test_damaged_row_is_named_and_the_others_are_lent(vault: JournalStore)
     assert (entry["code"], entry["trajectory_id"], skipped) == ("record_corrupted", 0, ["record_corrupted"])
 
 
-async def test_damaged_row_is_named_and_the_others_are_exported_once(vault: JournalStore) -> None:
+async def test_damaged_row_is_named_and_the_others_are_exported_once(vault: TrajectoryStore) -> None:
     journal = vault.own
     members = journal.members(GroupName(journal.tag, 1, 3))
     assert [number for number, _ in members] == [1, 2, 3]
@@ -90,7 +90,7 @@ async def test_damaged_row_is_named_and_the_others_are_exported_once(vault: Jour
     assert journal.corrupt
 
 
-async def test_damaged_row_alone_is_500_and_stays(vault: JournalStore) -> None:
+async def test_damaged_row_alone_is_500_and_stays(vault: TrajectoryStore) -> None:
     [(_, name), *_] = vault.own.members(GroupName(vault.own.tag, 1, 3))
     for _ in range(2):
         with pytest.raises(ApiError) as caught:
@@ -98,7 +98,7 @@ async def test_damaged_row_alone_is_500_and_stays(vault: JournalStore) -> None:
         assert (caught.value.status, caught.value.code) == (500, "record_corrupted")
 
 
-async def test_sessions_beside_a_damaged_row_are_listed_swept_and_go_on(vault: JournalStore) -> None:
+async def test_sessions_beside_a_damaged_row_are_listed_swept_and_go_on(vault: TrajectoryStore) -> None:
     journal = vault.own
     assert {2, 3} <= {session.number for session in journal.sessions(-1, 100)}
     await journal.sweep()

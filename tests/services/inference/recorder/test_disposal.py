@@ -7,8 +7,8 @@ from pathlib import Path
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.storage import DisposalReport, dispose
-from tests.services.inference.recorder.support import Calls, start
-from tests.services.inference.recorder.test_store import rewarded, vault_in
+from tests.services.inference.recorder.support import Calls, start, vault_in
+from tests.services.inference.recorder.test_store import rewarded
 
 
 async def test_folder_without_a_finished_trajectory_goes(tmp_path: Path) -> None:

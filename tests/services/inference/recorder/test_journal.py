@@ -13,7 +13,8 @@ from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.rows import Style
-from areal.services.inference.recorder.session import TrajectoryPhase, key_digest
+from areal.services.inference.recorder.session import TrajectoryPhase
+from areal.services.journal.keys import key_digest
 from tests.services.inference.recorder.support import Calls, Clock, answer, journal_in, start, user
 
 

@@ -16,7 +16,6 @@ from areal.services.inference.recorder import session as names
 from areal.services.inference.recorder.records import (
     CallIdentity,
     CallsInFlight,
-    CorruptRecord,
     begins_with,
     check_idempotency_key,
     digest_conversation,
@@ -28,6 +27,8 @@ from areal.services.inference.recorder.records import (
     unpack,
     version_runs,
 )
+from areal.services.journal import keys
+from areal.services.journal.storage import CorruptRecord
 
 ASSISTANT = {"role": "assistant", "content": "yes"}
 
@@ -93,13 +94,13 @@ def test_any_changed_byte_of_a_record_is_noticed(data: st.DataObject) -> None:
 
 @given(st.text(min_size=1, max_size=40), st.integers(0, 10**9 - 1))
 def test_session_name_survives_any_task_id(task: str, number: int) -> None:
-    name = names.SessionName(task, names.new_tag(), number)
+    name = names.SessionName(task, keys.new_tag(), number)
     assert names.SessionName.parse(str(name)) == name
 
 
 def test_names_carry_their_journals_tag() -> None:
-    tag = names.new_tag()
-    assert names.tag_of_key(names.new_session_key(tag)) == tag
+    tag = keys.new_tag()
+    assert keys.tag_of_key(keys.new_session_key(tag)) == tag
     assert names.tag_of_answer(names.new_answer_id("chatcmpl-", tag)) == tag
     assert names.tag_of_answer(names.new_answer_id("chatcmpl-", tag) + "-3") == tag
     for parsed in (names.GroupName(tag, 1, 2), names.ExportName(tag, 3, "0123abcd"), names.LeaseName(tag, 4, 5)):
@@ -108,7 +109,7 @@ def test_names_carry_their_journals_tag() -> None:
 
 @pytest.mark.parametrize("text", ["", "my-own-key", "sk-short", "sk-aaaaaaaa-", "sk-AAAAAAAA-" + "x" * 43])
 def test_foreign_keys_have_no_tag(text: str) -> None:
-    assert names.tag_of_key(text) is None
+    assert keys.tag_of_key(text) is None
     assert names.SessionName.parse(text) is None
 
 

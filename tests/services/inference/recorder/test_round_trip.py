@@ -21,8 +21,9 @@ from areal.services.inference.recorder.session import (
     Trajectory,
     TrajectoryPhase,
 )
-from areal.services.inference.recorder.storage import open_reader, open_writer
+from areal.services.inference.recorder.storage import open_writer
 from areal.services.inference.recorder.tables import SessionTables
+from areal.services.journal.storage import open_reader
 from tests.services.inference.recorder.support import journal_in, start
 
 F32 = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -6,25 +6,19 @@ import asyncio
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from areal.errors import UsageFault
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.session import LeaseName
-from areal.services.inference.recorder.storage import lock_folder
-from areal.services.inference.recorder.store import JournalStore, TrajectoryLeases, open_journal_store
-from areal.wire.processes import Retention
-from tests.services.inference.recorder.support import Calls, start
+from areal.services.inference.recorder.store import TrajectoryLeases, TrajectoryStore
+from areal.services.journal.storage import lock_folder
+from tests.services.inference.recorder.support import Calls, start, vault_in
 from tests.services.processes import REPOSITORY, wait_until
 
 
-async def vault_in(root: Path, uid: str = "a", **retention: Any) -> JournalStore:
-    return await open_journal_store(root, uid, Retention(**retention))
-
-
-async def rewarded(vault: JournalStore, calls: Calls, online: bool = True) -> tuple[int, str]:
+async def rewarded(vault: TrajectoryStore, calls: Calls, online: bool = True) -> tuple[int, str]:
     session, session_id = await start(vault.own, online=online)
     await vault.own.record(session, calls.tokens([1, 2]))
     await vault.own.reward(session, 1.0)

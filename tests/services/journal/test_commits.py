@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal.services.http.errors import ApiError
-from areal.services.inference.recorder.storage import CommitQueue
+from areal.services.journal.storage import CommitQueue
 
 
 @pytest.fixture

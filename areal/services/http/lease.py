@@ -1,0 +1,100 @@
+"""The lease by which a data proxy keeps itself registered at its router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from areal.services.http.client import CallFailed, HttpClient
+from areal.services.http.service import Service
+from areal.services.http.tasks import until_beat
+from areal.wire.bodies import RenewLease
+from areal.wire.processes import RegistrationConfig
+
+_log = logging.getLogger(__name__)
+_POLL_S = 1.0  # for changes that the engine watch does not announce
+_RETRY_S = 0.5
+_TIMER_SLACK_S = 0.002  # timers fire a little early
+_TIMEOUT_S = 5.0
+_SENT_AT_ONCE = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
+
+
+class RouterLease:
+    """Keeps a data proxy registered at its router: a lease, renewed for as long as the process lives.
+
+    The router's address is read from its state file, which it writes at each start: a router that moved is found again.
+    A lease carries what /ready reports; changes of that are sent at once, the rest with the next renewal.
+    """
+
+    def __init__(
+        self, config: RegistrationConfig, service: Service, http: HttpClient, headers: Mapping[str, str], model: str
+    ) -> None:
+        self._file = Path(config.router_file)
+        self._config = config
+        self._model = model
+        self._service = service
+        self._http = http
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._registered: bool | None = None
+
+    async def run(self) -> None:
+        while True:
+            ready = self._service.readiness()
+            again_s = await self._renew(ready)
+            await self._wait_for_change(ready, again_s)
+
+    async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float) -> None:
+        """Return when what was ``sent`` has changed, or after ``seconds``."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        news = self._service.lifetime.news
+        while (left_s := until - loop.time()) > _TIMER_SLACK_S:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, until_beat(_POLL_S))):
+                    await news.wait()
+            news.clear()
+            if loop.time() >= until - _TIMER_SLACK_S:
+                return  # all of it is sent anyway
+            now = self._service.readiness()
+            if any(now.get(name) != sent.get(name) for name in _SENT_AT_ONCE):
+                return
+
+    async def _renew(self, ready: Mapping[str, Any]) -> float:
+        """Seconds until the next renewal."""
+        config, address = self._config, self._service.address
+        assert address is not None, "a lease is taken by a service that listens"
+        lease = RenewLease(
+            worker_id=config.worker_id,
+            worker_addr=address,
+            model=self._model,
+            expected=config.expected,
+            readiness=config.readiness,
+            held=config.held,
+        )
+        body = orjson.dumps({**ready, **asdict(lease)})
+        try:
+            url = json.loads(self._file.read_text())["url"]
+            response = await self._http.fetch(
+                "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S
+            )
+            answer = response.object()
+            if response.status != 200:
+                raise ValueError(f"the router answers {response.status}")
+            registered = bool(answer["registered"])
+            if registered is not self._registered:
+                _log.info("%s at the router %s", "registered" if registered else "removed: not registered", url)
+            self._registered = registered
+            return until_beat(float(answer["renew_seconds"]))
+        except (OSError, CallFailed, TimeoutError, ValueError, KeyError, TypeError) as error:
+            if self._registered is not None:
+                _log.warning("not registered at a router: %r", error)
+            self._registered = None
+            return _RETRY_S

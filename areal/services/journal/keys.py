@@ -1,0 +1,37 @@
+"""The tag that names a journal, and the session keys that carry it: whoever knows which process serves which journals
+finds a session by its key without a table of sessions. A tag is not secret. A session key is: its secret is the 256
+random bits behind its tag."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+
+TAG = "[a-z2-7]{8}"
+_TAG_ALONE = re.compile(TAG)
+_KEY = re.compile(rf"sk-(?P<tag>{TAG})-[A-Za-z0-9_-]{{43}}")
+
+
+def new_tag() -> str:
+    return base64.b32encode(secrets.token_bytes(5)).decode("ascii").lower()
+
+
+def is_tag(text: str) -> bool:
+    return _TAG_ALONE.fullmatch(text) is not None
+
+
+def new_session_key(tag: str) -> str:
+    return f"sk-{tag}-{secrets.token_urlsafe(32)}"
+
+
+def tag_of_key(key: str) -> str | None:
+    """The journal of a session key. None for a key that a caller chose itself."""
+    met = _KEY.fullmatch(key)
+    return met["tag"] if met else None
+
+
+def key_digest(key: bytes) -> bytes:
+    """The stored form of a session key. The keys are random, so one round of SHA-256 is enough."""
+    return hashlib.sha256(key).digest()

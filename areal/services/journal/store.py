@@ -1,0 +1,329 @@
+"""The journals that one process serves.
+
+``root`` holds one folder a process, by its run's uid. A process restarted under the same uid finds its own journal
+again. Any other journal whose process left, or whose lock stays free for longer than its own process needs to come
+back, is adopted; it is served in place, under its own tag, and deleted once it is empty. New sessions go to the own
+journal. A process that is drained leaves its journals to the others (``hand_over``), each as soon as none of its calls
+runs, and continues with a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+from uuid import uuid4
+
+from areal.errors import UsageFault
+from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.service import Metrics, Service, json_response
+from areal.services.http.tasks import background, until_beat
+from areal.services.journal.keys import key_digest, tag_of_key
+from areal.services.journal.storage import Journal, JournalFolder, lock_folder, other_folders, read_tag, wait_for_lock
+
+J = TypeVar("J", bound=Journal)
+OpenJournal = Callable[[JournalFolder], Awaitable[J]]
+RUN_UID = "AREAL_RUN_UID"  # by which a restarted process finds its own journal again
+
+_log = logging.getLogger(__name__)
+_SWEEP_S = 1.0
+_LOOKED_AT_S = 0.2
+ADOPT_AFTER_S = 5.0
+_MOST_OWN_FOLDERS = 100
+_TAKE_BACK_S = 30.0  # a journal that was left and not adopted for so long is taken back
+_COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+
+
+class JournalStore(Generic[J]):
+    """Open with ``serve_journals``; ``run`` is its background work. ``open_journal`` opens the journal of a locked
+    folder, and raises sqlite3.Error. ``elsewhere``: tags of the journals under the same root that this process does not
+    hold. ``leaving``: the process is about to end, and adopts nothing."""
+
+    def __init__(self, root: Path, own: J, open_journal: OpenJournal[J], adopt_after_s: float) -> None:
+        self.root = root
+        self._open_journal = open_journal
+        self.own = own
+        self.elsewhere: tuple[str, ...] = ()
+        self.leaving: Callable[[], bool] = lambda: False
+        self._adopt_after_s = adopt_after_s
+        self._free_since: dict[Path, float] = {}
+        self._held_elsewhere: set[Path] = set()
+        self._siblings = False
+        self._uid = own.folder.path.name
+        self._left: dict[Path, float] = {}  # journals that were left to others, and when, in loop time
+        self._handing: asyncio.Task[None] | None = None
+        self.journals: dict[str, J] = {own.tag: own}
+        self.unreadable: dict[Path, str] = {}
+        self._news = asyncio.Event()
+        self._adopting = asyncio.Lock()
+        own.on_news = self._wake
+
+    def __iter__(self) -> Iterator[J]:
+        return iter(tuple(self.journals.values()))
+
+    def journal(self, tag: str) -> J | None:
+        return self.journals.get(tag)
+
+    def others(self) -> tuple[str, ...]:
+        """Tags of the journals under the root that this process does not hold and can read, as they are now."""
+        folders = other_folders(self.root, {journal.folder.path for journal in self})
+        return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
+
+    def holder_of_key(self, key: bytes) -> tuple[J, int] | None:
+        """The journal and number of the session that this key opens. A session of one journal may have a key that
+        another one made: keys are used again."""
+        digest = key_digest(key)
+        first = self.journals.get(tag_of_key(key.decode("ascii", "replace")) or "")
+        for journal in (*((first,) if first else ()), *self):
+            if (number := journal.session_by_key(digest)) is not None:
+                return journal, number
+        return None
+
+    def holder_of_digest(self, digest: bytes) -> J | None:
+        return next((journal for journal in self if journal.session_by_key(digest) is not None), None)
+
+    # -- news
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def wait_news(self, timeout_s: float) -> None:
+        """Return when a journal has something new, or another journal was adopted, or after ``timeout_s``."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+
+    # -- upkeep
+
+    async def run(self) -> None:
+        """Sweep, and adopt what stays free, for as long as the process lives."""
+        while True:
+            for journal in self:
+                try:
+                    if not await journal.sweep() and journal is not self.own and journal.is_spent():
+                        del self.journals[journal.tag]
+                        await journal.close(remove=True)
+                        _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
+                except ApiError as error:  # of this journal's store; the others have their upkeep
+                    _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
+            if not self.leaving():
+                await self.adopt(self._adopt_after_s)
+            await asyncio.sleep(until_beat(_SWEEP_S))
+
+    async def adopt(self, after_s: float = 0.0) -> list[str]:
+        """Take over every journal that was left, or whose lock has been free for ``after_s``: their tags. Where others
+        live it is one at a time, so that all get some. One that cannot be read is reported and left."""
+        async with self._adopting:
+            candidates = other_folders(self.root, {journal.folder.path for journal in self})
+            adopted: list[str] = []
+            for path in candidates:
+                if adopted and self._siblings:
+                    break  # they take their share
+                if (tag := await self._adopt(path, after_s)) is not None:
+                    adopted.append(tag)
+            self._siblings = any(path in self._held_elsewhere for path in candidates)
+            self.elsewhere = self.others()
+            if adopted:
+                self._wake()
+            return adopted
+
+    # -- draining
+
+    async def hand_over(self) -> list[str]:
+        """Leave the journals that have sessions to other processes: their tags. Returns at once; each goes when none of
+        its calls runs any more."""
+        leaving = [journal for journal in self if not journal.is_spent()]
+        if self._handing is not None and not self._handing.done():
+            return [journal.tag for journal in leaving]
+        if self.own in leaving:
+            folder = await asyncio.to_thread(_first_free, self.root, self._uid)
+            journal = await self._open_journal(folder)
+            self._serve(journal)
+            self.own = journal
+
+        async def leave_all() -> None:
+            async with asyncio.TaskGroup() as group:
+                for journal in leaving:
+                    group.create_task(self._leave(journal), name=f"leave-{journal.tag}")
+
+        self._handing = asyncio.create_task(leave_all(), name="hand-over")
+        return [journal.tag for journal in leaving]
+
+    async def keep(self) -> None:
+        """The drain is over: what was not left yet stays."""
+        if self._handing is not None:
+            self._handing.cancel()
+            await asyncio.wait([self._handing])
+
+    async def _leave(self, journal: J) -> None:
+        await journal.wait_idle()
+        del self.journals[journal.tag]
+        self._left[journal.folder.path] = asyncio.get_running_loop().time()
+        await asyncio.shield(asyncio.create_task(journal.close(), name=f"close-{journal.tag}"))
+        _log.info("left the journal %s to other processes", journal.folder.path.name)
+
+    def _serve(self, journal: J) -> None:
+        journal.on_news = self._wake
+        journal.clock = self.own.clock
+        journal.commits.observe = self.own.commits.observe
+        self.journals[journal.tag] = journal
+
+    async def _adopt(self, path: Path, after_s: float) -> str | None:
+        now = asyncio.get_running_loop().time()
+        if now - self._left.get(path, -_TAKE_BACK_S) < _TAKE_BACK_S:
+            return None
+        folder = lock_folder(path)
+        if folder is None:
+            self._free_since.pop(path, None)
+            self._held_elsewhere.add(path)
+            return None
+        self._held_elsewhere.discard(path)
+        if not folder.left and now - self._free_since.setdefault(path, now) < after_s:
+            folder.release()
+            return None
+        try:
+            journal = await self._open_journal(folder)
+        except sqlite3.Error as error:
+            if path not in self.unreadable:
+                _log.error("the journal %s cannot be read: %s", path, error)
+            self.unreadable[path] = str(error)
+            folder.release()
+            return None
+        self.unreadable.pop(path, None)
+        self._free_since.pop(path, None)
+        self._left.pop(path, None)
+        self._serve(journal)
+        _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
+        return journal.tag
+
+    async def close(self) -> None:
+        """Leave every journal to other processes, and delete empty ones."""
+        await self.keep()
+        for journal in self:
+            await journal.close(remove=_is_spent(journal))
+
+
+def _is_spent(journal: Journal) -> bool:
+    try:
+        return journal.is_spent()
+    except ApiError:  # it cannot be read: somebody else may
+        return False
+
+
+async def open_journal_store(
+    root: Path, uid: str, open_journal: OpenJournal[J], *, adopt_after_s: float = ADOPT_AFTER_S
+) -> JournalStore[J]:
+    """The store with this process's own journal. Raises UsageFault when that cannot be opened."""
+    try:
+        folder = _first_free(root, uid)
+        store = JournalStore(root, await open_journal(folder), open_journal, adopt_after_s)
+        store.elsewhere = store.others()
+        return store
+    except (OSError, sqlite3.Error) as error:
+        hint = "move the folder away to start without what is recorded in it, or name another --state-dir"
+        raise UsageFault(f"cannot open the journal {root / uid}: {error}", hint=hint) from error
+
+
+def _first_free(root: Path, uid: str) -> JournalFolder:
+    """Of the folders to try: a sibling may have adopted ours while we were away."""
+    names = [uid, *(f"{uid}-{number}" for number in range(2, _MOST_OWN_FOLDERS))]
+    return next(filter(None, (wait_for_lock(root / name, _LOOKED_AT_S) for name in names)))
+
+
+@contextlib.asynccontextmanager
+async def serve_journals(
+    state_dir: str, open_journal: OpenJournal[J], adopt_after_s: float
+) -> AsyncIterator[JournalStore[J]]:
+    """The journals under ``state_dir``, maintained while the body runs. Raises UsageFault."""
+    root = Path(state_dir)
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageFault(f"cannot make the state folder {root}: {error.strerror}") from error
+    uid = os.environ.get(RUN_UID) or f"manual-{uuid4().hex[:12]}"
+    store = await open_journal_store(root, uid, open_journal, adopt_after_s=adopt_after_s)
+    try:
+        async with background("journal-upkeep", store.run):
+            yield store
+    finally:
+        await store.close()
+
+
+# -- what the router and the scrapers are told
+
+
+def store_details(store: JournalStore[J]) -> dict[str, Any]:
+    """The store as the router needs it: the journals here, those elsewhere, the number of live sessions."""
+    failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
+    damaged = sum(len(journal.corrupt) for journal in store) + len(store.unreadable)
+    return {
+        "journals": list(store.journals),
+        "journals_elsewhere": list(store.elsewhere),
+        "sessions": sum(journal.live_sessions() for journal in store),
+        "journal_failing": failing,
+        "journal_damaged": damaged,
+    }
+
+
+def track_journals(metrics: Metrics, store: JournalStore[J]) -> None:
+    """Gauges are computed when they are scraped."""
+    commits = metrics.histogram(
+        "areal_commit_seconds", "One group commit of the journal, until it is on disk.", _COMMIT_SECONDS, ()
+    )
+    for journal in store:  # adopted journals take it from our own
+        journal.commits.observe = commits.observe
+    metrics.gauge("areal_sessions_open", "Sessions that have not ended.").set_function(
+        lambda: sum(journal.live_sessions() for journal in store)
+    )
+    metrics.gauge("areal_journals", "Journals served: the own one and those adopted.").set_function(
+        lambda: len(store.journals)
+    )
+    metrics.gauge("areal_journal_failing", "1 while a journal cannot be written.").set_function(
+        lambda: float(any(journal.commits.failing is not None for journal in store))
+    )
+
+
+_BODY_BYTES = 64 * 1024
+
+
+class JournalRoutes(Generic[J]):
+    """The routes by which a router finds sessions and moves journals."""
+
+    def __init__(self, store: JournalStore[J]) -> None:
+        self._store = store
+
+    def add_to(self, service: Service) -> None:
+        self._store.leaving = lambda: service.lifetime.draining
+        track_journals(service.metrics, self._store)
+        service.route("POST", "/drain", self.drain, Access.ADMIN)
+        service.route("POST", "/undrain", self.undrain, Access.ADMIN)
+        service.route("POST", "/rl/find_key", self.find_key, Access.ADMIN)
+
+    async def drain(self, request: Request) -> Response:
+        """The sessions move to other data proxies: ``journals`` are handed over, each when its running calls have
+        ended."""
+        await request.read(_BODY_BYTES)
+        return json_response({"status": "ok", "journals": await self._store.hand_over()})
+
+    async def undrain(self, request: Request) -> Response:
+        await request.read(_BODY_BYTES)
+        await self._store.keep()
+        return json_response({"status": "ok", "journals": list(self._store.journals)})
+
+    async def find_key(self, request: Request) -> Response:
+        """The journal of the session whose key, chosen by its caller, has this digest."""
+        digest = (await read_object(request, _BODY_BYTES)).get("digest")
+        try:
+            wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
+        except ValueError as error:
+            raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
+        journal = self._store.holder_of_digest(wanted)
+        return json_response({"journal": journal.tag if journal is not None else None})
