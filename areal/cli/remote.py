@@ -17,7 +17,7 @@ import click
 from areal.cli.objects import service_name, stored
 from areal.cli.options import Invocation, read_options
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
-from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, name_problem, served_name
+from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
 
 if TYPE_CHECKING:
     from areal.state.home import Home
@@ -53,13 +53,13 @@ class GatewayClient(NamedTuple):
             ) from error
 
     def checked(self, method: str, path: str, status: int, document: Any) -> Any:
-        """The document of a 200. Raises KeyRefused, or ArealError for any other answer."""
+        """The document of a 2xx. Raises KeyRefused, or ArealError for any other answer."""
         if status in (401, 403):
             raise KeyRefused(
                 f"the gateway {self.url} refuses the key ({method} {path} answers {status})",
                 hint="give its key with --api-key-file or AREAL_API_KEY",
             )
-        if status != 200:
+        if not 200 <= status < 300:
             raise ArealError(f"the gateway {self.url} answers {status} to {method} {path}", detail=_reason(document))
         return document
 
@@ -161,28 +161,34 @@ def _reason(document: Any) -> str | None:
 # -- the services of this home
 
 
-def service_key(home: Home, service: str) -> str:
+def namespace(kind: str) -> str:
+    """The name of a kind's namespace: ``inf``, ``agent``."""
+    return KINDS[kind].short[0]
+
+
+def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
     """The admin key of a service of this home. Raises ArealError saying why there is none."""
     from areal.reconcilers.launch import key_path
     from areal.state.home import admin_key_path, read_key
     from areal.state.objects import ObjectStore
 
-    found = ObjectStore(home).get(Ref(INFERENCE_SERVICE, service))
+    found = ObjectStore(home).get(Ref(kind, service))
     return read_key(key_path(home, found) if found is not None else admin_key_path(home, service))
 
 
-def gateway_of(cli: Invocation, service: str | None) -> GatewayClient:
+def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:
     """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
     from areal.cli.objects import HomeView
 
     chosen = gateway(cli)
     if chosen is not None:
         return chosen
-    ref = stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref
+    ref = stored(cli.home, Ref(kind, service_name(cli, service))).ref
     address = HomeView(cli.home).address(ref)
     if not address:
-        raise ArealError(f"{ref} does not run", hint=f"start it: areal inf run {ref.name} -d")
-    return GatewayClient(address, read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, ref.name))
+        raise ArealError(f"{ref} does not run", hint=f"start it: areal {namespace(kind)} run {ref.name} -d")
+    key = read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, ref.name, kind)
+    return GatewayClient(address, key)
 
 
 def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:

@@ -15,8 +15,9 @@ import click
 
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.options import Invocation, read_options, timeout
-from areal.cli.output import Column, compact, dump, render_table, report, write
+from areal.cli.output import Column, compact, dump, render_table, write
 from areal.cli.remote import gateway_of, model_at
+from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.errors import ArealError, UsageFault
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _ANSWER_S = 600.0
 @click.command()
 @service_option
 @model_name_option(required=False)
-@click.option("-m", "--message", metavar="TEXT", help="One shot: send TEXT, print the answer.")
+@message_option
 @click.option("--system", metavar="TEXT", help="System prompt.")
 @click.option("--temperature", type=click.FloatRange(min=0), metavar="T", help="Sampling temperature.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
@@ -51,13 +52,8 @@ def chat(cli: Invocation, /, service: str | None, message: str | None, **given: 
     chosen = gateway_of(cli, service)
     client = ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
     talk = Conversation(client, {name: value for name, value in given.items() if value is not None})
-    if message is None and sys.stdin.isatty():
-        return _prompt(cli, talk)
-    # Piped text without the newline that ends its last line, as a shell's $(...) has it.
-    text = message if message is not None else sys.stdin.read().rstrip("\n")
-    if not text.strip():
-        raise UsageFault("there is nothing to say: the message is empty", hint='areal inf chat -m "TEXT"')
-    return _one_shot(cli, talk, text)
+    text = message_of(message, "areal inf chat")
+    return _prompt(cli, talk) if text is None else _one_shot(cli, talk, text)
 
 
 def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
@@ -82,7 +78,48 @@ def _prompt(cli: Invocation, talk: Conversation) -> int:
     if talk.model is None:
         raise UsageFault(f"there are {len(models)} models; say which", hint=f"--model {models[0]}" if models else None)
     cli.say(f"talking to {talk.model} at {talk.client.base_url}; /? for help")
-    return Repl(cli, talk, read_line).run()
+    return Repl(cli, talk, read_line, _commands(cli, talk), _HELP).run()
+
+
+_HELP = """/set NAME VALUE   system, model, temperature, max_tokens, top_p, seed, stop, ...; no VALUE unsets
+/set              what is set
+/save FILE        save the conversation
+/load FILE        go on with a saved one
+/clear            forget what was said"""
+
+
+def _commands(cli: Invocation, talk: Conversation) -> dict[str, Callable[[str], None]]:
+    def set_(rest: str) -> None:
+        if not rest:
+            for name, value in talk.settings.items():
+                cli.say(f"{name} {value}")
+            return
+        name, _, value = rest.partition(" ")
+        talk.set(name, value.strip().strip('"'))
+
+    def save(rest: str) -> None:
+        talk.save(path := _path(rest, "/save"))
+        cli.say(f"saved {len(talk.messages)} messages to {path}")
+
+    def load(rest: str) -> None:
+        talk.load(path := _path(rest, "/load"))
+        cli.say(f"loaded {len(talk.messages)} messages from {path}")
+
+    def clear(rest: str) -> None:
+        talk.messages.clear()
+        cli.say("forgotten")
+
+    return {"set": set_, "save": save, "load": load, "clear": clear}
+
+
+def _path(rest: str, command: str) -> str:
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise UsageFault(f"{command}: {error}") from None
+    if len(words) != 1:
+        raise UsageFault(f"{command} takes one file", hint=f"{command} talk.json")
+    return words[0]
 
 
 # -- the conversation
@@ -148,6 +185,13 @@ class Conversation:
     @property
     def model(self) -> str | None:
         return self.settings.get("model")
+
+    def answer(self, text: str) -> str:
+        answer = self.ask(text, show=True)
+        if answer.stopped:
+            return "(stopped)"
+        cut = answer.finish_reason == "length"
+        return "(cut at the longest answer; /set max_tokens N allows more)" if cut else ""
 
     def ask(self, text: str, *, show: bool) -> ChatAnswer:
         """Say ``text`` and take the answer, printing it while it comes when ``show``. A question that failed was never
@@ -229,121 +273,3 @@ class Conversation:
 
 def _absolute(path: str) -> Path:
     return Path(path).expanduser().absolute()
-
-
-# -- the prompt
-
-_QUOTES = '"""'
-_LEAVING = ("bye", "exit", "quit")
-_HELP = '''/set NAME VALUE   system, model, temperature, max_tokens, top_p, seed, stop, ...; no VALUE unsets
-/set              what is set
-/save FILE        save the conversation
-/load FILE        go on with a saved one
-/clear            forget what was said
-/bye              leave; Ctrl-D does too
-/?                this help
-"""               begin and end a text of many lines
-Ctrl-C            stop the answer'''
-
-Read = Callable[[str], str]
-
-
-class Repl:
-    """One conversation at a prompt. ``read(prompt)`` gives a line and raises EOFError at the end."""
-
-    def __init__(self, cli: Invocation, talk: Conversation, read: Read) -> None:
-        self._cli = cli
-        self._talk = talk
-        self._read = read
-        self._commands: dict[str, Callable[[str], None]] = {
-            "set": self._set,
-            "save": self._save,
-            "load": self._load,
-            "clear": self._clear,
-            "?": lambda rest: cli.say(_HELP),
-            "help": lambda rest: cli.say(_HELP),
-        }
-
-    def run(self) -> int:
-        leave = False
-        while not leave:
-            try:
-                text = self._next()
-            except EOFError:
-                self._cli.say("")
-                return 0
-            except KeyboardInterrupt:
-                self._cli.say("\n/bye or Ctrl-D leaves")
-                continue
-            try:
-                if text.startswith("/"):
-                    leave = self._command(text[1:])
-                elif text.strip():
-                    answer = self._talk.ask(text, show=True)
-                    if answer.stopped:
-                        self._cli.say("(stopped)")
-                    elif answer.finish_reason == "length":
-                        self._cli.say("(cut at the longest answer; /set max_tokens N allows more)")
-            except ArealError as error:
-                report(error, self._cli)
-        return 0
-
-    def _next(self) -> str:
-        line = self._read(">>> ")
-        if not line.lstrip().startswith(_QUOTES):
-            return line
-        lines = [line.lstrip().removeprefix(_QUOTES)]
-        while not lines[-1].rstrip().endswith(_QUOTES):
-            lines.append(self._read("... "))
-        lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
-        return "\n".join(lines).strip("\n")
-
-    def _command(self, text: str) -> bool:
-        """Run one command. Returns whether to leave."""
-        name, _, rest = text.strip().partition(" ")
-        if name in _LEAVING:
-            return True
-        if name not in self._commands:
-            from areal.errors import did_you_mean
-
-            known = (*self._commands, *_LEAVING)
-            raise UsageFault(f'no command "/{name}"{did_you_mean(name, known)}', hint="/? lists them")
-        self._commands[name](rest.strip())
-        return False
-
-    def _set(self, rest: str) -> None:
-        if not rest:
-            for name, value in self._talk.settings.items():
-                self._cli.say(f"{name} {value}")
-            return
-        name, _, value = rest.partition(" ")
-        self._talk.set(name, value.strip().strip('"'))
-
-    def _save(self, rest: str) -> None:
-        self._talk.save(path := _path(rest, "/save"))
-        self._cli.say(f"saved {len(self._talk.messages)} messages to {path}")
-
-    def _load(self, rest: str) -> None:
-        self._talk.load(path := _path(rest, "/load"))
-        self._cli.say(f"loaded {len(self._talk.messages)} messages from {path}")
-
-    def _clear(self, rest: str) -> None:
-        self._talk.messages.clear()
-        self._cli.say("forgotten")
-
-
-def _path(rest: str, command: str) -> str:
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        raise UsageFault(f"{command}: {error}") from None
-    if len(words) != 1:
-        raise UsageFault(f"{command} takes one file", hint=f"{command} talk.json")
-    return words[0]
-
-
-def read_line(prompt: str) -> str:
-    """A line from the terminal, with the arrow keys and the history of this session."""
-    import readline  # noqa: F401 - its import makes input() editable
-
-    return input(prompt)

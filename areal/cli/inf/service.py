@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from areal.cli.apply import converge, preview, resource, spec_of
-from areal.cli.logs import LogQuery, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import (
-    HomeView,
     complete,
     complete_names,
-    manifest,
     missing,
     model_name_option,
     recorded,
@@ -28,17 +23,24 @@ from areal.cli.objects import (
     service_option,
     stored,
 )
-from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
+from areal.cli.operate import mutate
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
+from areal.cli.services import (
+    ScaleFlags,
+    run_service,
+    scale_options,
+    scale_service,
+    service_stop_options,
+    stop_service,
+    with_applied,
+)
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import BACKENDS, INFERENCE_SERVICE, MODEL, Ref
 
 if TYPE_CHECKING:
-    from areal.reconcilers.context import Context, Outcome
     from areal.state.records import StoredObject
 
 _LAUNCH_S = 60.0
-_LOOK_S = 2.0
 _STRATEGIES = {
     "auto": "auto",
     "round_robin": "round_robin",
@@ -180,8 +182,6 @@ def run(
     areal inf run -d
     areal inf run -d --model qwen --backend embedded --model-path ./qwen
     """
-    from areal.resources.tree import merge
-
     if name and service and name != service:
         raise UsageFault(f"NAME says {name} and --service says {service}; give one of them")
     ref = Ref(INFERENCE_SERVICE, service_name(cli, service or name))
@@ -191,113 +191,26 @@ def run(
         settings["routing_strategy"] = _STRATEGIES[strategy]
     if file := settings["admin_api_key_file"]:
         settings["admin_api_key_file"] = os.path.abspath(os.path.expanduser(file))  # noqa: PTH100, PTH111 - symlinks stay
-    wanted = resource(INFERENCE_SERVICE, ref.name, spec_of(settings))
-    found = None if force else recorded(cli, ref)
-    if found is not None:  # the flags given, over the last applied spec: `run` again changes only what it names
-        applied = next((layer.spec for layer in found.layers if layer.manager == "apply"), {})
-        wanted = {**manifest(found), "spec": merge(dict(applied), wanted["spec"])}
-    manifests = [wanted]
+    manifests = [with_applied(cli, resource(INFERENCE_SERVICE, ref.name, spec_of(settings)), force=force)]
     seconds = launch_timeout if launch_timeout is not None else _LAUNCH_S
     if model:
         manifests.append(resource(MODEL, model, {"service": ref.name, **flags.spec()}))
         seconds += flags.model_health_timeout if flags.model_health_timeout is not None else MODEL_S
-    seconds = cli.timeout_s or seconds
-    if dry_run:
-        return preview(cli, manifests, dry_run, force=force)
-    code = mutate(cli, lambda context: _start(cli, context, ref, manifests, force, seconds))
-    if code:
-        return code
-    if address := HomeView(cli.home).address(ref):
-        cli.say(f"gateway: {address}; talk to it: areal inf chat --service {ref.name}")
-    return 0 if detach else _foreground(cli, ref)
-
-
-def _start(
-    cli: Invocation, context: Context, ref: Ref, manifests: list[dict[str, Any]], force: bool, seconds: float
-) -> Outcome:
-    """Apply; and resume a service that `inf stop --keep-state` has suspended."""
-    from areal.reconcilers import operations
-
-    outcomes = [converge(cli, context, manifests, command="inf run", force=force, timeout=seconds)]
-    found = recorded(cli, ref)
-    if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
-        outcomes.append(operations.resume(context, ref, timeout_s=seconds))
-    return together(outcomes)
-
-
-def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `areal inf run` starts it again.
-    SIGTERM does the same: a unit of an init system ends what it has started."""
-    from areal.reconcilers import operations
-
-    cli.say("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        show_logs(cli, ref, LogQuery(lines=0, follow=True), until=_stopped(cli, ref))
-    except KeyboardInterrupt:
-        with mutation(cli) as context:
-            cli.say("\nstopping; Ctrl-C again leaves at once")
-            outcome = operations.suspend(context, ref)
-        finish(cli, outcome, interrupted=context.interrupted.is_set())
-        return 130
-    cli.say(f"{ref} was stopped by another command")
-    return 0
-
-
-def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """A check that another command has stopped or deleted the service. It reads the state every two seconds at most."""
-    next_look = time.monotonic() + _LOOK_S
-
-    def stopped() -> bool:
-        nonlocal next_look
-        if time.monotonic() < next_look:
-            return False
-        next_look = time.monotonic() + _LOOK_S
-        found = recorded(cli, ref)
-        return found is None or bool(found.spec.get("suspend"))
-
-    return stopped
+    return run_service(
+        cli, ref, manifests, seconds=cli.timeout_s or seconds, detach=detach, force=force, dry_run=dry_run
+    )
 
 
 @click.command()
 @service_option
-@stop_options
-@click.option("--keep-state", is_flag=True, help="Stop the processes, keep the service; `inf run` starts it again.")
-@click.option("--all", "all_", is_flag=True, help="Every inference service of this home.")
-@click.option("--cascade", is_flag=True, help="Also delete the running TrainJobs that sample from it; asks first.")
+@service_stop_options
 @change_options(destructive=True)
-def stop(
-    cli: Invocation, service: str | None, grace: float | None, force: bool, keep_state: bool, all_: bool, cascade: bool
-) -> int:
+def stop(cli: Invocation, service: str | None, **given: Any) -> int:
     """Stop a service and its models, and forget them. Running streams finish within the grace.
 
     A TrainJob that runs on it is not taken along without --cascade and a yes.
     """
-    from areal.reconcilers import operations
-
-    if all_:
-        refs = [found.ref for found in HomeView(cli.home).of_kind(INFERENCE_SERVICE)]
-    else:
-        refs = [stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service))).ref]
-    if not refs:
-        cli.say("no inference service to stop")
-        return 0
-    seconds = cli.deadline_s()
-    if keep_state:
-        return mutate(
-            cli, lambda context: together([operations.suspend(context, ref, timeout_s=seconds) for ref in refs])
-        )
-    return mutate(
-        cli,
-        operations.delete,
-        refs,
-        grace_s=0.0 if force else grace,
-        cascade=True,
-        spare_running_jobs=not cascade,
-        timeout_s=seconds,
-        approve=approver(cli, "inf stop") if cascade else lambda plan: True,
-    )
+    return stop_service(cli, INFERENCE_SERVICE, service_name(cli, service), **given)
 
 
 # -- models
@@ -396,14 +309,7 @@ def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
     return found
 
 
-_scale_options = stack(
-    model_name_option(required=True),
-    service_option,
-    click.option("--replicas", type=click.IntRange(min=0), metavar="N", help="To this many."),
-    click.option("--by", type=click.IntRange(min=1), metavar="N", help="By this many  [default: 1]."),
-    click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it."),
-    change_options(timeout("30m")),
-)
+_scale_options = stack(model_name_option(required=True), service_option, scale_options("--replicas"))
 
 
 @click.command()
@@ -420,24 +326,6 @@ def scaledown(cli: Invocation, **given: Any) -> int:
     return _scale(cli, **given, up=False)
 
 
-def _scale(
-    cli: Invocation,
-    model: str,
-    service: str | None,
-    replicas: int | None,
-    by: int | None,
-    force_conflicts: bool,
-    *,
-    up: bool,
-) -> int:
-    from areal.reconcilers.kinds import controller_of
-
-    if replicas is not None and by is not None:
-        raise UsageFault("--replicas says to how many, --by by how many; give one of them")
-    found = _model(cli, model, service)
-    present = controller_of(found.kind).replicas(found.spec)
-    wanted = replicas if replicas is not None else present + (by or 1) * (1 if up else -1)
-    if wanted < 0 or ((wanted < present) == up and wanted != present):
-        verb, other = ("scaleup", "scaledown") if up else ("scaledown", "scaleup")
-        raise UsageFault(f"{verb} from {present} to {wanted} makes no sense", hint=f"areal inf {other} --model {model}")
-    return scale_object(cli, found.ref, wanted, within_s=MODEL_S, current=present, force=force_conflicts)
+def _scale(cli: Invocation, model: str, service: str | None, scale: ScaleFlags, *, up: bool) -> int:
+    other = f"areal inf {'scaledown' if up else 'scaleup'} --model {model}"
+    return scale_service(cli, _model(cli, model, service), scale, other, up=up, flag="--replicas")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from areal.cli.logs import LogQuery, log_options, show_logs
-from areal.cli.objects import PROCESS_COLUMNS, HomeView, process_row, service_name, service_of, service_option, stored
+from areal.cli.objects import HomeView, service_name, service_of, service_option, stored
 from areal.cli.options import Invocation, read_options, watch_options
-from areal.cli.output import Column, Row, age, emit_rows, field, render_table, show_status
-from areal.cli.remote import gateway, gateway_of, local_options
-from areal.errors import ArealError
+from areal.cli.output import emit_rows, field, render_table
+from areal.cli.remote import GatewayClient, gateway, local_options
+from areal.cli.services import list_services, service_columns, service_status, status_page, watch_service
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, served_name
 
 if TYPE_CHECKING:
-    from areal.cli.inf.traffic import Traffic
+    from areal.cli.services import Traffic
     from areal.reconcilers.status import ObjectStatus
     from areal.state.records import StoredObject
 
@@ -33,16 +33,7 @@ def logs(cli: Invocation, service: str | None, query: LogQuery) -> int:
 
 # -- ps
 
-_SERVICES = (
-    field("SERVICE", "service"),
-    field("STATUS", "phase", state=True),
-    field("READY", "ready"),
-    field("MODELS", "models"),
-    field("GATEWAY", "address"),
-    field("PID", "pid", right=True),
-    Column("AGE", lambda row: age(row["ageSeconds"]), right=True),
-    field("MESSAGE", "message", wide=True),
-)
+_SERVICES = service_columns(field("MODELS", "models"))
 
 
 @click.command()
@@ -50,38 +41,17 @@ _SERVICES = (
 @read_options()
 def ps(cli: Invocation, all_: bool) -> int:
     """List inference services; those that run, or with --all every one."""
-    chosen = gateway(cli)
-    if chosen is not None:
-        from areal.cli.remote_view import service_status
 
-        found = service_status(chosen)
-        rows = [{**found, "models": len(found["models"]), "pid": None, "ageSeconds": None}]
-    else:
-        rows = [row for row in _services(HomeView(cli.home)) if all_ or row["phase"] != "Suspended"]
-    emit_rows(cli, rows, _SERVICES, name="inferenceservice/{service}".format_map, empty="no inference service runs")
-    return 0
+    def own(home: HomeView, item: StoredObject) -> Mapping[str, Any]:
+        return {"models": [model.name for model in home.objects if service_of(model) == item.name]}
 
+    def remote(chosen: GatewayClient) -> Mapping[str, Any]:
+        from areal.cli.remote_view import service_status as remote_status
 
-def _services(home: HomeView) -> list[dict[str, Any]]:
-    services = [item for item in home.objects if item.kind == INFERENCE_SERVICE]
-    seen = home.statuses(services)
-    rows = []
-    for item in services:
-        state = seen[str(item.ref)]
-        gateways = (run.pid for run in home.states([item.ref]) if run.spec.component == "gateway" and run.pid)
-        rows.append(
-            {
-                "service": item.name,
-                "phase": state.phase,
-                "ready": state.ready,
-                "models": [model.name for model in home.objects if service_of(model) == item.name],
-                "address": state.address,
-                "pid": next(gateways, None),
-                "ageSeconds": state.age_s,
-                "message": state.message,
-            }
-        )
-    return rows
+        found = remote_status(chosen)
+        return {**found, "models": len(found["models"])}
+
+    return list_services(cli, INFERENCE_SERVICE, _SERVICES, all_=all_, own=own, remote=remote)
 
 
 # -- status
@@ -105,74 +75,36 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
     With --watch also what goes through it, from the metrics of its gateway and data proxies: requests and tokens a
     second, p50 and p99 of latencies since the last refresh, and each replica's load, sessions and weight version.
     """
-    traffic: Traffic | None = None
 
-    def look() -> dict[str, Any]:
-        nonlocal traffic
-        document = _status(cli, service)
-        if watch and traffic is None:
-            from areal.cli.inf.traffic import Traffic
+    def page(document: Mapping[str, Any]) -> str:
+        from areal.cli.inf.traffic import page
 
-            with contextlib.suppress(ArealError):  # it does not run, or has no key here: only its health is shown
-                traffic = Traffic(gateway_of(cli, service))
-        if traffic is not None:
-            try:
-                document["traffic"] = traffic.look()
-            except ArealError as error:
-                document["traffic"] = {"error": error.message}
-        return document
+        models = render_table(document["models"], _MODELS) if document["models"] else ""
+        wide = cli.format.kind == "wide"
+        return status_page(document, models, traffic=lambda found: page(found, wide=wide))
 
-    def page(document: Row) -> str:
-        return _page(document, wide=cli.format.kind == "wide")
+    def traffic(chosen: GatewayClient) -> Traffic:
+        from areal.cli.inf.traffic import Traffic
 
-    name = "inferenceservice/{service}".format_map
-    return 0 if show_status(cli, look, name, page, watch=watch, interval=interval)["healthy"] else 1
+        return Traffic(chosen)
+
+    look = partial(_status, cli, service)
+    return watch_service(cli, INFERENCE_SERVICE, service, look, page, traffic, watch=watch, interval=interval)
 
 
 def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
     chosen = gateway(cli)
     if chosen is not None:
-        from areal.cli.remote_view import service_status
+        from areal.cli.remote_view import service_status as remote_status
 
-        return service_status(chosen)
+        return remote_status(chosen)
     home = HomeView(cli.home)
     found = stored(cli.home, Ref(INFERENCE_SERVICE, service_name(cli, service)))
     models = [item for item in home.objects if service_of(item) == found.name]
-    seen = home.statuses([found, *models])
-    own = seen[str(found.ref)]
+    document, seen = service_status(home, found, models)
     rows = [model_row(item, seen[str(item.ref)]) for item in models]
-    fine = {"Ready", "Suspended"}
-    return {
-        "service": found.name,
-        "phase": own.phase,
-        "ready": own.ready,
-        "healthy": own.phase in fine and all(row["phase"] in fine for row in rows),
-        "address": own.address,
-        "message": own.message,
-        "models": [{key: row[key] for key in ("name", "phase", "ready", "backend", "message")} for row in rows],
-        "components": [process_row(state) for state in home.states([found.ref, *(item.ref for item in models)])],
-    }
-
-
-def _page(document: Mapping[str, Any], *, wide: bool) -> str:
-    head = f"{document['service']}: {document['phase']} ({document['ready']})"
-    head += f" at {document['address']}" if document["address"] else ""
-    parts = [head + (f"\n{document['message']}" if document["message"] else "")]
-    if document["models"]:
-        parts.append(render_table(document["models"], _MODELS))
-    if document["components"]:
-        columns: tuple[Column, ...] = PROCESS_COLUMNS
-        if "owner" not in document["components"][0]:
-            from areal.cli.remote_view import WORKER_COLUMNS
-
-            columns = WORKER_COLUMNS
-        parts.append(render_table(document["components"], columns))
-    traffic = document.get("traffic")
-    if traffic is not None:
-        from areal.cli.inf.traffic import page
-
-        parts.append(traffic["error"] if "error" in traffic else page(traffic, wide=wide))
-    return "\n\n".join(parts)
+    document["models"] = [{key: row[key] for key in ("name", "phase", "ready", "backend", "message")} for row in rows]
+    return document
 
 
 # -- models

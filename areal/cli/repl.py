@@ -1,0 +1,114 @@
+"""A conversation at the terminal: one shot with ``-m`` or piped stdin, else a prompt. A model's and an agent's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import click
+
+from areal.cli.options import Decorator, Invocation
+from areal.cli.output import report
+from areal.errors import ArealError, UsageFault
+
+message_option: Decorator[Any] = click.option(
+    "-m", "--message", metavar="TEXT", help="One shot: send TEXT, print the answer."
+)
+
+
+def message_of(given: str | None, command: str) -> str | None:
+    """The one message to send: ``-m``, or piped text; None at a terminal, where a prompt asks. Raises UsageFault for an
+    empty one."""
+    if given is None and sys.stdin.isatty():
+        return None
+    # Piped text without the newline that ends its last line, as a shell's $(...) has it.
+    text = given if given is not None else sys.stdin.read().rstrip("\n")
+    if not text.strip():
+        raise UsageFault("there is nothing to say: the message is empty", hint=f'{command} -m "TEXT"')
+    return text
+
+
+_QUOTES = '"""'
+_LEAVING = ("bye", "exit", "quit")
+_HELP = '''/bye              leave; Ctrl-D does too
+/?                this help
+"""               begin and end a text of many lines
+Ctrl-C            stop the answer'''
+
+Read = Callable[[str], str]
+
+
+class Talk(Protocol):
+    """A conversation."""
+
+    def answer(self, text: str) -> str:
+        """Say ``text`` and print the answer while it comes. A remark on how it ended, or "". Raises ArealError."""
+        ...
+
+
+class Repl:
+    """One conversation at a prompt. ``read(prompt)`` gives a line and raises EOFError at the end. ``commands`` get what
+    follows their name; ``help`` has a line for each."""
+
+    def __init__(
+        self, cli: Invocation, talk: Talk, read: Read, commands: Mapping[str, Callable[[str], None]], help: str
+    ) -> None:
+        self._cli = cli
+        self._talk = talk
+        self._read = read
+        self._help = f"{help}\n{_HELP}"
+        self._commands = {**commands, "?": self._show_help, "help": self._show_help}
+
+    def run(self) -> int:
+        leave = False
+        while not leave:
+            try:
+                text = self._next()
+            except EOFError:
+                self._cli.say("")
+                return 0
+            except KeyboardInterrupt:
+                self._cli.say("\n/bye or Ctrl-D leaves")
+                continue
+            try:
+                if text.startswith("/"):
+                    leave = self._command(text[1:])
+                elif text.strip() and (remark := self._talk.answer(text)):
+                    self._cli.say(remark)
+            except ArealError as error:
+                report(error, self._cli)
+        return 0
+
+    def _show_help(self, rest: str) -> None:
+        self._cli.say(self._help)
+
+    def _next(self) -> str:
+        line = self._read(">>> ")
+        if not line.lstrip().startswith(_QUOTES):
+            return line
+        lines = [line.lstrip().removeprefix(_QUOTES)]
+        while not lines[-1].rstrip().endswith(_QUOTES):
+            lines.append(self._read("... "))
+        lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+        return "\n".join(lines).strip("\n")
+
+    def _command(self, text: str) -> bool:
+        """Run one command. Returns whether to leave."""
+        name, _, rest = text.strip().partition(" ")
+        if name in _LEAVING:
+            return True
+        if name not in self._commands:
+            from areal.errors import did_you_mean
+
+            known = (*self._commands, *_LEAVING)
+            raise UsageFault(f'no command "/{name}"{did_you_mean(name, known)}', hint="/? lists them")
+        self._commands[name](rest.strip())
+        return False
+
+
+def read_line(prompt: str) -> str:
+    """A line from the terminal, with the arrow keys and the history of this session."""
+    import readline  # noqa: F401 - its import makes input() editable
+
+    return input(prompt)

@@ -1,0 +1,338 @@
+"""What ``areal inf`` and ``areal agent`` share: to run, stop, list, watch and scale a service of a kind."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import click
+
+from areal.cli.apply import converge, preview
+from areal.cli.logs import LogQuery, show_logs
+from areal.cli.objects import PROCESS_COLUMNS, HomeView, manifest, process_row, recorded, stored
+from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
+from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
+from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
+from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace
+from areal.errors import ArealError, UsageFault
+from areal.resources.kinds import Ref, check_name
+
+if TYPE_CHECKING:
+    from areal.reconcilers.context import Context, Outcome
+    from areal.reconcilers.status import ObjectStatus
+    from areal.state.records import StoredObject
+
+_LOOK_S = 2.0
+_SCALE_S = 1800.0
+Document = dict[str, Any]
+
+
+def noun(kind: str) -> str:
+    """``AgentService``: "agent service"."""
+    return "".join(f" {char.lower()}" if char.isupper() else char for char in kind).strip()
+
+
+# -- run and stop
+
+
+def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
+    """The manifest of the flags given, over the last applied spec: `run` again changes only what it names."""
+    from areal.resources.tree import merge
+
+    found = None if force else recorded(cli, Ref(wanted["kind"], wanted["metadata"]["name"]))
+    if found is None:
+        return wanted
+    applied = next((layer.spec for layer in found.layers if layer.manager == "apply"), {})
+    return {**manifest(found), "spec": merge(dict(applied), wanted["spec"])}
+
+
+def run_service(
+    cli: Invocation,
+    ref: Ref,
+    manifests: list[Document],
+    *,
+    seconds: float,
+    detach: bool,
+    force: bool,
+    dry_run: str | None,
+) -> int:
+    """Start the service (or resume it) with what belongs to it. Without ``detach`` it runs in the foreground."""
+    if dry_run:
+        return preview(cli, manifests, dry_run, force=force)
+    code = mutate(cli, lambda context: _start(cli, context, ref, manifests, force, seconds))
+    if code:
+        return code
+    if address := HomeView(cli.home).address(ref):
+        cli.say(f"gateway: {address}; talk to it: areal {namespace(ref.kind)} chat --service {ref.name}")
+    return 0 if detach else _foreground(cli, ref)
+
+
+def _start(
+    cli: Invocation, context: Context, ref: Ref, manifests: list[Document], force: bool, seconds: float
+) -> Outcome:
+    """Apply; and resume a service that `stop --keep-state` has suspended."""
+    from areal.reconcilers import operations
+
+    command = f"{namespace(ref.kind)} run"
+    outcomes = [converge(cli, context, manifests, command=command, force=force, timeout=seconds)]
+    found = recorded(cli, ref)
+    if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
+        outcomes.append(operations.resume(context, ref, timeout_s=seconds))
+    return together(outcomes)
+
+
+def _foreground(cli: Invocation, ref: Ref) -> int:
+    """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `run` starts it again. SIGTERM does
+    the same: a unit of an init system ends what it has started."""
+    from areal.reconcilers import operations
+
+    cli.say("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        show_logs(cli, ref, LogQuery(lines=0, follow=True), until=_stopped(cli, ref))
+    except KeyboardInterrupt:
+        with mutation(cli) as context:
+            cli.say("\nstopping; Ctrl-C again leaves at once")
+            outcome = operations.suspend(context, ref)
+        finish(cli, outcome, interrupted=context.interrupted.is_set())
+        return 130
+    cli.say(f"{ref} was stopped by another command")
+    return 0
+
+
+def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
+    """A check that another command has stopped or deleted the service. It reads the state every two seconds at most."""
+    next_look = time.monotonic() + _LOOK_S
+
+    def stopped() -> bool:
+        nonlocal next_look
+        if time.monotonic() < next_look:
+            return False
+        next_look = time.monotonic() + _LOOK_S
+        found = recorded(cli, ref)
+        return found is None or bool(found.spec.get("suspend"))
+
+    return stopped
+
+
+service_stop_options = stack(
+    stop_options,
+    click.option("--keep-state", is_flag=True, help="Stop the processes, keep the service; `run` starts it again."),
+    click.option("--all", "all_", is_flag=True, help="Every such service of this home."),
+    click.option("--cascade", is_flag=True, help="Also delete the running TrainJobs that use it; asks first."),
+)
+
+
+def stop_service(
+    cli: Invocation,
+    kind: str,
+    name: str,
+    *,
+    grace: float | None,
+    force: bool,
+    keep_state: bool,
+    all_: bool,
+    cascade: bool,
+) -> int:
+    from areal.reconcilers import operations
+
+    if all_:
+        refs = [found.ref for found in HomeView(cli.home).of_kind(kind)]
+    else:
+        refs = [stored(cli.home, Ref(kind, check_name(name))).ref]
+    if not refs:
+        cli.say(f"no {noun(kind)} to stop")
+        return 0
+    seconds = cli.deadline_s()
+    if keep_state:
+        return mutate(
+            cli, lambda context: together([operations.suspend(context, ref, timeout_s=seconds) for ref in refs])
+        )
+    return mutate(
+        cli,
+        operations.delete,
+        refs,
+        grace_s=0.0 if force else grace,
+        cascade=True,
+        spare_running_jobs=not cascade,
+        timeout_s=seconds,
+        approve=approver(cli, f"{namespace(kind)} stop") if cascade else lambda plan: True,
+    )
+
+
+# -- scaleup and scaledown
+
+
+class ScaleFlags(NamedTuple):
+    to: int | None
+    by: int | None
+    force_conflicts: bool
+
+
+def scale_options(flag: str) -> Decorator[Any]:
+    """Hands the verb a ``scale``. ``flag`` says to how many. A verb's last decorator."""
+    return stack(
+        gather(
+            "scale",
+            ScaleFlags,
+            (
+                click.option(flag, "to", type=click.IntRange(min=0), metavar="N", help="To this many."),
+                click.option("--by", type=click.IntRange(min=1), metavar="N", help="By this many  [default: 1]."),
+                click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it."),
+            ),
+        ),
+        change_options(timeout("30m")),
+    )
+
+
+def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other: str, *, up: bool, flag: str) -> int:
+    """``flag`` says to how many; ``other`` is the command for the other direction."""
+    from areal.reconcilers.kinds import controller_of
+
+    if flags.to is not None and flags.by is not None:
+        raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
+    present = controller_of(found.kind).replicas(found.spec)
+    wanted = flags.to if flags.to is not None else present + (flags.by or 1) * (1 if up else -1)
+    if wanted < 0 or ((wanted < present) == up and wanted != present):
+        verb = "scaleup" if up else "scaledown"
+        raise UsageFault(f"{verb} from {present} to {wanted} makes no sense", hint=other)
+    return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=present, force=flags.force_conflicts)
+
+
+# -- ps
+
+
+def service_columns(*own: Column) -> tuple[Column, ...]:
+    """The columns of ``ps``, with those of one kind."""
+    return (
+        field("SERVICE", "service"),
+        field("STATUS", "phase", state=True),
+        field("READY", "ready"),
+        *own,
+        field("GATEWAY", "address"),
+        field("PID", "pid", right=True),
+        Column("AGE", lambda row: age(row["ageSeconds"]), right=True),
+        field("MESSAGE", "message", wide=True),
+    )
+
+
+def list_services(
+    cli: Invocation,
+    kind: str,
+    columns: Sequence[Column],
+    *,
+    all_: bool,
+    own: Callable[[HomeView, StoredObject], Mapping[str, Any]],
+    remote: Callable[[GatewayClient], Mapping[str, Any]],
+) -> int:
+    """Print a row a service. ``own``: its fields of one kind; ``remote``: the row of a remote gateway's."""
+    chosen = gateway(cli)
+    if chosen is not None:
+        rows = [{"pid": None, "ageSeconds": None, **remote(chosen)}]
+    else:
+        home = HomeView(cli.home)
+        found = home.of_kind(kind)
+        seen = home.statuses(found)
+        rows = [{**_service_row(home, item, seen[str(item.ref)]), **own(home, item)} for item in found]
+        rows = [row for row in rows if all_ or row["phase"] != "Suspended"]
+    name = f"{kind.lower()}/{{service}}".format_map
+    emit_rows(cli, rows, columns, name=name, empty=f"no {noun(kind)} runs")
+    return 0
+
+
+def _service_row(home: HomeView, item: StoredObject, state: ObjectStatus) -> Document:
+    gateways = (run.pid for run in home.states([item.ref]) if run.spec.component == "gateway" and run.pid)
+    return {
+        "service": item.name,
+        "phase": state.phase,
+        "ready": state.ready,
+        "address": state.address,
+        "pid": next(gateways, None),
+        "ageSeconds": state.age_s,
+        "message": state.message,
+    }
+
+
+# -- status
+
+_FINE = {"Ready", "Suspended"}
+
+
+def service_status(
+    home: HomeView, found: StoredObject, members: Sequence[StoredObject] = ()
+) -> tuple[Document, dict[str, ObjectStatus]]:
+    """The document of ``status``, and the status of each of ``members``, which belong to the service."""
+    from areal.reconcilers.launch import key_path
+
+    seen = home.statuses([found, *members])
+    own = seen[str(found.ref)]
+    document = {
+        "service": found.name,
+        "phase": own.phase,
+        "ready": own.ready,
+        "healthy": all(status.phase in _FINE for status in seen.values()),
+        "address": own.address,
+        "keyFile": str(key_path(home.home, found)),
+        "message": own.message,
+        "components": [process_row(state) for state in home.states([found.ref, *(item.ref for item in members)])],
+    }
+    return document, seen
+
+
+class Traffic(Protocol):
+    """What goes through a service, from its metrics: rates between two looks."""
+
+    def look(self) -> Document: ...
+
+
+def watch_service(
+    cli: Invocation,
+    kind: str,
+    service: str | None,
+    look: Callable[[], Document],
+    page: Callable[[Mapping[str, Any]], str],
+    traffic_of: Callable[[GatewayClient], Traffic],
+    *,
+    watch: bool,
+    interval: float,
+) -> int:
+    """Print the status of a service; with ``watch`` again and again, with its traffic. The exit status."""
+    traffic: Traffic | None = None
+
+    def document() -> Document:
+        nonlocal traffic
+        found = look()
+        if watch and traffic is None:
+            with contextlib.suppress(ArealError):  # it does not run, or has no key here: only its health is shown
+                traffic = traffic_of(gateway_of(cli, service, kind))
+        if traffic is not None:
+            try:
+                found["traffic"] = traffic.look()
+            except ArealError as error:
+                found["traffic"] = {"error": error.message}
+        return found
+
+    name = f"{kind.lower()}/{{service}}".format_map
+    return 0 if show_status(cli, document, name, page, watch=watch, interval=interval)["healthy"] else 1
+
+
+def status_page(document: Mapping[str, Any], *tables: str, traffic: Callable[[Any], str]) -> str:
+    """``tables``: those of one kind, before that of the processes."""
+    head = f"{document['service']}: {document['phase']}" + (f" ({document['ready']})" if document["ready"] else "")
+    head += f" at {document['address']}" if document["address"] else ""
+    parts = [head + (f"\n{document['message']}" if document["message"] else ""), *filter(None, tables)]
+    if document["components"]:
+        columns: tuple[Column, ...] = PROCESS_COLUMNS
+        if "owner" not in document["components"][0]:
+            from areal.cli.remote_view import WORKER_COLUMNS
+
+            columns = WORKER_COLUMNS
+        parts.append(render_table(document["components"], columns))
+    found = document.get("traffic")
+    if found is not None:
+        parts.append(found["error"] if "error" in found else traffic(found))
+    return "\n\n".join(parts)
