@@ -1,0 +1,84 @@
+"""The contract of the agents that an agent service runs.
+
+An agent answers one message of a session. It is a class whose instances have
+
+    async def run(self, request: AgentRequest, *, emitter: EventEmitter) -> AgentResponse | StreamResponse
+
+One instance of a worker serves all its sessions, many turns at once: what it keeps of a session, it keeps under
+``request.session_key``. It may have ``async close_session(session_key)`` and ``async close_all_sessions()``.
+
+``run`` may also return a text (the summary), a dict (the metadata), or None. Without a summary it is the text of the
+deltas. Other forms of an agent: ``areal.services.agent.worker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class AgentRequest:
+    """``history``: OpenAI chat messages of the session's earlier turns, this message not among them. ``metadata``: what
+    the caller sent, and as ``areal_inference`` the base_url (without ``/v1``), api_key and model of the session's
+    recorded model, where the agent service has one."""
+
+    message: str
+    session_key: str
+    run_id: str
+    history: list[dict[str, Any]] = field(default_factory=list)
+    queue_mode: Literal["collect", "followup"] = "collect"
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AgentResponse:
+    """``summary``: the answer. Empty, it is the text of the turn's deltas. ``metadata`` is written as JSON."""
+
+    summary: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StreamResponse:
+    """An answer over HTTP that callers of ``/v1/chat/completions`` get as it is."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    body: AsyncIterator[bytes]
+
+
+class EventEmitter(Protocol):
+    """Sends the events of one turn as they happen. A call waits while the caller lags behind."""
+
+    async def emit_delta(self, text: str) -> None: ...
+
+    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any]) -> None:
+        """``args``: JSON, or what is written as JSON."""
+        ...
+
+    async def emit_tool_result(self, name: str, result: Any) -> None:
+        """Of the oldest call of ``name`` that has no result yet. What is not a text is written as JSON."""
+        ...
+
+
+class Tool(Protocol):
+    """A tool of an MCP server: an agent that takes ``tools``, in its constructor or in ``run``, gets a list of them."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        """The text of its result. Raises ToolError where the tool reports a failure, or its server is away."""
+        ...
+
+
+class ToolError(Exception):
+    """A tool's own message."""
+
+
+@runtime_checkable
+class AgentRunnable(Protocol):
+    async def run(self, request: AgentRequest, *, emitter: EventEmitter) -> AgentResponse | StreamResponse: ...

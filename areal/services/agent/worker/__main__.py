@@ -1,0 +1,23 @@
+"""``python -m areal.services.agent.worker``"""
+
+from __future__ import annotations
+
+import sys
+
+from areal.services.agent.worker.agents import check_config, import_agent
+from areal.services.agent.worker.app import agent_worker
+from areal.services.http.process import exit_on_failure, read_config, serve_options
+from areal.services.http.serve import run_service
+from areal.wire.processes import AgentWorkerConfig
+
+
+def main() -> None:
+    config = read_config(AgentWorkerConfig, "areal-agent-worker")
+    check_config(config)
+    options = serve_options(config)
+    found = import_agent(config.agent) if config.agent else None
+    run_service(lambda: agent_worker(config, options, found), options)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_on_failure(main))

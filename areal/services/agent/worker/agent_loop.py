@@ -1,0 +1,122 @@
+"""The event loop of the agent's code, on a thread of its own: an agent that blocks it stops its own turns, and not the
+answers of the worker, which say so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import areal
+from areal.services.http.service import Metrics
+from areal.services.http.tasks import background
+
+T = TypeVar("T")
+_BEAT_S = 1.0
+_BLOCKED_S = 5.0
+_END_S = 10.0  # for what was cancelled to end
+_LIBRARIES = (sys.prefix, sys.base_prefix, str(Path(areal.__file__).parent), "<frozen")
+_log = logging.getLogger(__name__)
+
+
+def is_own_code(file: str) -> bool:
+    """Whether a file is the agent's own, and none of a library."""
+    return not file.startswith(_LIBRARIES)
+
+
+class AgentLoop:
+    """``opened`` on the worker's loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stopping = False
+        self._beat = self._asked = time.monotonic()
+        self._reported = False
+        self._thread = threading.Thread(target=self._main, name="agent", daemon=True)
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """From any thread. Cancelling the future cancels the task."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(self.start(work))
+
+    @contextlib.asynccontextmanager
+    async def opened(self, metrics: Metrics) -> AsyncIterator[None]:
+        self._blocks = metrics.counter("areal_agent_loop_blocked_total", "Times that the agent blocked its event loop.")
+        self._thread.start()
+        try:
+            async with background("agent-watch", self._watch):
+                yield
+        finally:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.run(_end_others()), _END_S)
+            self._stopping = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        # A child that an agent forks has a copy of this thread. Where it comes back to the loop, it would take the
+        # events of this process.
+        os.register_at_fork(after_in_child=lambda: self._loop.call_soon(os._exit, 1))
+        while not self._stopping:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # noqa: BLE001 - the boundary to user code: SystemExit in a task leaves the loop
+                _log.exception("a task of the agent would end the worker; it goes on")
+
+    # An agent that blocks.
+
+    @property
+    def blocked(self) -> str | None:
+        """Where the agent blocks its loop, and for how long."""
+        silent = time.monotonic() - self._asked
+        if self._beat >= self._asked or silent < _BLOCKED_S:
+            return None
+        task = asyncio.current_task(self._loop)
+        during = f" in {task.get_name()}" if task is not None else ""
+        return f"the agent blocks its event loop for {silent:.0f} s{during}: {self._place()}"
+
+    def _place(self) -> str:
+        """The innermost line that is the agent's own."""
+        frames, frame = [], sys._current_frames().get(self._thread.ident or 0)
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        own = [each for each in frames if is_own_code(each.f_code.co_filename)]
+        where = (own or frames)[0]
+        return f"{where.f_code.co_filename}:{where.f_lineno}, {where.f_code.co_name}"
+
+    async def _watch(self) -> None:
+        while True:
+            if self._beat >= self._asked:
+                if self._reported:
+                    _log.warning("the agent's event loop goes on")
+                self._reported = False
+                self._asked = time.monotonic()
+                self._loop.call_soon_threadsafe(self._answer)
+            elif not self._reported and (found := self.blocked):
+                _log.error("%s; what takes long without await belongs on a thread, or into a plain function", found)
+                self._reported = True
+                self._blocks.inc()
+            await asyncio.sleep(_BEAT_S)
+
+    def _answer(self) -> None:
+        self._beat = time.monotonic()
+
+
+async def _end_others() -> None:
+    """Cancel what still runs in this loop, and wait for it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()

@@ -1,0 +1,214 @@
+"""The forms of an agent, each as one ``Agent``. Names are resolved and signatures checked once, at the start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Literal
+
+from areal.api.agent import AgentRequest, Tool
+from areal.errors import ArealError, UsageFault
+from areal.loading import load_attr
+from areal.services.agent.worker.turn import Emitter, ThreadEmitter, Turn, rewarded
+from areal.wire.processes import AgentWorkerConfig
+
+Form = Literal["request", "message", "data"]
+_TRACEBACK_LINES = 12
+_MODEL = "default"  # a session's, where nobody names one
+_OFFERED = {"request": {"emitter"}, "message": set[str](), "data": {"base_url", "api_key", "model", "http_client"}}
+
+
+class Agent:
+    """``run`` returns what the agent returned. ``form`` is for people."""
+
+    def __init__(self, form: str, run: Callable[[AgentRequest, Turn], Awaitable[object]], owner: object = None) -> None:
+        self.form = form
+        self.run = run
+        self._owner = owner
+
+    async def close_session(self, key: str) -> None:
+        await _call_if_there(self._owner, "close_session", key)
+
+    async def close_all_sessions(self) -> None:
+        await _call_if_there(self._owner, "close_all_sessions")
+
+
+async def _call_if_there(owner: object, name: str, *arguments: str) -> None:
+    if (method := getattr(owner, name, None)) is not None and inspect.isawaitable(result := method(*arguments)):
+        await result
+
+
+def check_config(config: AgentWorkerConfig) -> None:
+    """Raises UsageFault."""
+    if (config.agent is None) == (not config.command):
+        raise UsageFault("an agent service has one of agent and command")
+    if config.command and config.kwargs:
+        raise UsageFault("kwargs are of an agent's class; a command has its arguments")
+
+
+def import_agent(path: str) -> Any:
+    """Raises ArealError with the last lines of the traceback where the module raises. The working folder is on the
+    import path."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return load_attr(path, "agent", broken=ArealError)
+    except ArealError as error:
+        if error.detail is None:
+            raise
+        raise ArealError(f"{_last_lines(error.detail)}\n{error.message}", hint=error.hint) from error
+    except SystemExit as error:
+        raise ArealError(f"agent {path!r} ends the process when it is imported: SystemExit({error.code})") from error
+
+
+def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Tool] | None) -> Agent:
+    """The agent that ``path`` names. A class is called here, in the loop that its turns run in. ``tools`` None: none
+    are configured. Raises ArealError."""
+    more: dict[str, Any] = {} if tools is None else {"tools": tools}
+    untaken = set(more)
+    if inspect.isclass(found):
+        taken = more if _takes(found, "tools") else {}
+        found, kwargs, untaken = _construct(path, found, {**kwargs, **taken}), {}, untaken - set(taken)
+    function = getattr(found, "run", found)
+    if not callable(function):
+        raise UsageFault(f"agent {path!r} is {type(found).__name__}: it has no run, and cannot be called")
+    form = _form(path, function, is_method=function is not found)
+    if lacking := [name for name in (*untaken, *kwargs) if not _takes(function, name)]:
+        raise UsageFault(f"agent {path!r}: {_name(function)} takes no {lacking[0]!r}")
+    return Agent(_described(found, function), _runner(function, form, {**more, **kwargs}), found)
+
+
+def _construct(path: str, cls: type[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        inspect.signature(cls).bind(**kwargs)
+    except TypeError as error:
+        raise UsageFault(f"agent {path!r} cannot be made with kwargs {sorted(kwargs)}: {error}") from error
+    except ValueError:  # no signature
+        pass
+    try:
+        return cls(**kwargs)
+    except BaseException as error:  # the boundary to user code
+        lines = _last_lines("".join(traceback.format_exception(error)))
+        raise ArealError(f"{lines}\nagent {path!r} cannot be made: {type(error).__name__}: {error}") from error
+
+
+def _last_lines(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-_TRACEBACK_LINES:])
+
+
+# The signature of what is called.
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a builtin
+        return []
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    return any(each.name == name or each.kind is each.VAR_KEYWORD for each in _parameters(function))
+
+
+def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
+    """By its first parameter; a method's that is not the contract's is ``data``, a function's the message."""
+    parameters = _parameters(function)
+    kinds = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    )
+    if not parameters or parameters[0].kind not in kinds:
+        raise UsageFault(
+            f"agent {path!r}: {_name(function)} takes no request", hint="async def run(request, *, emitter)"
+        )
+    first = parameters[0]
+    if (
+        first.name == "request"
+        or "AgentRequest" in str(first.annotation)
+        or any(p.name == "emitter" for p in parameters)
+    ):
+        return "request" if first.name not in ("message", "data") else first.name  # type: ignore[return-value]
+    return "data" if is_method or first.name == "data" else "message"
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _described(found: object, function: Callable[..., Any]) -> str:
+    kind = "function" if function is found else type(found).__qualname__
+    return kind if _is_async(function) else f"{kind}, on threads"
+
+
+# A turn of it.
+
+
+def _runner(
+    function: Callable[..., Any], form: Form, settings: Mapping[str, Any]
+) -> Callable[[AgentRequest, Turn], Awaitable[object]]:
+    is_async = _is_async(function)
+    parameters = _parameters(function)
+    wanted = {each.name for each in parameters[1:]}
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        wanted |= {*_OFFERED[form], *settings}
+
+    async def run(request: AgentRequest, turn: Turn) -> object:
+        access = request.metadata.get("areal_inference")
+        given: dict[str, Any] = {
+            "emitter": Emitter(turn) if is_async else ThreadEmitter(turn),
+            "history": request.history,
+            "session_key": request.session_key,
+            "run_id": request.run_id,
+            "metadata": request.metadata,
+            **({**access, "model": access.get("model") or _MODEL} if access else {}),
+            **settings,
+        }
+        if "http_client" in wanted:
+            from areal.rollout.workflows import shared_http_client
+
+            given["http_client"] = shared_http_client()
+        given = {name: value for name, value in given.items() if name in wanted}
+        first = _data(request) if form == "data" else request.message if form == "message" else request
+        if is_async:
+            result = await function(first, **given)
+        else:
+            result = await _on_thread(lambda: function(first, **given))
+            result = await result if inspect.isawaitable(result) else result
+        return rewarded(result) if form == "data" else result
+
+    return run
+
+
+def _data(request: AgentRequest) -> dict[str, Any]:
+    """What a workflow's agent takes."""
+    theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
+    return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
+
+
+async def _on_thread(call: Callable[[], Any]) -> Any:
+    """A thread of its own, and none of a pool: one that never ends keeps no other turn waiting, and no exit."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            future.set_result(context.run(call))
+        except BaseException as error:  # noqa: BLE001 - the boundary of the thread: told to whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="turn", daemon=True).start()
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,143 @@
+"""The routes and the process of an agent worker (see ``areal.services.agent.worker``)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from areal.api.agent import AgentRequest
+from areal.client.errors import Blame
+from areal.rollout.failures import blame_of
+from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code
+from areal.services.agent.worker.agents import Agent, make_agent
+from areal.services.agent.worker.turn import AgentFailed, Turn
+from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, Response, StreamResponse, read_body
+from areal.services.http.process import ServeOptions, report_stage
+from areal.services.http.service import Service, json_response
+from areal.wire.agents import EVENTS, Failure, WorkerRun, is_session_key
+from areal.wire.processes import AgentWorkerConfig
+
+_CLOSE_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class WorkerRoutes:
+    def __init__(self, config: AgentWorkerConfig, loop: AgentLoop, agent: Agent, service: Service) -> None:
+        self._limit = config.max_body_bytes
+        self._loop = loop
+        self._agent = agent
+        self.turns: set[asyncio.Task[Any]] = set()  # also those that do not end when they are cancelled
+        self._turns = service.metrics.counter("areal_agent_turns_total", "Turns that ended, by how.", ("outcome",))
+        self._seconds = service.metrics.histogram("areal_agent_turn_seconds", "Of one turn.", labels=())
+        service.route("POST", "/run", self.run, Access.INFERENCE)
+        service.route("POST", "/session/{key}/close", self.close_session, Access.ADMIN)
+
+    async def run(self, request: Request) -> StreamResponse:
+        """Answers with the turn's events. The turn is cancelled when its caller leaves."""
+        order = await read_body(request, WorkerRun, self._limit)
+        turn, out = Turn(self._limit), StreamResponse(headers={"Content-Type": EVENTS})
+        await out.prepare(request)
+        started = time.monotonic()
+        running = self._loop.start(self._turn(order, turn))
+        try:
+            last = False
+            while not last:
+                lines, last = await turn.take()
+                await out.write(lines)
+        except BaseException:
+            turn.cancel()
+            running.cancel()
+            _log.info("turn %s is cancelled: its caller left", order.run_id)
+            raise
+        finally:
+            self._turns.labels(turn.outcome or "cancelled").inc()
+            self._seconds.observe(time.monotonic() - started)
+        return out
+
+    async def close_session(self, request: Request) -> Response:
+        key = request.match_info["key"]
+        if not is_session_key(key):
+            raise bad_request("this is no session key", param="key")
+        try:
+            await self._loop.run(asyncio.wait_for(self._agent.close_session(key), _CLOSE_S))
+        except Exception as error:  # the boundary to user code
+            _log.exception("close_session of the agent failed")
+            raise ApiError(500, f"close_session: {_error_line(error)}", code="agent_failed") from error
+        return json_response({"status": "ok"})
+
+    async def _turn(self, order: WorkerRun, turn: Turn) -> None:
+        """On the agent's loop. Whatever the agent does, the turn has an end."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name(f"turn {order.run_id}")
+        self.turns.add(task)
+        try:
+            await turn.complete(await self._agent.run(_request(order), turn))
+        except BaseException as error:  # noqa: BLE001 - the boundary to user code
+            if not turn.cancelled:
+                _log.warning("turn %s failed", order.run_id, exc_info=error)
+                turn.fail(_failure(error), _error_line(error))
+        finally:
+            self.turns.discard(task)
+
+    async def close(self) -> None:
+        """On the agent's loop, when all turns are done or cancelled."""
+        if self.turns:
+            await asyncio.wait(self.turns, timeout=_CLOSE_S)
+        await asyncio.wait_for(self._agent.close_all_sessions(), _CLOSE_S)
+
+
+def _request(order: WorkerRun) -> AgentRequest:
+    history = [dict(message) for message in order.history]
+    metadata = dict(order.metadata)
+    return AgentRequest(order.message, order.session_key, order.run_id, history, order.queue_mode, metadata)
+
+
+def _failure(error: BaseException) -> Failure:
+    return "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
+
+
+def _error_line(error: BaseException) -> str:
+    """With the line that raised, where it is not ours."""
+    text = str(error) if isinstance(error, AgentFailed) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if is_own_code(each.filename)]
+    return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
+
+
+@contextlib.asynccontextmanager
+async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: Any) -> AsyncIterator[Service]:
+    """``found``: what ``config.agent`` names."""
+    loop = AgentLoop()
+    service = Service(
+        "worker",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=lambda: loop.blocked,
+        details=lambda: {"agent": config.agent or list(config.command), "form": agent.form, "turns": len(routes.turns)},
+    )
+    async with loop.opened(service.metrics):
+        report_stage(f"making the agent {config.agent or config.command[0]}")
+        agent = await loop.run(_make(config, found))
+        routes = WorkerRoutes(config, loop, agent, service)
+        _log.info("the agent is %s (%s)", config.agent or " ".join(config.command), agent.form)
+        try:
+            yield service
+        finally:
+            try:
+                await loop.run(routes.close())
+            except Exception:  # noqa: BLE001 - the boundary to user code: the worker ends all the same
+                _log.exception("close_all_sessions of the agent failed")
+
+
+async def _make(config: AgentWorkerConfig, found: Any) -> Agent:
+    assert config.agent is not None
+    return make_agent(config.agent, found, config.kwargs or {}, None)

@@ -1,0 +1,260 @@
+"""The events of one turn, on their way from the agent to its caller, and the meaning of what the agent returns.
+
+The agent's code runs on another thread than the worker's answers: on the loop of agents, or on a thread of the turn.
+A ``Turn`` takes its events there, as lines of ``areal.wire.agents``; the worker's loop takes them out in batches. A
+writer waits while more than ``_HIGH_WATER`` bytes are not taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import math
+import threading
+from collections import defaultdict, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from concurrent.futures import Future
+from typing import Any, Literal
+
+import orjson
+
+from areal.api.agent import AgentResponse, StreamResponse
+from areal.services.http.headers import unique_id
+from areal.wire.agents import Failure
+
+Outcome = Literal["", "complete", "agent", "infra", "cancelled"]
+_HIGH_WATER = 256 * 1024
+_PART_BYTES = 64 * 1024  # of a stream's bytes in one event
+_NAMED = 200  # characters of a wrong value in an error
+
+
+class AgentFailed(Exception):
+    """The agent broke its contract."""
+
+
+class Turn:
+    """``limit``: bytes of all its events but those of its own stream. A call that emits returns a future where its
+    caller has to wait; it raises CancelledError once the turn's caller is gone, RuntimeError once the turn is over."""
+
+    def __init__(self, limit: int) -> None:
+        self._reader = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._news = asyncio.Event()
+        self._lines: list[bytes] = []
+        self._size = 0
+        self._left = limit
+        self._room: Future[None] | None = None
+        self._open_calls: dict[str, deque[str]] = defaultdict(deque)
+        self._texts: list[str] = []
+        self.outcome: Outcome = ""  # set once it is over
+        self.cancelled = False
+
+    # On the worker's loop.
+
+    async def take(self) -> tuple[bytes, bool]:
+        """The lines that came, and whether they are the last."""
+        await self._news.wait()
+        with self._lock:
+            self._news.clear()
+            lines, self._lines, self._size = self._lines, [], 0
+            room, self._room = self._room, None
+            last = self.outcome != ""
+        if room is not None:
+            room.set_result(None)
+        return b"".join(lines), last
+
+    def cancel(self) -> None:
+        """The caller is gone."""
+        with self._lock:
+            self.cancelled = True
+            room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)
+
+    # Where the agent runs.
+
+    @property
+    def text(self) -> str:
+        """The text of its deltas."""
+        return "".join(self._texts)
+
+    def delta(self, text: str) -> Future[None] | None:
+        if not isinstance(text, str):
+            raise AgentFailed(f"a delta is a text, not {_shown(text)}")
+        if not text:
+            return None
+        self._texts.append(text)
+        return self._put({"type": "delta", "text": text})
+
+    def tool_call(self, name: str, arguments: object, call_id: str | None = None) -> Future[None] | None:
+        call_id = call_id or unique_id("call_")
+        text = arguments if isinstance(arguments, str) else _json(arguments, f"the arguments of {name!r}")
+        with contextlib.suppress(orjson.JSONDecodeError):
+            if isinstance(orjson.loads(text or "{}"), dict):
+                self._open_calls[name].append(call_id)
+                return self._put({"type": "tool_call", "id": call_id, "name": name, "arguments": text or "{}"})
+        raise AgentFailed(f"the arguments of a call of {name!r} are a JSON object, not {_shown(arguments)}")
+
+    def tool_result(self, name: str, result: object, call_id: str | None = None) -> Future[None] | None:
+        """Of the call ``call_id``, else of the oldest one of ``name`` that has none."""
+        calls = self._open_calls[name]
+        if not calls or (call_id is not None and call_id not in calls):
+            raise AgentFailed(f"a result of {name!r} belongs to no call" + (f" {call_id}" if call_id else ""))
+        call_id = call_id or calls[0]
+        calls.remove(call_id)
+        text = result if isinstance(result, str) else _json(result, f"the result of {name!r}")
+        return self._put({"type": "tool_result", "id": call_id, "name": name, "result": text})
+
+    def fail(self, failure: Failure, error: str) -> None:
+        text = error.encode(errors="replace").decode()
+        self._put({"type": "failed", "failure": failure, "error": text}, outcome=failure)
+
+    async def complete(self, result: object) -> None:
+        """End the turn with what the agent returned. Raises AgentFailed for what has no meaning."""
+        if isinstance(result, StreamResponse):
+            await self._stream(result)
+            result = None
+        response = response_of(result)
+        metadata = orjson.Fragment(_json(response.metadata, "the metadata of the answer"))
+        summary, counted = response.summary or self.text, response.summary != ""
+        self._put({"type": "complete", "summary": summary, "metadata": metadata}, counted=counted, outcome="complete")
+
+    async def _stream(self, response: StreamResponse) -> None:
+        status, headers = response.status_code, response.headers
+        if type(status) is not int or not 200 <= status <= 599:
+            raise AgentFailed(f"the status of a stream is a number from 200 to 599, not {_shown(status)}")
+        if not all(isinstance(part, str) and part.isprintable() for field in dict(headers).items() for part in field):
+            raise AgentFailed(f"the headers of a stream are texts, not {_shown(headers)}")
+        await waited(self._put({"type": "response", "status": status, "headers": dict(headers)}))
+        async with contextlib.aclosing(_parts(response.body)) as parts:
+            async for part in parts:
+                await waited(self._put({"type": "data", "data": base64.b64encode(part).decode()}, counted=False))
+
+    def _put(self, event: Mapping[str, Any], *, counted: bool = True, outcome: Outcome = "") -> Future[None] | None:
+        try:
+            line = orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+        except orjson.JSONEncodeError as error:
+            raise AgentFailed(f"a {event['type']} of the agent cannot be written as JSON: {error}") from error
+        with self._lock:
+            if self.cancelled:
+                raise asyncio.CancelledError
+            if self.outcome:
+                raise RuntimeError("the turn is over: nothing can be emitted any more")
+            if counted and event["type"] != "failed":
+                self._left -= len(line)
+                if self._left < 0:
+                    raise AgentFailed("the answer is longer than a turn's answer may be (max_body_bytes)")
+            quiet = not self._lines
+            self._lines.append(line)
+            self._size += len(line)
+            self.outcome = outcome
+            if self._size > _HIGH_WATER and self._room is None:
+                self._room = Future()
+                self._room.set_running_or_notify_cancel()  # so that no waiter cancels it for others
+            room = self._room
+        if quiet:
+            self._reader.call_soon_threadsafe(self._news.set)
+        return room
+
+
+async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """The stream's bytes, in parts that are not too long. Closes the stream."""
+    try:
+        async for chunk in body:
+            data = chunk.encode() if isinstance(chunk, str) else chunk
+            if not isinstance(data, bytes | bytearray | memoryview):
+                raise AgentFailed(f"a stream has bytes, not {_shown(chunk)}")
+            for start in range(0, len(data), _PART_BYTES):
+                yield bytes(data[start : start + _PART_BYTES])
+    finally:
+        if (close := getattr(body, "aclose", None)) is not None:
+            await close()
+
+
+def response_of(result: object) -> AgentResponse:
+    """What an agent returned, as a response. Raises AgentFailed."""
+    if result is None:
+        return AgentResponse()
+    if isinstance(result, str):
+        return AgentResponse(result)
+    if isinstance(result, dict):
+        return AgentResponse(metadata=result)
+    if isinstance(result, AgentResponse):
+        if not isinstance(result.summary, str):
+            raise AgentFailed(f"the summary is a text, not {_shown(result.summary)}")
+        if not isinstance(result.metadata, dict):
+            raise AgentFailed(f"the metadata is a dict, not {_shown(result.metadata)}")
+        return result
+    allowed = "an AgentResponse, a StreamResponse, a text, a dict or None"
+    raise AgentFailed(f"the agent returned {_shown(result)}; it may return {allowed}")
+
+
+def rewarded(result: Any) -> object:
+    """What a workflow's ``run`` returned: its rewards as metadata. Raises AgentFailed."""
+    if result is None or isinstance(result, str | AgentResponse | StreamResponse):
+        return result
+    rewards = result.values() if isinstance(result, Mapping) else (result,)
+    try:
+        if any(isinstance(reward, bool) or not math.isfinite(reward) for reward in rewards):
+            raise ValueError
+        values = {key: float(each) for key, each in result.items()} if isinstance(result, Mapping) else float(result)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AgentFailed(f"the agent returned {_shown(result)}; a reward is a finite number") from error
+    return AgentResponse(metadata={"reward": values})
+
+
+async def waited(room: Future[None] | None) -> None:
+    if room is not None:
+        await asyncio.wrap_future(room)
+
+
+class Emitter:
+    """``areal.api.agent.EventEmitter``."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    async def emit_delta(self, text: str) -> None:
+        await waited(self._turn.delta(text))
+
+    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any]) -> None:
+        await waited(self._turn.tool_call(name, args))
+
+    async def emit_tool_result(self, name: str, result: Any) -> None:
+        await waited(self._turn.tool_result(name, result))
+
+
+class ThreadEmitter:
+    """The same for an agent that is not async."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def emit_delta(self, text: str) -> None:
+        _wait(self._turn.delta(text))
+
+    def emit_tool_call(self, name: str, args: str | Mapping[str, Any]) -> None:
+        _wait(self._turn.tool_call(name, args))
+
+    def emit_tool_result(self, name: str, result: Any) -> None:
+        _wait(self._turn.tool_result(name, result))
+
+
+def _wait(room: Future[None] | None) -> None:
+    if room is not None:
+        room.result()
+
+
+def _json(value: object, what: str) -> str:
+    """Raises AgentFailed, also for a number that is not finite: JSON has none."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise AgentFailed(f"{what} cannot be written as JSON: {error}") from error
+
+
+def _shown(value: object) -> str:
+    text = f"{type(value).__name__} {value!r}"
+    return text if len(text) <= _NAMED else text[:_NAMED] + "..."

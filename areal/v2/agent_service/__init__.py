@@ -1,0 +1,1 @@
+"""AReaL's import paths."""
