@@ -157,7 +157,7 @@ FORMS = {
     "class Made:\n  async def run(self, request, *, emitter): return request.message\nAgent = Made()": "hello",
     "class Agent:\n  async def __call__(self, message): return message": "hello",
     "def Agent(message):\n  async def later(): return message\n  return later()": "hello",
-    "from functools import partial\nasync def f(message, end): return message + end\nAgent = partial(f, end='!')": "hello!",
+    "import functools\ndef f(message, end): return message + end\nAgent = functools.partial(f, end='!')": "hello!",
 }
 
 
