@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.api.alloc_mode import AllocationMode, BackendError, ModelAllocation, train_backend
+from areal.api.alloc_mode import AllocationMode, BackendError, ModelAllocation, ParallelStrategy, train_backend
 from areal.api.io_struct import FinetuneSpec, ModelResponse, StepInfo, WeightUpdateMeta
 from areal.api.registry import Registry, load_attr
 from areal.errors import UsageFault
@@ -46,6 +46,7 @@ def test_allocation_of_one_engine_has_areals_names() -> None:
     parallel = ModelAllocation.from_str("sglang:d4t2", "rollout").parallel
     assert (parallel.data_parallel_size, parallel.tensor_parallel_size, parallel.world_size) == (4, 2, 8)
     assert (parallel.pipeline_parallel_size, parallel.cp_size, parallel.ep_size) == (1, 1, 1)
+    assert ParallelStrategy().world_size == 1
     with pytest.raises(BackendError, match="one engine only"):
         ModelAllocation.from_str("sglang:d4+fsdp:d8")
 

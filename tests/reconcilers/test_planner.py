@@ -332,6 +332,7 @@ def test_plan_of_a_neighbour_model_that_another_command_is_starting_leaves_it_al
     home, item, other, observed = neighbourhood(synced=True)
     plan = make_plan(PlanScope((unchanged(item),), context=(unchanged(home), unchanged(other))), observed, Policy())
     assert verbs(plan, "Model/other") == []
+    assert [part.ref for part in plan.objects] == [MODEL], "neighbours of which nothing is done are not shown"
 
 
 def test_plan_of_deleting_service_and_model_stops_traffic_first_and_erases_last() -> None:

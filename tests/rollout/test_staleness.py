@@ -171,6 +171,31 @@ def test_trainer_is_never_starved_for_good(window: StalenessWindow) -> None:
         staleness.set_version(step + 1)
 
 
+def test_prompt_whose_result_is_too_old_runs_once_more_and_is_then_abandoned() -> None:
+    staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
+    staleness.submit(item(0))
+    for run, waiting in ((1, 1), (2, 0)):
+        started = staleness.next_to_run()
+        assert started is not None and started.number == 0
+        staleness.ended(started, rollout(0, staleness.version))
+        staleness.set_version(staleness.version + 1)
+        assert (staleness.drop_stale(), staleness.drop_stale()) == (1, 0)
+        assert (staleness.counts.dropped, len(staleness.pending)) == (run, waiting)
+    assert (staleness.counts.abandoned, staleness.counts.accepted, staleness.idle) == (1, 0, True)
+
+
+@pytest.mark.parametrize("outside_window", [False, True])
+def test_idle_is_when_nothing_runs_and_nothing_waits_to_run(outside_window: bool) -> None:
+    staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
+    assert staleness.idle
+    staleness.submit(item(0, outside_window=outside_window))
+    assert not staleness.idle
+    started = staleness.next_to_run()
+    assert started is not None and not staleness.idle
+    staleness.ended(started, rollout(0))
+    assert staleness.idle
+
+
 @pytest.mark.parametrize(
     ("window", "counts", "free"),
     [

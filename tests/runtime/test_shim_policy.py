@@ -34,6 +34,11 @@ def test_delays_of_quick_deaths_double_up_to_the_maximum() -> None:
     assert delays(decisions) == [10, 20, 40, 80, 160, 300, 300, 300]
 
 
+@pytest.mark.parametrize(("spread", "delay_s"), [(0.0, 8.0), (0.5, 10.0), (0.75, 11.0)])
+def test_jitter_spreads_delays_evenly_around_the_backoff(spread: float, delay_s: float) -> None:
+    assert budget(jitter=0.2).decide(exited(), 1.0, 0.0, spread).delay_s == pytest.approx(delay_s)
+
+
 def test_delay_after_a_long_life_starts_over() -> None:
     history = budget(jitter=0.0, budget_count=100)
     history.decide(exited(), 1.0, 0.0, 0.5)
@@ -56,6 +61,17 @@ def test_restarts_that_left_the_window_do_not_count() -> None:
     actions = [history.decide(exited(), 1.0, at, 0.5).action for at in (0.0, 60.0, 100.0, 180.0)]
 
     assert actions == [RESTART] * 4
+
+
+@pytest.mark.parametrize(
+    ("count", "window_s", "said"), [(1, 60.0, "1 restart within 60 s were"), (2, 1e9, "2 restarts were")]
+)
+def test_crash_loop_says_how_many_restarts_were_not_enough_and_why_it_ended(
+    count: int, window_s: float, said: str
+) -> None:
+    history = budget(budget_count=count, budget_window_s=window_s)
+    decisions = [history.decide(exited(), 1.0, 0.0, 0.5) for _ in range(count + 1)]
+    assert decisions[-1].reason == f"{said} not enough: exited 1"
 
 
 def test_forgive_gives_a_fresh_budget_and_the_first_delay() -> None:

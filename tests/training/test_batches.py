@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.errors import UsageFault
 from areal.rollout.tensors import concat_padded_tensors
 from areal.training.batches import (
     Batch,
@@ -24,6 +25,7 @@ from areal.training.batches import (
     select,
     split_groups,
     split_rows,
+    token_batch,
     trim,
 )
 
@@ -240,3 +242,23 @@ def test_packed_without_the_column_that_tells_prompts_is_none() -> None:
     batch = batch_of([([1, 2], [3])] * 4)
     del batch["loss_mask"]
     assert pack(batch, FREE_PAIRS, last=False) is None
+
+
+def test_rows_of_tokens_are_padded_and_the_first_token_of_none_is_trained_on() -> None:
+    batch = token_batch([{"input_ids": [5, 6, 7], "loss_mask": [1, 1, 1]}, {"input_ids": [8], "loss_mask": [1]}], 9)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 9, 9]]
+    assert batch["attention_mask"].tolist() == [[True] * 3, [True, False, False]]
+    assert batch["loss_mask"].tolist() == [[False, True, True], [False] * 3]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "row 1 of the batch has 2 tokens and a mask of 1"),
+        ({"input_ids": [], "loss_mask": []}, "row 1 of the batch has 0 tokens"),
+        ({"input_ids": [1]}, "row 1 of the batch has no loss_mask"),
+    ],
+)
+def test_row_without_a_mask_for_its_tokens_is_named(row: dict[str, list[int]], said: str) -> None:
+    with pytest.raises(UsageFault, match=said):
+        token_batch([{"input_ids": [1], "loss_mask": [1]}, row])

@@ -125,6 +125,15 @@ def test_snapshot_of_a_newer_router_with_fields_we_do_not_know_is_read() -> None
     assert Snapshot.from_json(data) == snapshot("e1", 3, model("m", "a"))
 
 
+def test_snapshot_of_an_older_router_with_fields_that_it_does_not_know_is_read() -> None:
+    worker = {"id": "a", "addr": "http://a", "state": READY}
+    data = {"epoch": "e", "serial": 1, "synced": True, "strategy": "auto", "limits": {}}
+    read = Snapshot.from_json({**data, "models": {"m": {"workers": [worker]}}})
+    entry = read.models["m"]
+    assert entry.published and not entry.external and not read.learning
+    assert (entry.workers[0].heard, entry.workers[0].turns_away, entry.workers[0].journals) == (True, False, ())
+
+
 def test_model_is_published_once_the_expected_workers_are_known() -> None:
     assert not model("m", "a", expected=2).published
     assert model("m", "a", "b", expected=2).published

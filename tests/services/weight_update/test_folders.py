@@ -103,6 +103,7 @@ def test_folders_on_disk_are_whole_models_of_the_two_newest_versions(on_disk: Fo
         assert value(published) == version
         assert (published.folder / "config.json").read_text() == "{}"
     assert {path.name for path in on_disk.root.iterdir()} == {"v10", "v11"}
+    assert on_disk.root.stat().st_mode & 0o777 == 0o700
     assert [on_disk.staged_file(version) is not None for version in (9, 10, 11, 12)] == [False, True, True, False]
     on_disk.remove()
     assert not on_disk.root.exists()
@@ -124,8 +125,9 @@ def test_published_is_the_version_that_is_staged_and_no_other(folders: FolderPub
     staged = written(folders, 4)
     assert folders.published(4) == {"source": {"path": str(staged.folder)}, "bytes": staged.bytes}
     assert staged.bytes == sum(tensor.nbytes for _, tensor in weights(4))
-    with pytest.raises(ApiError, match="version 5 is not staged: the trainer has version 4"):
+    with pytest.raises(ApiError, match="version 5 is not staged: the trainer has version 4") as refused:
         folders.published(5)
+    assert refused.value.status == 409
 
 
 def test_weights_that_lack_a_tensor_of_before_are_refused_by_its_name(folders: FolderPublisher) -> None:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from areal.training.algorithms.losses import dpo_loss, reward_model_loss, sft_loss, value_loss
+from areal.training.algorithms.losses import AggMode, Aggregation, dpo_loss, reward_model_loss, sft_loss, value_loss
 from areal.training.batches import paired_batch
 
 
@@ -51,3 +51,21 @@ def test_ipo_divides_by_the_whole_answer_also_by_what_both_answers_begin_with() 
 def test_pairs_that_tell_no_prompt_have_in_common_what_they_begin_with() -> None:
     batch = paired_batch([{"chosen_ids": [1, 2, 5, 6], "rejected_ids": [1, 2, 5, 8, 9]}])
     assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "mean", "weight"),
+    [
+        ("token-mean", (1 + 2 + 6) / 3, 3),
+        ("seq-mean-token-mean", ((1 + 2) / 2 + 6) / 2, 2),
+        ("seq-mean-token-sum", ((1 + 2) + 6) / 2, 2),
+        ("seq-mean-token-sum-norm", ((1 + 2) + 6) / 2 / 4, 2),
+    ],
+)
+def test_aggregation_is_the_published_mean_and_weighs_what_it_averages(mode: AggMode, mean: float, weight: int) -> None:
+    losses = torch.tensor([[9.0, 1.0, 2.0], [9.0, 6.0, 9.0], [9.0, 9.0, 9.0]])
+    mask = torch.tensor([[False, True, True], [False, True, False], [False, False, False]])
+    aggregation = Aggregation(mode, scale=4.0)
+    assert aggregation.mean(losses, mask).item() == pytest.approx(mean)
+    assert aggregation.weight(mask).item() == weight
+    assert aggregation.mean(losses, torch.zeros_like(mask)).item() == 0.0

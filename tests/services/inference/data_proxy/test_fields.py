@@ -162,9 +162,29 @@ def test_sampling_is_the_same_unsaid_and_said_to_be_the_default(codec: TextCodec
     assert unsaid == SamplingParams(7, stop_token_ids=(2,))
 
 
+@pytest.mark.parametrize("more", [{}, {"seed": 1}])
 @pytest.mark.parametrize(("asked", "of_the_engine"), [(None, 0), (0, 0), (5, 5)])
 def test_engine_is_asked_for_as_many_alternatives_as_are_told(
-    codec: TextCodec, asked: int | None, of_the_engine: int
+    codec: TextCodec, more: dict[str, int], asked: int | None, of_the_engine: int
 ) -> None:
     options = read_response_options(Fields({}), asked, Capabilities())
-    assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7).top_logprobs == of_the_engine
+    assert read_sampling(Fields(more), codec, options, Capabilities(), 7).top_logprobs == of_the_engine
+
+
+def test_stop_that_is_a_special_token_stops_by_its_id(codec: TextCodec) -> None:
+    options = read_response_options(Fields({"stop": ["<|im_end|>", "word"]}), None, Capabilities())
+    special = codec.special_id("<|im_end|>")
+    assert special is not None
+    assert read_sampling(Fields({}), codec, options, Capabilities(), 7).stop_token_ids == tuple(
+        sorted({special, *codec.end_ids})
+    )
+
+
+@pytest.mark.parametrize("bias", [{"1": 100.1}, {"1": -100.1}, {"x": 1}, {"100000000": 1}, {"-1": 1}])
+def test_bias_that_is_none_is_400_and_named(codec: TextCodec, bias: dict[str, Any]) -> None:
+    options = read_response_options(Fields({}), None, Capabilities())
+    with pytest.raises(ApiError) as refused:
+        read_sampling(Fields({"logit_bias": bias}), codec, options, Capabilities(), 7)
+    assert refused.value.status == 400
+    whole = Fields({"logit_bias": {"1": 100, "0": -100}})
+    assert read_sampling(whole, codec, options, Capabilities(), 7).logit_bias == {1: 100.0, 0: -100.0}

@@ -26,6 +26,15 @@ def test_template_renders_as_the_model_was_trained() -> None:
     assert CHATML_TEMPLATE.render([USER], None, {"add_generation_prompt": False}).endswith("<|im_end|>\n")
 
 
+def test_template_rendered_open_ends_with_the_last_message_as_it_was_written() -> None:
+    begun = {"role": "assistant", "content": "hi there "}
+    assert CHATML_TEMPLATE.render_open([USER, begun], None, {}).endswith("<|im_start|>assistant\nhi there ")
+    only = ChatTemplate("{{ messages[0].content }}", {})
+    assert only.render_open([USER], None, {}) == "hi", "the text may be all there is"
+    with pytest.raises(ApiError, match="does not let the last message be continued"):
+        only.render_open([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], None, {})
+
+
 def test_template_variables_reach_it() -> None:
     assert CHATML_TEMPLATE.render([USER], None, {"enable_thinking": False}).endswith("<think></think>")
 
