@@ -1,4 +1,5 @@
-"""User code by name: ``package.module:attribute``, ``package.module.attribute`` or ``path/to/file.py:attribute``."""
+"""User code by name: ``package.module:attribute``, ``package.module.attribute``, ``path/to/file.py:attribute``, or a name
+that was registered."""
 
 from __future__ import annotations
 
@@ -7,9 +8,9 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 
@@ -91,3 +92,40 @@ def call_with(function: Callable[..., Any], *positional: Any, given: Mapping[str
         return function(*positional, **{name: value for name, value in given.items() if name not in first})
     named = {each.name for each in parameters[len(positional) :] if each.kind not in _UNNAMED}
     return function(*positional, **{name: value for name, value in given.items() if name in named})
+
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names that a configuration chooses from: registered ones, else ``module:attr`` of anything that can be imported.
+    ``kind`` is what errors call an entry: workflow, reward, dataset."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator. Registering another thing under a taken name is a mistake."""
+
+        def keep(entry: T) -> T:
+            if self._entries.setdefault(name, entry) is not entry:
+                raise ValueError(f"{self.kind} {name!r} is registered already")
+            return entry
+
+        return keep
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def resolve(self, name: str) -> T:
+        """Raises UsageFault naming what was looked for."""
+        if name in self._entries:
+            return self._entries[name]
+        if ":" not in name and "." not in name:
+            raise UsageFault(
+                f"there is no {self.kind} {name!r}{did_you_mean(name, self._entries)}",
+                hint=f"register it, or write module:attr; there is {', '.join(self._entries) or 'none'}",
+            )
+        found: T = load_attr(name, self.kind)
+        return found

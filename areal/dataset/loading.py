@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal.api.registry import Registry, load_attr
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
 from areal.dataset.tokenizers import templated
 from areal.errors import UsageFault
+from areal.loading import Registry, load_attr
 
 if TYPE_CHECKING:
     from areal.api.cli_args import DatasetConfig

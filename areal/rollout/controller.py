@@ -19,11 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self
 
-from areal.api.registry import load_attr
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
 from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
 from areal.errors import NotFound, TimedOut, UsageFault
+from areal.loading import load_attr
 from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
 from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
 from areal.rollout.engine import EpisodeEngine, PromptBatcher

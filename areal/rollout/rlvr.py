@@ -17,12 +17,12 @@ import orjson
 
 from areal.api import stats
 from areal.api.io_struct import ModelRequest, ModelResponse
-from areal.api.registry import load_attr
 from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.api.workflow_context import stat_scope
 from areal.dataset.tokenizers import load_hf_tokenizer, templated, texts
 from areal.errors import ArealError, UsageFault
+from areal.loading import load_attr
 from areal.reward.functions import Parameters
 from areal.rollout.tensors import RewardedResponse, response_rows, row
 

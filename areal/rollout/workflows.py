@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from areal.api.registry import Registry
 from areal.api.workflow_api import Agent, AgentWorkflow, Environment, RolloutWorkflow, Trajectory
 from areal.errors import ArealError, UsageFault
+from areal.loading import Registry
 from areal.rollout.sessions import seal
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows
 

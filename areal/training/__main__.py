@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from areal.api.config.loading import error_text
-from areal.api.registry import load_attr
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 from areal.interrupt import STATUS, is_interrupt
+from areal.loading import load_attr
 from areal.services.http.process import die_with_parent
 from areal.training import stopping
 from areal.training.launch import is_quiet_rank, is_rank, leave_note

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from areal.api.registry import load_attr
+from areal.loading import load_attr
 
 
 def import_from_string(path: str) -> Any:

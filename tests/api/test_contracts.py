@@ -9,8 +9,8 @@ import pytest
 
 from areal.api.alloc_mode import AllocationMode, BackendError, ModelAllocation, ParallelStrategy, train_backend
 from areal.api.io_struct import FinetuneSpec, ModelResponse, StepInfo, WeightUpdateMeta
-from areal.api.registry import Registry, load_attr
 from areal.errors import UsageFault
+from areal.loading import Registry, load_attr
 
 
 def test_steps_count_through_epochs() -> None:

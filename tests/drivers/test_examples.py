@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from areal.api.registry import load_attr
 from areal.dataset.files import read_rows
 from areal.dataset.tokenizers import load_hf_tokenizer
+from areal.loading import load_attr
 from areal.reconcilers.kinds.job_config import choose_driver, read_config
 from areal.training.metrics import read_metrics
 from tests.drivers.conftest import Service

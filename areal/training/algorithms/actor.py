@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from areal.api.algorithm_api import LossFn, LossInputs
-from areal.api.registry import load_attr
 from areal.errors import UsageFault
+from areal.loading import load_attr
 from areal.training.algorithms.advantages import kl_estimate
 from areal.training.algorithms.losses import (
     Aggregation,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, AdvantageInputs
-from areal.api.registry import load_attr
 from areal.errors import UsageFault
+from areal.loading import load_attr
 
 if TYPE_CHECKING:
     from areal.api.cli_args import NormConfig, PPOActorConfig

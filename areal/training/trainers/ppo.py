@@ -20,8 +20,8 @@ from torch import Tensor
 from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig, PPOCriticConfig
 from areal.api.engine_api import Update
-from areal.api.registry import load_attr
 from areal.errors import UsageFault
+from areal.loading import load_attr
 from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, remove_steps, write_step
 from areal.services.weight_update.publisher import TrainerPair

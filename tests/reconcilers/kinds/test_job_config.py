@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api import cli_args
-from areal.api.registry import load_attr
 from areal.cli.main import run
 from areal.errors import ArealError, InvalidManifest, UsageFault
+from areal.loading import load_attr
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.kinds.job_config import (
     BUILT_IN,
