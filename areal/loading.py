@@ -1,5 +1,5 @@
-"""User code by name: ``package.module:attribute``, ``package.module.attribute``, ``path/to/file.py:attribute``, or a name
-that was registered."""
+"""User code by name: ``package.module:attribute``, ``package.module.attribute``, ``path/to/file.py:attribute``, or a
+registered name."""
 
 from __future__ import annotations
 

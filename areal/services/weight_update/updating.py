@@ -1,12 +1,12 @@
-"""Connecting a pair, updating it, taking it apart: each whole, or undone.
+"""Connects, updates and disconnects a pair. Each operation completes, or is undone.
 
-An update, in order: check the version; have the training side publish; have every inference worker make what was
-published ready, while it generates; have each swap it in, for which it stands still; compare each with what the
-training side computes over a few tokens (an engine's word is no proof); have each keep in mind that this is what the
-model serves. What a worker refuses it refuses before any has swapped. Whatever fails, generation goes on and the caller
-hears why; no worker waits for a word of ours to go on. Where only some workers took the new weights, those go back to
-the old ones and serve nothing until they have them: no two versions are served. A worker that is lost meanwhile
-fails nothing: when it comes back it is behind, asks to join, and is brought to what the others have before it serves.
+An update, in order: check the version; the training side publishes; every inference worker prepares the published
+weights while it generates; each worker pauses and swaps them in; each is compared with the training side's
+log-probabilities of a few tokens, because an engine's own report proves nothing; each records the version that the
+model serves. A worker refuses before any worker has swapped. After a failure generation continues, without a message
+from here, and the caller gets the reason. Where only some workers took the new weights, these go back to the old ones
+and serve nothing until they have them: two versions are never served. The loss of a worker fails nothing: a worker that
+comes back is behind, asks to join, and gets the served version before it serves.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _PROBE_S = 5.0
 _WORKERS_S = 180.0  # an engine that is started again may have a large model to read
 _DEATH_S = 3.0  # an engine that failed a call has died within this, or lives
 _POLL_S = 0.1
-_AWAY = (None, 502, 503)  # no answer; what is behind it failed, or is away
-_PAIRS_NOW = "/weights/pairs?look"  # a data proxy finds out first whether its engine is there
+_AWAY = (None, 502, 503)  # no answer; a component behind it failed, or is away
+_PAIRS_NOW = "/weights/pairs?look"  # a data proxy first probes its engine
 _SERVING = ("ready", "draining")
 
 
-# -- calls to the workers of a pair: each with its deadline, each failure with the worker's own words
+# -- calls to the workers of a pair: each has a deadline, each failure the worker's own message
 
 
 class WorkerFailed(Exception):
@@ -100,11 +100,11 @@ class WorkerClient:
 
 
 class WorkerSet:
-    """Workers that take part in one operation: ``urls`` of those that still do, and those ``lost`` on the way.
+    """Workers of one operation: ``urls`` of those that still take part, and those ``lost`` during it.
 
-    A worker that a router knows may go (``may_lose``): it has no calls then, and when it comes back it catches up with
-    what was published before it serves. So its loss fails nothing. A worker that is there and refuses fails the
-    operation, and so does a fixed one, which nobody would bring back.
+    ``may_lose``: a router knows the workers. The loss of one fails nothing: the router sends it no calls, and when it
+    comes back it loads the published weights before it serves. A worker that is there and refuses fails the operation;
+    so does the loss of a fixed worker, which nothing would start again.
     """
 
     def __init__(self, client: WorkerClient, urls: Iterable[str], *, may_lose: bool) -> None:
@@ -114,7 +114,7 @@ class WorkerSet:
         self.lost: set[str] = set()
 
     async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
-        """Post to all. Raises WorkerFailed naming each that is there and failed."""
+        """Post to every worker. Raises WorkerFailed with every worker that is there and failed."""
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
     async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
@@ -133,7 +133,7 @@ class WorkerSet:
         return reply
 
     async def drop_lost(self, patience_s: float = _DEATH_S) -> None:
-        """Look whether some are gone."""
+        """Probe every worker and drop the lost ones."""
         failed = {url: WorkerFailed(f"{url} is gone") for url in self.urls}
         gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
         self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
@@ -156,8 +156,8 @@ class WorkerSet:
         self.urls = [url for url in self.urls if url not in gone]
 
     async def _is_lost(self, failure: tuple[str, WorkerFailed], patience_s: float = _DEATH_S) -> bool:
-        """Whether it serves nothing any more. Its data proxy is to look whether its engine is there; an engine that is
-        about to die needs a moment more."""
+        """Whether the worker no longer serves. Its data proxy probes its engine; an engine that is about to die is
+        given ``patience_s``."""
         url, error = failure
         if not self.may_lose or error.status not in _AWAY:
             return False
@@ -176,7 +176,7 @@ class WorkerSet:
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """``paused_ms`` is how long generation stood still; ``bytes`` is what each worker took."""
+    """``paused_ms``: the longest pause of generation. ``bytes``: the weights that each worker took."""
 
     version: int
     duration_ms: float
@@ -199,7 +199,7 @@ class UpdateResult:
 
 
 class Updater:
-    """``address`` is this gateway's own: workers that join find it there."""
+    """``address``: this gateway's own, where workers ask to join."""
 
     def __init__(self, client: WorkerClient, address: Callable[[], str | None] = lambda: None) -> None:
         self._client = client
@@ -208,7 +208,7 @@ class Updater:
     # -- connecting
 
     async def connect(self, pair: Pair) -> None:
-        """Contact every worker of both sides. Raises ApiError 502; then no worker knows of the pair any more."""
+        """Connect every worker of both sides. Raises ApiError 502 after disconnecting the pair from all of them."""
         try:
             async with _as_api_error("connect"):
                 await self._connect(pair, await self._participants(pair))
@@ -237,7 +237,7 @@ class Updater:
         return str(next(iter(forms.values())))
 
     async def _connect_workers(self, pair: Pair, workers: WorkerSet) -> None:
-        """Tell inference workers of the pair; each proves that it reaches what the training side offered."""
+        """Connect inference workers to the pair; each proves that it reaches the training side's offer."""
         about = ConnectPair(
             pair_name=pair.name, mode=pair.mode.value, offer=pair.settings["offer"], gateway=self._address()
         )
@@ -255,8 +255,8 @@ class Updater:
         await _all_or_none([join, *map(hello, workers.urls)], "join")
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
-        """Tell every worker. Returns the failures of those that did not answer; they are forgotten too. ``left``: see
-        the workers' ``/weights/disconnect``."""
+        """Disconnect every worker, also those that do not answer. Returns the failures. ``more``: ``left`` of the
+        workers' ``/weights/disconnect``."""
         body = {"pair_name": pair.name, "gateway": self._address(), **more}
         tasks = [
             self._client.post(url, "/weights/disconnect", body, self._client.parting_s)
@@ -269,7 +269,7 @@ class Updater:
     # -- updating
 
     async def update(self, pair: Pair, version: int) -> UpdateResult:
-        """Raises ApiError 502 when any step failed; generation goes on in every case. The caller holds the lock."""
+        """Raises ApiError 502 when a step failed; generation continues in every case. The caller holds the lock."""
         began = time.monotonic()
         pair.state = PairState.UPDATING
         try:
@@ -305,7 +305,7 @@ class Updater:
     async def _revert(
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
     ) -> WorkerFailed:
-        """Have the workers that took this version go back: the error, with their names."""
+        """Have the workers that took this version go back. Returns the error, with their names."""
         tell = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
         answers = await asyncio.gather(*tell, return_exceptions=True)
         back = [
@@ -355,7 +355,8 @@ class Updater:
         return await self._swap(workers, taken, manifest)
 
     async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: dict[str, Any]) -> tuple[int, float]:
-        """All have it ready: each stands still for as long as its swap takes. Bytes, and the longest pause in ms."""
+        """Every worker has prepared the weights: each pauses for its swap. Returns the bytes, and the longest pause in
+        ms."""
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))
@@ -364,9 +365,9 @@ class Updater:
         return int(published["bytes"]), max(pauses, default=0.0)
 
     async def sync(self, pair: Pair) -> UpdateResult:
-        """Carry over what the training side has staged, which may be newer than what it has asked us to: then its
-        update, which waits for the lock, is done too. The caller holds the lock. Raises ApiError 502, 409 where nothing
-        was staged yet."""
+        """Transfer the version that the training side has staged. It may be newer than the last update that was
+        requested: the update that waits for the lock is then done too. The caller holds the lock. Raises ApiError 502,
+        409 where nothing was staged yet."""
         served, ahead = pair.version, pair.ahead
         async with _as_api_error("sync"):
             version = await self._staged(pair)
@@ -381,7 +382,7 @@ class Updater:
                     newer = await self._staged(pair)
                 if newer == version:
                     raise
-                version = newer  # staged meanwhile; there is no next one before this one was carried over
+                version = newer  # staged meanwhile; the next one is staged after this one was transferred
 
     async def _staged(self, pair: Pair) -> int:
         reply = (await self._client.post(pair.train[0], "/weights/staged", {"pair_name": pair.name}))["version"]
@@ -393,13 +394,13 @@ class Updater:
     # -- joining
 
     async def join(self, pair: Pair, worker: str) -> None:
-        """Bring a worker that has started to the version that the others serve. The caller holds the lock. Raises
+        """Give a worker that has started the version that the others serve. The caller holds the lock. Raises
         ApiError 502, 409 where nothing is published yet."""
         if worker not in pair.joining_workers:
-            return  # an update took it along
+            return  # an update has included it
         if pair.version < 0:
             raise ApiError(409, f"pair {pair.name!r} has published nothing yet", code="nothing_published")
-        if pair.mode is Mode.XCCL:  # a process group is of all
+        if pair.mode is Mode.XCCL:  # a process group has all workers
             await self.sync(pair)
             return
         async with _as_api_error("join"):
@@ -409,7 +410,7 @@ class Updater:
             except WorkerFailed as error:
                 raise await self._revert(pair, [worker], order, error) from None
 
-    # -- who takes part
+    # -- participants
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
         """The workers that serve the model now, with their versions; None where the gateway does not answer."""
@@ -426,7 +427,7 @@ class Updater:
         ]
 
     async def _describe(self, url: str) -> dict[str, Any]:
-        """A fixed worker, as it says itself."""
+        """A fixed worker's own report."""
         try:
             status, about = await self._client.probe(url)
         except WorkerFailed:
@@ -434,9 +435,9 @@ class Updater:
         return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
     async def _connect_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
-        """Introduce those that do not know of the pair: they joined, or were started again. One that left is no longer
-        spoken to. A process group is built anew."""
-        # in a process group a member that is dead would be missed only when they send
+        """Connect workers that do not know the pair: they joined, or were started again. A process group is formed
+        again when its members have changed."""
+        # a dead member of a process group would be noticed only during a transfer
         path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
         strangers = [url for url in workers.urls if pair.name not in reply[url]["pairs"]]
@@ -464,7 +465,7 @@ class Updater:
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
             await asyncio.sleep(_POLL_S)
-        if pair.mode is not Mode.XCCL:  # who left a process group is in it until it is formed anew
+        if pair.mode is not Mode.XCCL:  # a worker that left a process group is in it until it is formed again
             pair.connected &= set(found)
         return WorkerSet(self._client, found, may_lose=True)
 
@@ -480,7 +481,7 @@ class Updater:
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) -> None:
-    """The first failure ends them all: in a process group each waits for the others."""
+    """The first failure cancels the other calls: members of a process group wait for each other."""
     tasks = {asyncio.create_task(call, name=name) for call in calls}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
