@@ -245,7 +245,7 @@ def secret_of(key_from: Any, stored: StoredObject) -> str:
 def key_path(home: Home, service: StoredObject) -> Path:
     """The file that holds the service's admin key; it need not exist yet."""
     declared = _declared(service).get("file")
-    return Path(str(declared)).expanduser() if declared else admin_key_path(home, service.name)
+    return Path(str(declared)).expanduser() if declared else admin_key_path(home, service.name, service.kind)
 
 
 def require_usable_key(home: Home, service: StoredObject) -> None:
@@ -269,7 +269,7 @@ def ensure_key(home: Home, service: StoredObject) -> Path:
     """The service's key file, made if it has to be. Raises InvalidManifest when the declared source has no key."""
     declared, path = _declared(service), key_path(home, service)
     if not declared:
-        return ensure_admin_key(home, service.name)
+        return ensure_admin_key(home, service.name, service.kind)
     value = _from_environment(declared)
     if not value:
         _from_file(home, service)

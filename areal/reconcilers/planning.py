@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target
@@ -23,7 +23,7 @@ from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
 from areal.resources.backend import Part, parse_backend
 from areal.resources.kinds import KINDS
-from areal.resources.specs import InferenceServiceSpec
+from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import effective, update_class
 from areal.runtime.backends.base import Phase
@@ -140,7 +140,7 @@ def inference_part(backend: str) -> Part:
     return part
 
 
-def key_input(service: InferenceServiceSpec) -> dict[str, str]:
+def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
     """The origin of the key that all processes of a service share; nothing when it is generated."""
     source = service.auth.admin_key_from
     if source is None:
@@ -289,8 +289,10 @@ class Started:
 
 @dataclass
 class ObjectWork:
-    """The working state of one object's plan. ``swept``: by slot, the ops that end what dead shims have left there."""
+    """The working state of one object's plan, or of those of its processes that are ``components`` (none: of all).
+    ``swept``: by slot, the ops that end what dead shims have left there."""
 
+    components: ClassVar[tuple[str, ...]] = ()
     planning: Planning
     target: Target
     swept: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -323,7 +325,8 @@ class ObjectWork:
 
     @property
     def runs(self) -> tuple[ObservedRun, ...]:
-        return self.observed.of(self.ref)
+        found = self.observed.of(self.ref)
+        return tuple(run for run in found if not self.components or run.state.spec.component in self.components)
 
     @property
     def recorded(self) -> tuple[int, ...]:
@@ -419,7 +422,7 @@ class ObjectWork:
         """Forget every run's record, then the object."""
         forgotten = [
             self.build.add(Verb.FORGET, self.ref, run.slot, self.end_cause, needs=needs, run=run.uid)
-            for run in self.runs
+            for run in self.observed.of(self.ref)
         ]
         args = {"after": list(after)} if after else {}
         return self.build.add(Verb.ERASE, self.ref, "", self.end_cause, needs=(*needs, *forgotten), args=args)

@@ -284,24 +284,29 @@ class Scheduler(SpecModel):
         return self
 
 
-class Strategy(SpecModel):
+class Rollout(SpecModel):
     """Rollout of a change that needs new processes. Only the next rollout reads it."""
 
     type: Annotated[Literal["Rolling", "Recreate", "BlueGreen"], UpdateClass.META] = "Rolling"
     """`Rolling`: new replicas beside the old, then the old drained. `Recreate`: stop, then start. `BlueGreen`: a full
     second set, then one switch."""
     max_surge: Annotated[PositiveCount | Literal["auto"], UpdateClass.META] = "auto"
-    """Replicas above the declared number during a rollout; `auto`: as many as free GPUs allow."""
-    max_unavailable: Annotated[Count, UpdateClass.META] = 0
-    """Replicas below the declared number during a rollout."""
+    """Replicas above the declared number during a rollout; `auto`: as many as free GPUs allow, 1 without GPUs."""
     min_ready_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
     """Time that a new replica must stay ready before an old one is drained."""
+    keep_old_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
+    """`BlueGreen` only: how long the old set is kept after the switch."""
+
+
+class Strategy(Rollout):
+    """Rollout of a change that needs new processes. Only the next rollout reads it."""
+
+    max_unavailable: Annotated[Count, UpdateClass.META] = 0
+    """Replicas below the declared number during a rollout."""
     progress_deadline_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
     """A rollout without progress for this long has failed; the old replicas keep serving."""
     drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
     """Longest time for running requests of an old replica to finish."""
-    keep_old_seconds: Annotated[Seconds, UpdateClass.META] = 0.0
-    """`BlueGreen` only: how long the old set is kept after the switch."""
 
 
 class Backoff(SpecModel):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema
+from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from areal.resources.addresses import UrlError, parse_external_url
@@ -39,6 +39,7 @@ from areal.resources.fields import (
     Replicas,
     Resources,
     Restart,
+    Rollout,
     Scheduler,
     Schema,
     Seconds,
@@ -299,18 +300,51 @@ ENTRY_POINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 """``package.module:Name``."""
 
 
+_TOOL_URL = r"^https?://[^\s/?#@]+[^\s#]*$"
+_COMMAND_GIVEN: Schema = {"required": ["command"], "properties": {"command": {"not": {"enum": [[], None]}}}}
+
+
+class McpServer(SpecModel):
+    """A server of tools that speaks the Model Context Protocol."""
+
+    command: Annotated[list[Text], UpdateClass.ROLL] = []
+    """A program that speaks it on stdin and stdout, and its arguments. Each worker runs one."""
+    url: Annotated[str | None, Field(pattern=_TOOL_URL), UpdateClass.ROLL] = None
+    """The address of one that runs already."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        both: Schema = {"allOf": [written("command", {"minItems": 1}), written("url")]}
+        return [{"anyOf": [_COMMAND_GIVEN, given("url")]}, {"not": both}]
+
+    @model_validator(mode="after")
+    def _one_way(self) -> McpServer:
+        if bool(self.command) == bool(self.url):
+            raise PydanticCustomError("areal_one_of", 'needs exactly one of "command" and "url"')
+        return self
+
+
+class AgentTool(SpecModel):
+    """A source of tools."""
+
+    mcp: Annotated[McpServer, UpdateClass.ROLL]
+    """An MCP server."""
+
+
 class SessionSettings(SpecModel):
     """One conversation with the agent."""
 
     idle_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1800.0
     """A session without a turn for this long is closed."""
     max_concurrent_per_pair: Annotated[PositiveCount, UpdateClass.HOT] = 64
-    """Sessions that one pair may hold; further ones wait."""
+    """Turns that one pair runs at once; further ones wait."""
 
 
-class AgentGateway(Gateway):
+class AgentGateway(SpecModel):
     """The address clients of the agent talk to."""
 
+    host: Annotated[Text, UpdateClass.RECREATE] = "127.0.0.1"
+    """Address to bind. Anything but loopback is reachable from outside, and needs the admin key."""
     port: Annotated[Port, UpdateClass.RECREATE] = 8090
     """TCP port. It is never picked automatically: clients have it in their configuration."""
 
@@ -319,24 +353,28 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Runs `agent` in `pairs` worker processes and keeps each session on its pair."""
 
     REFERENCES: ClassVar = ((("inference",), "service", "InferenceService"), (("inference",), "model", "Model"))
-    FILES: ClassVar = (("auth", "adminKeyFrom", "file"), ("envFrom", "*", "file"))
+    FILES: ClassVar = (("auth", "adminKeyFrom", "file"), ("workingDir",), ("envFrom", "*", "file"))
     EXAMPLE: ClassVar = (
         "my-agent",
         {"agent": "my_package.agent:MyAgent", "pairs": 1, "inference": {"service": "default"}},
     )
 
-    agent: Annotated[str, Field(pattern=ENTRY_POINT), UpdateClass.ROLL]
-    """The agent's class, as `module:Class`."""
+    agent: Annotated[str | None, Field(pattern=ENTRY_POINT), UpdateClass.ROLL] = None
+    """The agent, as `module:Name`: a class, a function, or an object with `run`."""
     kwargs: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
-    """Keyword arguments of the class."""
+    """Keyword arguments of the agent's class."""
+    command: Annotated[list[Text], UpdateClass.ROLL] = []
+    """Instead of `agent`: a program that answers one message, and its arguments."""
+    tools: Annotated[list[AgentTool], UpdateClass.ROLL] = []
+    """Sources of tools for an agent that takes tools."""
     pairs: Annotated[Replicas, UpdateClass.HOT] = 1
     """Number of worker and data proxy pairs."""
     inference: Annotated[ModelRef | None, UpdateClass.ROLL] = None
-    """The model the agent calls. Absent: the agent brings its own."""
+    """The model that the agent calls, by which its sessions are recorded. Absent: the agent brings its own."""
     session: Annotated[SessionSettings, UpdateClass.HOT] = SessionSettings()
     """Lifetime and number of sessions."""
     setup_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 120.0
-    """A pair not ready after this long has failed to start."""
+    """A process of a pair that is not ready after this long has failed to start."""
     drain_timeout_seconds: Annotated[Seconds, UpdateClass.META] = 600.0
     """Longest time for running turns of a stopping pair to finish."""
     health_poll_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 5.0
@@ -353,14 +391,30 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Keys of the service."""
     scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler()
     """Backend of the processes."""
-    strategy: Annotated[Strategy, UpdateClass.META] = Strategy()
-    """Rollout of changes."""
+    strategy: Annotated[Rollout, UpdateClass.META] = Rollout()
+    """Rollout of changes: a pair is a replica."""
     restart: Annotated[Restart, UpdateClass.META] = Restart()
     """Restart of a process that exits by itself."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
     """Least severe level that the processes log."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process runs, nothing else is forgotten."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        by_command = written("command", {"minItems": 1})
+        return [
+            {"anyOf": [given("agent"), _COMMAND_GIVEN]},
+            when(by_command, without("agent", "kwargs", "tools")),
+        ]
+
+    def problems(self) -> Iterator[tuple[FieldPath, str]]:
+        if self.agent is None and not self.command:
+            yield (), 'one of "agent" and "command" is needed'
+        if self.command:
+            for name, value in (("agent", self.agent), ("kwargs", self.kwargs), ("tools", self.tools)):
+                if value:
+                    yield (name,), 'does not go with "command"'
 
 
 # -- TrainJob: its spec cannot change under a run, another spec is another run

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal.errors import ArealError, NotFound
-from areal.resources.kinds import KINDS, Ref, check_name
+from areal.resources.kinds import INFERENCE_SERVICE, KINDS, Ref, check_name
 from areal.state.files import explain, make_folder, sync_folder, write_new
 
 VARIABLE = "AREAL_HOME"
@@ -42,6 +42,7 @@ class Home:
     credentials = _HomePath("credentials")
     jobs = _HomePath("jobs")
     data = _HomePath("data")  # data/<model>: records of the data proxies of a Model
+    sessions = _HomePath("sessions")  # sessions/<agent service>: its conversations
     config = _HomePath("config.yaml")
 
     @classmethod
@@ -57,7 +58,16 @@ class Home:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return (self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs, self.data)
+        return (
+            self.objects,
+            self.runs,
+            self.journal,
+            self.locks,
+            self.credentials,
+            self.jobs,
+            self.data,
+            self.sessions,
+        )
 
     def job_metrics(self, name: str) -> Path:
         """A line a step of the job called ``name``."""
@@ -95,14 +105,16 @@ class Home:
 _KEY_BYTES = 32
 
 
-def admin_key_path(home: Home, service: str) -> Path:
-    """The path of a service's admin key, whether it exists or not."""
-    return home.credentials / check_name(service)
+def admin_key_path(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> Path:
+    """The path of a service's admin key, whether it exists or not. No name has a dot: services of two kinds with one
+    name have two keys."""
+    name = check_name(service)
+    return home.credentials / (name if kind == INFERENCE_SERVICE else f"{kind.lower()}.{name}")
 
 
-def ensure_admin_key(home: Home, service: str) -> Path:
+def ensure_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> Path:
     """The path of the service's key, generated the first time. Of two commands at once, both get the same key."""
-    path = admin_key_path(home, service)
+    path = admin_key_path(home, service, kind)
     if not path.exists():
         _create_key(path, base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).rstrip(b"=") + b"\n")
     read_key(path)
@@ -122,9 +134,9 @@ def read_key(path: Path) -> str:
     return key
 
 
-def forget_admin_key(home: Home, service: str) -> None:
+def forget_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> None:
     """Remove the service's key; nothing happens when there is none."""
-    path = admin_key_path(home, service)
+    path = admin_key_path(home, service, kind)
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

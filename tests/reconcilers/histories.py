@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from areal.reconcilers.desired import Target
-from areal.reconcilers.kinds.model_replicas import replica_count
+from areal.reconcilers.kinds.model_plan import replica_count
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planner import make_plan

@@ -10,7 +10,7 @@ import pytest
 
 from areal.errors import Conflict, NoCapacity
 from areal.reconcilers.desired import Target, with_layer
-from areal.reconcilers.kinds.model_replicas import ENGINE_FIELDS, PROXY_FIELDS
+from areal.reconcilers.kinds.model_plan import ENGINE_FIELDS, PROXY_FIELDS
 from areal.reconcilers.observe import Observed, RouteTable
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan

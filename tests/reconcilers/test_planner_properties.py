@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from areal.errors import NoCapacity
 from areal.reconcilers.converge import MAX_PASSES
 from areal.reconcilers.desired import Target
-from areal.reconcilers.kinds.model_replicas import gpus_per_replica, replica_count
+from areal.reconcilers.kinds.model_plan import gpus_per_replica, replica_count
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planning import unseen
 from areal.resources.validation import effective

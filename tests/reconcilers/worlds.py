@@ -8,7 +8,7 @@ from typing import Any
 
 from areal.reconcilers.desired import Target, Wanted, target_for
 from areal.reconcilers.kinds import controller_of
-from areal.reconcilers.kinds.model_replicas import gpus_per_replica
+from areal.reconcilers.kinds.model_plan import gpus_per_replica
 from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState

@@ -27,7 +27,7 @@ import areal
 from areal.errors import ArealError
 from areal.hub import MAIN, TOKENIZER_FILES, Hub, Told, is_id
 from areal.reconcilers.kinds import host_of
-from areal.reconcilers.kinds.model_replicas import ENGINE, gpus_per_replica, replica_count
+from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot, restart_policy, run_spec, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.reconcilers.planning import inference_part

@@ -70,4 +70,4 @@ class InferenceServiceController(KindController):
     def deleted(self, home: Home, ref: Ref) -> None:
         from areal.state.home import forget_admin_key
 
-        forget_admin_key(home, ref.name)
+        forget_admin_key(home, ref.name, ref.kind)

@@ -129,7 +129,7 @@ class ModelController(KindController):
         return (*observed.of(str(found.ref)), *observed.of(service_ref(found.spec), "router"))
 
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
-        from areal.reconcilers.kinds.model_replicas import gpus_per_replica
+        from areal.reconcilers.kinds.model_plan import gpus_per_replica
         from areal.resources.validation import effective
 
         return gpus_per_replica(effective(self.kind, spec)) > 0

@@ -1,155 +1,123 @@
-"""Plan a Model: replicas of (engine, data proxy) behind its service's router. Pure.
-
-In order: routes that the router lost come back at once; what is missing starts, side by side, and is routed when all
-of it is warm; what is superfluous drains and stops; what has changed is replaced, new beside old where there is room.
-Nothing is stopped before its successor is routed and it is drained itself, unless the strategy, or a machine with no
-room for two, says so; and then the plan says so too.
-"""
+"""Plan a Model: its replicas behind its service's router. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
-from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target
-from areal.reconcilers.kinds.model_replicas import (
-    ENGINE,
-    PROXY,
-    Extras,
-    ModelWork,
-    Replica,
-    extras_of,
-    gpus_per_replica,
-    not_replaced,
-    replica_count,
-    with_callers,
-)
+from areal.reconcilers.kinds.replica_plan import close_replicas, end_replicas, open_replicas, settle
+from areal.reconcilers.kinds.replicas import Replica, ReplicaWork
 from areal.reconcilers.kinds.service_plan import ServiceView
-from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
-from areal.reconcilers.plan import Drift, Verb
-from areal.reconcilers.planning import Action, KindPlan, Planning, stoppable, unseen
+from areal.reconcilers.plan import Verb
+from areal.reconcilers.planning import KindPlan, Planning, inference_part
+from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
-from areal.resources.specs import ModelSpec
+from areal.resources.specs import InferenceServiceSpec, ModelSpec
 from areal.resources.validation import effective
 
-# -- replacement of outdated replicas
+ENGINE = "engine"
+ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
+PROXY_FIELDS = (
+    *("backend", "path", "revision", "external", "engineUrl", "engineApiKeyFrom"),
+    *("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs"),
+)
 
 
-def replace_all(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Ops that replace ``replicas``; the last of them."""
-    if not replicas:
-        return last
-    if work.strategy.type == "Recreate":
-        work.downtime(f"all {len(replicas)} replicas stop before their successors start (strategy Recreate)")
-        return _recreate(work, replicas, last)
-    if work.strategy.type == "BlueGreen":
-        need = work.need * _new_engines(replicas)
-        message = f": blue-green needs {need} spare GPUs for a second set"
-        work.require_gpus(need, message, "use strategy: {type: Rolling}")
-        return _surge(work, replicas, last)
-    left = list(replicas)
-    while left:
-        size = _surge_size(work, left)
-        batch = left[:size] if size else _given_up(work, left)
-        last = _surge(work, batch, last) if size else _recreate(work, batch, last)
-        left = [replica for replica in left if replica not in batch]
-    return last
+def replica_count(spec: ModelSpec) -> int:
+    """``replicas``, else the backend's data-parallel dimension, else 1. A model without an engine of ours has one data
+    proxy."""
+    if not spec.starts_engine:
+        return 1
+    if spec.replicas is not None:
+        return spec.replicas
+    return inference_part(spec.backend).data if spec.backend else 1
 
 
-def _surge_size(work: ModelWork, left: Sequence[Replica]) -> int:
-    """The number of successors that may run beside the old ones now; 0: something has to stop first."""
-    declared = work.strategy.max_surge
-    if not work.need or not any(replica.new_engine for replica in left):
-        return min(len(left), 1 if declared == "auto" else int(declared))
-    room = work.gpus.available // work.need
-    return min(len(left), room, room if declared == "auto" else int(declared))
+def gpus_per_replica(spec: ModelSpec) -> int:
+    """``resources.gpus``; else tensor x pipeline for engines that need GPUs; the embedded engine asks for none."""
+    if not spec.starts_engine:
+        return 0
+    if spec.resources.gpus is not None:
+        return spec.resources.gpus
+    part = inference_part(spec.backend or "embedded")
+    return 0 if part.engine == "embedded" else part.devices_per_replica
 
 
-def _given_up(work: ModelWork, left: Sequence[Replica]) -> list[Replica]:
-    """The replicas that make room for their own successors: those that do not serve anyway, else as few as may be.
+class ModelWork(ReplicaWork):
+    engine_name = ENGINE
+    engine_input = "engineUrl"
+    engine_fields = ENGINE_FIELDS
+    proxy_fields = PROXY_FIELDS
 
-    Raises NoCapacity when that would be the only one, and nobody has allowed it.
-    """
-    broken = [replica for replica in left if not replica.serves]
-    if broken:
-        return broken
-    unavailable = max(1, work.strategy.max_unavailable)
-    if work.count > 1:
-        work.downtime(f"capacity during the rollout is {work.count - unavailable}/{work.count}: no spare GPU")
-    elif work.policy.allow_downtime or work.strategy.max_unavailable:
-        work.downtime("the only replica stops before its successor starts: no spare GPU")
-    else:
-        raise NoCapacity(
-            f"{work.ref}: a rolling update of one replica needs {work.need} spare GPUs; {work.gpus.available} are free",
-            hint="use strategy: {type: Recreate} or --allow-downtime to stop the old replica first",
-        )
-    return list(left[:unavailable])
+    @cached_property
+    def spec(self) -> ModelSpec:
+        spec: ModelSpec = effective(self.target.object.kind, self.target.object.spec)
+        return spec
 
+    @property
+    def service(self) -> ServiceView:
+        """With the defaults where it is not recorded."""
+        ref = service_ref(self.target.object.spec)
+        view: ServiceView | None = self.planning.views.get(ref)
+        return view or ServiceView(ref, InferenceServiceSpec())
 
-def _surge(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """New beside old: start, warm, route in, soak, then drain and stop the old ones. Until they are drained the old
-    ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
-    cause = f"replaced: {_cause(batch)}"
-    new, warm = _start_successors(work, batch, last or work.recorded, beside=True)
-    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
-    switch = work.strategy.type == "BlueGreen"  # one change of the table: from then on only the new set is picked
-    work.routed = [*work.routed, *new]
-    work.cordoned = old if switch else []
-    needs: tuple[int, ...] = (work.route(f"successors are warm: {_cause(batch)}", (*warm, *last)),)
-    seconds = max(work.strategy.min_ready_seconds, work.strategy.keep_old_seconds if switch else 0.0)
-    if seconds:
-        soak = {"seconds": seconds}
-        needs = (work.build.add(Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args=soak),)
-    needs = work.drain(old, needs, cause)
-    if old:
-        work.routed, work.cordoned = [uid for uid in work.routed if uid not in old], []
-        needs = (work.route("the old ones are drained", needs),)
-    return _retire(work, batch, needs, cause)
+    @property
+    def trainer(self) -> str:
+        """The job that trains the model and whose driver does not run yet: it starts when the model's processes are
+        there, and the model may wait for its weights."""
+        spec, trainers = self.target.object.spec, self.planning.trainers
+        service = spec.get("service", "default")
+        found = [trainers[key] for key in ((service, None), (service, self.target.object.name)) if key in trainers]
+        return min(found)[1] if found else ""
 
+    @property
+    def name(self) -> str:
+        return self.spec.served_model_name or self.target.object.name
 
-def _recreate(work: ModelWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Old before new: drain, stop, start. There is no room for both, or the user asked for it."""
-    cause = f"makes room: {_cause(batch)}"
-    needs = last or work.recorded
-    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
-    if old:
-        needs = work.drain(old, needs, cause)
-        work.routed = [uid for uid in work.routed if uid not in old]
-        needs = (work.route(cause, needs),)
-    needs = _retire(work, batch, needs, cause)
-    new, warm = _start_successors(work, batch, needs, beside=False)
-    work.routed += new
-    return (work.route("successors are warm", warm),)
+    @property
+    def suspended(self) -> bool:
+        return self.spec.suspend or self.service.suspended
 
+    @property
+    def declared(self) -> int:
+        return replica_count(self.spec)
 
-def _start_successors(
-    work: ModelWork, batch: Sequence[Replica], needs: tuple[int, ...], *, beside: bool
-) -> tuple[list[str], tuple[int, ...]]:
-    """The new data proxies; the ops after which they are warm."""
-    new: list[str] = []
-    warmed: list[int] = []
-    for replica in batch:
-        proxy, ready = work.start_replica(replica, needs, successor=beside)
-        warmed += work.warm(replica, proxy, ready)
-        new.append(proxy)
-    return new, tuple(warmed)
+    @property
+    def starts_engine(self) -> bool:
+        return self.spec.starts_engine
 
+    @property
+    def need(self) -> int:
+        return gpus_per_replica(self.spec)
 
-def _retire(work: ModelWork, batch: Sequence[Replica], needs: tuple[int, ...], cause: str) -> tuple[int, ...]:
-    """Stop the old data proxies, then the old engines."""
-    last = work.stop_all(_old_proxies(batch), cause, (*needs, *work.service.synced))
-    return work.stop_all([replica.old_engine for replica in batch if replica.old_engine], cause, last)
+    @property
+    def strategy(self) -> Strategy:
+        service = self.service.spec
+        assert isinstance(service, InferenceServiceSpec)
+        return self.spec.strategy or service.strategy
 
+    @property
+    def max_unavailable(self) -> int:
+        return self.strategy.max_unavailable
 
-def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
-    return [run for replica in batch for run in replica.old_proxies]
+    @property
+    def drain_s(self) -> float:
+        return self.strategy.drain_timeout_seconds
 
+    @property
+    def readiness(self) -> dict[str, Any]:
+        return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
 
-def _cause(batch: Sequence[Replica]) -> str:
-    first = batch[0]
-    decisive = next(decision for decision in reversed(first.decisions) if decision.action is Action.REPLACE)
-    return decisive.cause or f"{PROXY} replaced"
+    def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
+        """A completion through the data proxy, before it is routed. An endpoint of somebody else is asked for nothing
+        that costs: that it answers at all is part of being ready."""
+        if self.spec.external is not None:
+            return tuple(needs)
+        target = replica.proxy_component.target
+        args = {"trainer": self.trainer} if self.trainer else {}
+        return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
 
 
 class ModelPlan(KindPlan):
@@ -170,7 +138,7 @@ class ModelPlan(KindPlan):
                 planning.notes.unknown.append(f"{target.ref}: its service {ref} is not recorded")
                 continue
             work = ModelWork(planning, target, routes_only=not {target.ref, service.ref} & planning.scope.asked)
-            open_model(work)
+            open_replicas(work)
             self._opened.append(work)
 
     def _gpus_more(self, target: Target) -> tuple[int, str]:
@@ -189,7 +157,7 @@ class ModelPlan(KindPlan):
             if (old := target.ending) is None:
                 continue
             work = ModelWork(planning, old)
-            erased = plan_model_end(work, (*work.service.gateway_stopped, *planning.all_drained))
+            erased = end_replicas(work, (*work.service.gateway_stopped, *planning.all_drained))
             if target.gone:
                 ref = work.service.ref
                 planning.ended[ref] = (*planning.ended.get(ref, ()), erased)
@@ -199,180 +167,8 @@ class ModelPlan(KindPlan):
     def close(self) -> None:
         for work in self._opened:
             with self.planning.healing(work.target):
-                close_model(work)
+                close_replicas(work)
             settle(work)
 
     def finish(self) -> None:
         """Ended models are erased already."""
-
-
-def open_model(work: ModelWork) -> None:
-    """First half: what serves is routed at once. Of a neighbour only that: a router that started anew learns what
-    serves. Behind a router that cannot be seen nothing is done."""
-    if work.service.router_unseen or (work.routes_only and (work.suspended or not work.table_lost)):
-        work.routes_only = True
-        return
-    if work.routes_only:
-        work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
-    else:
-        work.replicas = with_callers([work.replica(index) for index in range(work.count)], work.runs)
-        work.extras = extras_of(work.runs, work.replicas)
-        if not work.table_readable:
-            work.replicas, work.extras = [not_replaced(replica) for replica in work.replicas], Extras()
-        work.routed = _routed_now(work)
-    if work.routed and work.table_readable and (cause := _lost_routes(work)):
-        work.restored = (work.route(cause, work.recorded),)
-
-
-def close_model(work: ModelWork) -> None:
-    """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
-    if work.routes_only:
-        return
-    work.notes.cannot_see(work.ref, [run for run in unseen(work.runs) if run.replica >= work.count])
-    work.sweep()
-    fresh = [replica for replica in work.replicas if not replica.replaced]
-    replaced = [replica for replica in work.replicas if replica.replaced]
-    early, late, last = work.extras.early, work.extras.late, work.restored
-    new = _new_engines(fresh)
-    if early and new * work.need > work.gpus.available:
-        if any(run.seen is Seen.READY for run in early):
-            work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
-        last, early = _remove(work, early, last, "makes room"), ()
-    work.require_gpus(
-        new * work.need,
-        f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}",
-        "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
-    )
-    last = _bring_up(work, fresh, last)
-    if any(replica.proxy.action is Action.DEFER for replica in fresh):
-        return  # until they serve, the others do: the next pass goes on
-    if not all(replica.serves for replica in replaced):
-        early, late = (), (*early, *late)  # until all is replaced they may be all that serves
-    last = _remove(work, early, last, _extra_cause(work))
-    last = replace_all(work, replaced, last)
-    last = _remove(work, late, last, _extra_cause(work))
-    _forget_routes(work, last)
-
-
-def _proxies(work: ModelWork) -> tuple[ObservedRun, ...]:
-    return work.observed.of(work.ref, PROXY)
-
-
-def _routed_now(work: ModelWork) -> list[str]:
-    """Data proxies that serve: the set to keep whole until an op takes one out. What cannot be seen stays in."""
-    ours = [replica.live_proxy for replica in work.replicas if replica.live_proxy is not None]
-    serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
-    unsure = work.service.needs_sync  # relays may still pick what the router does not know
-    others = [
-        run.uid
-        for run in _proxies(work)
-        if run.may_live and (run.uid in work.known or (unsure and run.seen is Seen.READY))
-    ]
-    return list(dict.fromkeys([*serving, *others]))
-
-
-def _lost_routes(work: ModelWork) -> str:
-    """Why the routes of what serves have to be given to the router again, whatever else is waited for."""
-    missing = [uid for uid in work.routed if uid not in work.known]
-    extra = sorted(worker for worker in work.known if worker not in work.routed)
-    if missing:
-        message = f"{len(missing)} of {len(work.routed)} replicas are not in the router's table"
-        return _drifted(work, "route-missing", message)
-    if extra:
-        return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
-    wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
-    draining = [uid for uid in work.routed if work.known[uid] in ("draining", "cordoned") and uid in wanted]
-    if draining:
-        return "a drain was interrupted"
-    table = work.service.table
-    told = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
-    return "" if told == work.readiness else "probes.readiness changed"
-
-
-def _drifted(work: ModelWork, kind: str, message: str) -> str:
-    """Lost routes are no drift where this plan itself restarts the router."""
-    if work.service.table is not None:
-        work.notes.drift.append(Drift(work.ref, kind, "routes", message))
-    return f"{kind}: {message}"
-
-
-def _new_engines(replicas: Sequence[Replica]) -> int:
-    return sum(1 for replica in replicas if replica.new_engine)
-
-
-def _bring_up(work: ModelWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Start what is missing in the slots that need no replacement, and publish it when all of it is warm."""
-    ready: list[int] = []
-    joining: list[str] = []
-    warm: list[int] = []
-    for replica in replicas:
-        proxy, mine = work.start_replica(replica, work.recorded)
-        ready += mine
-        stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
-        if proxy not in work.routed and not stays_out:
-            joining.append(proxy)
-            warm += work.warm(replica, proxy, mine)
-    if not joining:
-        return (*last, *ready)
-    work.routed += joining
-    return (work.route("new replicas are ready", (*last, *ready, *warm)),)
-
-
-def _extra_cause(work: ModelWork) -> str:
-    return "suspended" if work.suspended else f"not one of {work.count} replicas"
-
-
-def _remove(work: ModelWork, runs: Sequence[ObservedRun], last: tuple[int, ...], cause: str) -> tuple[int, ...]:
-    """Drain, take out of rotation, stop."""
-    if not runs:
-        return last
-    needs = (*(last or work.recorded), *work.service.synced)
-    proxies = [run for run in runs if run.state.spec.component == PROXY]
-    routed = [run.uid for run in proxies if run.uid in work.routed]
-    if routed and work.service.router:
-        needs = work.drain(routed, needs, cause)
-        work.routed = [uid for uid in work.routed if uid not in routed]
-        needs = (work.route(cause, needs) if work.routed else work.unroute(cause, needs),)
-    needs = work.stop_all(proxies, cause, (*needs, *work.service.gateway_stopped))
-    return work.stop_all([run for run in runs if run.state.spec.component == ENGINE], cause, needs)
-
-
-def _forget_routes(work: ModelWork, last: tuple[int, ...]) -> None:
-    """A model without replicas is not listed, even when its processes went by themselves."""
-    table = work.service.table
-    if work.count or work.routed or not isinstance(table, RouteTable) or work.name not in table.models:
-        return  # (what cannot be seen is among ``routed``)
-    if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
-        work.unroute(_extra_cause(work), last or work.recorded)
-
-
-def settle(work: ModelWork) -> None:
-    """The model is visible where users ask for it: at the gateway."""
-    changed = [op.id for op in work.build.ops_of(work.ref) if op.verb in (Verb.ROUTE, Verb.AWAIT)]
-    if not changed or not work.routed or not work.count:
-        return
-    if work.service.gateway_unseen or not work.table_readable:
-        return
-    needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
-    args = {"service": work.service.ref, **({"trainer": work.trainer} if work.trainer else {})}
-    work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
-
-
-def plan_model_end(work: ModelWork, needs: tuple[int, ...]) -> int:
-    """Delete: drain and unroute while the service lives on, then stop, forget, erase; the last op.
-
-    A router that does not answer must not keep a model from being deleted: its ops are waited for, not needed.
-    """
-    cause, runs = work.end_cause, stoppable(work.runs)
-    after: tuple[int, ...] = ()
-    if work.service.router and not work.service.gone:
-        proxies = [run.uid for run in runs if run.state.spec.component == PROXY and run.is_live]
-        seconds = work.policy.drain_s(work.strategy.drain_timeout_seconds)
-        drains = work.drain(proxies, (), cause, seconds=seconds)
-        after = (*drains, work.unroute(cause, work.service.synced, after=list(drains)))
-    args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
-    last = needs
-    for name in (PROXY, ENGINE):
-        part = [run for run in runs if run.state.spec.component == name]
-        last = tuple(work.stop(run, cause, last, args) for run in part) or last
-    return work.erase(last, after)

@@ -1,4 +1,4 @@
-"""Plan an InferenceService: a router that says where, a gateway that relays. Pure.
+"""Plan the router and the gateway of a service: one says where, the other relays. Pure.
 
 The router and the gateway start side by side; the gateway follows the router's table and waits for it. A gateway
 that must change on the same address starts beside the old one (the port is shared) and the old one drains. A router
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.reconcilers.plan import Verb
@@ -28,7 +28,7 @@ from areal.reconcilers.planning import (
     unseen,
 )
 from areal.resources.kinds import served_name
-from areal.resources.specs import InferenceServiceSpec
+from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
@@ -37,7 +37,8 @@ GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")
 
 @dataclass
 class ServiceView:
-    """The state of a service for the plans of its models. ``router`` is a run uid or symbol, "" when there is none.
+    """The state of a service for the plans of what is behind its router. ``router`` is a run uid or symbol, "" when
+    there is none.
 
     ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
     a sentence when it cannot be read. Relays go by the table alone after the ops ``synced``. ``router_unseen``,
@@ -45,7 +46,7 @@ class ServiceView:
     """
 
     ref: str
-    spec: InferenceServiceSpec
+    spec: InferenceServiceSpec | AgentServiceSpec
     router: str = ""
     router_ready: tuple[int, ...] = ()
     synced: tuple[int, ...] = ()
@@ -68,19 +69,23 @@ class ServiceView:
         return self.table is None or not self.table.synced
 
 
-class InferenceServicePlan(KindPlan):
-    """Views of the services are for the models that are attached to them."""
+class ServicePlan(KindPlan):
+    """Views of the services are for what is behind their routers."""
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
         self._staying: list[ServiceWork] = []
+
+    def declared(self, ref: str) -> frozenset[str]:
+        """The names that objects declare at the router of the service ``ref``."""
+        raise NotImplementedError
 
     def drain(self) -> None:
         planning = self.planning
         for target in self.targets:
             if target.gone:
                 work = ServiceWork(planning, target)
-                args = {"graceSeconds": planning.policy.drain_s(work.spec.strategy.drain_timeout_seconds)}
+                args = {"graceSeconds": planning.policy.drain_s(work.drain_s)}
                 stopped = work.stop_component(
                     "gateway", stoppable(work.runs), work.end_cause, planning.all_drained, args
                 )
@@ -111,17 +116,12 @@ class InferenceServicePlan(KindPlan):
         """Models in the router's table that no object declares."""
         if not isinstance(view.table, RouteTable) or view.gone:
             return
+        declared = self.declared(view.ref)
         for name in sorted(view.table.models):
-            if name not in self._declared:
+            if name not in declared:
                 args = {"service": view.ref, "router": view.router, "model": name}
                 cause = f"route-extra: no object declares model {name}"
                 self.planning.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
-
-    @cached_property
-    def _declared(self) -> frozenset[str]:
-        targets = self.planning.scope.all
-        objects = [item for target in targets for item in (target.object, target.replaces) if item is not None]
-        return frozenset(served_name(item.name, item.spec) for item in objects if item.kind == "Model")
 
     def _mark_synced(self, view: ServiceView) -> None:
         """A router that started empty is whole again when it knows what serves today. What has yet to start comes
@@ -151,10 +151,22 @@ class InferenceServicePlan(KindPlan):
             work.erase((*needs, *stopped))
 
 
+class InferenceServicePlan(ServicePlan):
+    @cached_property
+    def _models(self) -> frozenset[str]:
+        targets = self.planning.scope.all
+        objects = [item for target in targets for item in (target.object, target.replaces) if item is not None]
+        return frozenset(served_name(item.name, item.spec) for item in objects if item.kind == "Model")
+
+    def declared(self, ref: str) -> frozenset[str]:
+        return self._models
+
+
 @dataclass
 class ServiceWork(ObjectWork):
     """``gateway``: one that has to be replaced."""
 
+    components: ClassVar[tuple[str, ...]] = ("router", "gateway")
     gateway: tuple[Component, Decision] | None = None
 
     @cached_property
@@ -162,9 +174,15 @@ class ServiceWork(ObjectWork):
         return ServiceView(self.ref, self.spec)
 
     @cached_property
-    def spec(self) -> InferenceServiceSpec:
-        spec: InferenceServiceSpec = effective(self.target.object.kind, self.target.object.spec)
+    def spec(self) -> InferenceServiceSpec | AgentServiceSpec:
+        spec: InferenceServiceSpec | AgentServiceSpec = effective(self.target.object.kind, self.target.object.spec)
         return spec
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that running requests get."""
+        spec = self.spec
+        return spec.drain_timeout_seconds if isinstance(spec, AgentServiceSpec) else spec.strategy.drain_timeout_seconds
 
     def decided(
         self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
@@ -176,11 +194,11 @@ class ServiceWork(ObjectWork):
 
 
 def open_service(work: ServiceWork) -> None:
-    """The router, and a gateway where there is none: what the service's models need to know."""
+    """The router, and a gateway where there is none: what those behind the router need to know."""
     if work.spec.suspend:
         # The gateway lets running streams finish, then the router goes.
         work.notes.cannot_see(work.ref, unseen(work.runs))
-        args, ending = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}, stoppable(work.runs)
+        args, ending = {"graceSeconds": work.drain_s}, stoppable(work.runs)
         work.view.gateway_stopped = work.stop_component("gateway", ending, "suspended", work.recorded, args)
         work.stop_component("router", ending, "suspended", work.view.gateway_stopped)
         return
@@ -246,6 +264,8 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
 def _configure(work: ServiceWork) -> None:
     """Hot settings, where the router does not have them."""
     view, table = work.view, work.view.table
+    if isinstance(work.spec, AgentServiceSpec):
+        return  # it has none
     strategy, limits = work.spec.router.strategy, work.spec.limits.model_dump(mode="json", by_alias=False)
     if isinstance(table, str):
         return
@@ -259,7 +279,7 @@ def _configure(work: ServiceWork) -> None:
 
 def _drain_out(work: ServiceWork, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
     """SIGTERM, and as much time as running streams may take."""
-    args = {"graceSeconds": work.spec.strategy.drain_timeout_seconds}
+    args = {"graceSeconds": work.drain_s}
     work.build.add(Verb.STOP, work.ref, component.target, cause, needs=needs, run=run.uid, args=args)
 
 

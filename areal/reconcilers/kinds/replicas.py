@@ -1,16 +1,16 @@
-"""A Model's replicas: how many, of what size, what is to be done about each slot, and the ops for it. Pure.
+"""The replicas behind a router: what is to be done about each slot, and the ops for it. Pure.
 
-A replica's data proxy names its engine by URL, and a replaced process keeps its port where it can, so an engine that
-died comes back under a data proxy that never noticed. Routes are one declarative set a model; the only op that takes a
-replica out of rotation is DRAIN.
+A replica is a data proxy and the process that it calls: the engine of a Model, the worker of an AgentService. In this
+module and in ``replica_plan`` both are called the engine. A data proxy names its engine by URL, and a replaced process
+keeps its port where it can, so an engine that died comes back under a data proxy that never noticed. Routes are one
+declarative set an object; the only op that takes a replica out of rotation is DRAIN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
 from areal.reconcilers.kinds.service_plan import ServiceView
@@ -22,41 +22,12 @@ from areal.reconcilers.planning import (
     Decision,
     ObjectWork,
     Started,
-    inference_part,
     key_input,
     unseen,
 )
-from areal.resources.fields import Strategy
-from areal.resources.kinds import service_ref
-from areal.resources.specs import InferenceServiceSpec, ModelSpec
-from areal.resources.validation import effective
+from areal.resources.fields import Rollout
 
-ENGINE, PROXY = "engine", "data-proxy"
-ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
-PROXY_FIELDS = (
-    *("backend", "path", "revision", "external", "engineUrl", "engineApiKeyFrom"),
-    *("tokenizerPath", "chatTemplate", "toolCallParser", "reasoningParser", "proxyArgs"),
-)
-
-
-def replica_count(spec: ModelSpec) -> int:
-    """``replicas``, else the backend's data-parallel dimension, else 1. A model without an engine of ours has one data
-    proxy."""
-    if not spec.starts_engine:
-        return 1
-    if spec.replicas is not None:
-        return spec.replicas
-    return inference_part(spec.backend).data if spec.backend else 1
-
-
-def gpus_per_replica(spec: ModelSpec) -> int:
-    """``resources.gpus``; else tensor x pipeline for engines that need GPUs; the embedded engine asks for none."""
-    if not spec.starts_engine:
-        return 0
-    if spec.resources.gpus is not None:
-        return spec.resources.gpus
-    part = inference_part(spec.backend or "embedded")
-    return 0 if part.engine == "embedded" else part.devices_per_replica
+PROXY = "data-proxy"
 
 
 @dataclass(frozen=True)
@@ -145,7 +116,7 @@ def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> li
 
 
 def calls(proxy: ObservedRun, engine: ObservedRun | None) -> bool:
-    return engine is not None and proxy.state.spec.inputs.get("engineUrl") == engine.url
+    return engine is not None and engine.url in proxy.state.spec.inputs.values()
 
 
 def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extras:
@@ -158,7 +129,7 @@ def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extra
     gone = {run.uid for run in found}
     calling = [run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in gone]
     late = tuple(
-        run for run in found if run.state.spec.component == ENGINE and any(calls(proxy, run) for proxy in calling)
+        run for run in found if run.state.spec.component != PROXY and any(calls(proxy, run) for proxy in calling)
     )
     return Extras(tuple(run for run in found if run not in late), late)
 
@@ -170,13 +141,22 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
     return [run for run in runs if run.is_live and run.uid not in wanted]
 
 
-# -- the working state of one Model's plan
+# -- the working state of one object's replicas
 
 
 @dataclass
-class ModelWork(ObjectWork):
+class ReplicaWork(ObjectWork):
     """``routes_only``: a neighbour, whose processes are another command's business. ``restored``: the op that gives
-    lost routes back. ``cordoned``: of those routed: nothing new, but the sessions that they have."""
+    lost routes back. ``cordoned``: of those routed: nothing new, but the sessions that they have.
+
+    The class variables: the name of the engine's component, the input by which a data proxy knows its URL, and the
+    fields of the spec that each of the two depends on.
+    """
+
+    engine_name: ClassVar[str]
+    engine_input: ClassVar[str]
+    engine_fields: ClassVar[tuple[str, ...]]
+    proxy_fields: ClassVar[tuple[str, ...]]
 
     routes_only: bool = False
     replicas: list[Replica] = field(default_factory=list)
@@ -185,65 +165,90 @@ class ModelWork(ObjectWork):
     routed: list[str] = field(default_factory=list)
     cordoned: list[str] = field(default_factory=list)
 
-    @cached_property
-    def spec(self) -> ModelSpec:
-        spec: ModelSpec = effective(self.target.object.kind, self.target.object.spec)
-        return spec
+    # -- what a kind declares
 
     @property
     def service(self) -> ServiceView:
-        """As far as it is planned; with the defaults where it is not recorded."""
-        ref = service_ref(self.target.object.spec)
-        view: ServiceView | None = self.planning.views.get(ref)
-        return view or ServiceView(ref, InferenceServiceSpec())
-
-    @property
-    def trainer(self) -> str:
-        """The job that trains the model and whose driver does not run yet: it starts when the model's processes are
-        there, and the model may wait for its weights."""
-        spec, trainers = self.target.object.spec, self.planning.trainers
-        service = spec.get("service", "default")
-        found = [trainers[key] for key in ((service, None), (service, self.target.object.name)) if key in trainers]
-        return min(found)[1] if found else ""
+        """The router and the gateway, as far as they are planned."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
-        """The router's name of it."""
-        return self.spec.served_model_name or self.target.object.name
+        """The router's name of the object."""
+        return self.target.object.name
 
     @property
     def suspended(self) -> bool:
-        return self.spec.suspend or self.service.suspended
+        return self.service.suspended
 
     @property
-    def count(self) -> int:
-        return 0 if self.suspended else replica_count(self.spec)
+    def declared(self) -> int:
+        """The number of replicas while it is not suspended."""
+        raise NotImplementedError
+
+    @property
+    def starts_engine(self) -> bool:
+        return True
 
     @property
     def need(self) -> int:
         """GPUs of one replica."""
-        return gpus_per_replica(self.spec)
+        return 0
 
     @property
-    def strategy(self) -> Strategy:
-        return self.spec.strategy or self.service.spec.strategy
+    def strategy(self) -> Rollout:
+        raise NotImplementedError
+
+    @property
+    def max_unavailable(self) -> int:
+        return 0
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds that running requests get."""
+        raise NotImplementedError
+
+    @property
+    def readiness(self) -> dict[str, Any]:
+        """The router's settings for probes of the data proxies."""
+        raise NotImplementedError
+
+    @property
+    def trainer(self) -> str:
+        """The job that brings the weights that a data proxy may wait for."""
+        return ""
+
+    @property
+    def proxy_inputs(self) -> Mapping[str, str]:
+        """What a data proxy is told, beside its engine's URL and the key."""
+        return {}
+
+    @property
+    def before_start(self) -> tuple[int, ...]:
+        """The ops after which processes may start."""
+        return self.recorded
+
+    def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
+        """The ops after which the data proxy ``run``, ready after ``needs``, may be routed."""
+        return tuple(needs)
+
+    # -- what follows from it
+
+    @property
+    def count(self) -> int:
+        return 0 if self.suspended else self.declared
 
     @property
     def known(self) -> Mapping[str, str]:
-        """The model's workers in the router's table, with their states; empty when it has none or starts empty."""
+        """The data proxies in the router's table, with their states; empty when it has none or starts empty."""
         table = self.service.table
         if not isinstance(table, RouteTable):
             return {}
         return {worker: state for worker, _, state in table.models.get(self.name, ())}
 
     @property
-    def readiness(self) -> dict[str, Any]:
-        """The router's settings for probes of the model's data proxies."""
-        return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
-
-    @property
     def table_lost(self) -> bool:
-        """Whether the router has started anew and does not know the model."""
+        """Whether the router has started anew and does not know the object."""
         table = self.service.table
         if isinstance(table, RouteTable):
             return not table.synced and self.name not in table.models
@@ -257,13 +262,13 @@ class ModelWork(ObjectWork):
         """Decide about one slot; drift goes to the notes."""
         inputs = key_input(self.service.spec)
         engine, engine_component = None, None
-        if self.spec.starts_engine:
-            engine_component = self.component(ENGINE, index, ENGINE_FIELDS, inputs)
+        if self.starts_engine:
+            engine_component = self.component(self.engine_name, index, self.engine_fields, inputs)
             engine = self.decide(engine_component)
             self.note(engine_component, engine)
             if engine.run is not None and engine.action in (Action.KEEP, Action.AWAIT, Action.KICK):
-                inputs = {**inputs, "engineUrl": engine.run.url}
-        proxy_component = self.component(PROXY, index, PROXY_FIELDS, inputs)
+                inputs = {**inputs, self.engine_input: engine.run.url}
+        proxy_component = self.component(PROXY, index, self.proxy_fields, {**inputs, **self.proxy_inputs})
         proxy = self.decide(proxy_component)
         engine_restarts = engine is not None and engine.action in (Action.KICK, Action.SPAWN, Action.AWAIT)
         if not (engine_restarts and proxy.action is Action.AWAIT):
@@ -290,20 +295,11 @@ class ModelWork(ObjectWork):
         proxy = self.start(replica.proxy_component, replica.proxy, needs, told, engine.ready, self.trainer)
         return proxy.run, (*engine.ready, *proxy.ready)
 
-    def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
-        """A completion through the data proxy, before it is routed. An endpoint of somebody else is asked for nothing
-        that costs: that it answers at all is part of being ready."""
-        if self.spec.external is not None:
-            return tuple(needs)
-        target = replica.proxy_component.target
-        args = {"trainer": self.trainer} if self.trainer else {}
-        return (self.build.add(Verb.WARM, self.ref, target, "before it is routed", needs=needs, run=run, args=args),)
-
     def stop_all(self, runs: Sequence[ObservedRun], cause: str, needs: Sequence[int]) -> tuple[int, ...]:
         return tuple(self.stop(run, cause, needs) for run in runs) or tuple(needs)
 
     def route(self, cause: str, needs: Sequence[int]) -> int:
-        """Give the router the model's whole set."""
+        """Give the router the whole set."""
         args = {**self._router, "expected": min(self.count, len(self.routed)), "readiness": self.readiness}
         if self.cordoned:
             args["cordoned"] = list(self.cordoned)
@@ -311,16 +307,16 @@ class ModelWork(ObjectWork):
         return self.build.add(Verb.ROUTE, self.ref, "routes", cause, needs=needs, runs=self.routed, args=args)
 
     def unroute(self, cause: str, needs: Sequence[int], **args: Any) -> int:
-        """Forget the model at the router, by its own name: the object may be gone, or another one, by then."""
-        args |= {**self._router, **({"model": self.name} if self.spec.served_model_name else {})}
+        """Forget the object at the router, by the name there: the object may be gone, or another one, by then."""
+        args |= {**self._router, **({"model": self.name} if self.name != self.target.object.name else {})}
         needs = (*needs, *self.service.router_ready)
         return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
 
     def drain(
         self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None
     ) -> tuple[int, ...]:
-        """No new picks, running requests finish; ``seconds`` None: as long as the strategy says."""
-        args = {**self._router, "seconds": self.strategy.drain_timeout_seconds if seconds is None else seconds}
+        """No new picks, running requests finish; ``seconds`` None: as long as the spec says."""
+        args = {**self._router, "seconds": self.drain_s if seconds is None else seconds}
         needs = (*needs, *self.service.router_ready, *self.service.synced)
         add = self.build.add
         drains = tuple(add(Verb.DRAIN, self.ref, PROXY, cause, needs=needs, run=uid, args=args) for uid in proxies)

@@ -1,0 +1,316 @@
+"""Plan the replicas of an object, (engine, data proxy) each, behind a router. Pure.
+
+In order: routes that the router lost come back at once; what is missing starts, side by side, and is routed when all
+of it is warm; what is superfluous drains and stops; what has changed is replaced, new beside old where there is room.
+Nothing is stopped before its successor is routed and it is drained itself, unless the strategy, or a machine with no
+room for two, says so; and then the plan says so too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from areal.errors import NoCapacity
+from areal.reconcilers.kinds.replicas import (
+    PROXY,
+    Extras,
+    Replica,
+    ReplicaWork,
+    extras_of,
+    not_replaced,
+    with_callers,
+)
+from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
+from areal.reconcilers.plan import Drift, Verb
+from areal.reconcilers.planning import Action, stoppable, unseen
+
+# -- replacement of outdated replicas
+
+
+def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Ops that replace ``replicas``; the last of them."""
+    if not replicas:
+        return last
+    if work.strategy.type == "Recreate":
+        work.downtime(f"all {len(replicas)} replicas stop before their successors start (strategy Recreate)")
+        return _recreate(work, replicas, last)
+    if work.strategy.type == "BlueGreen":
+        need = work.need * _new_engines(replicas)
+        message = f": blue-green needs {need} spare GPUs for a second set"
+        work.require_gpus(need, message, "use strategy: {type: Rolling}")
+        return _surge(work, replicas, last)
+    left = list(replicas)
+    while left:
+        size = _surge_size(work, left)
+        batch = left[:size] if size else _given_up(work, left)
+        last = _surge(work, batch, last) if size else _recreate(work, batch, last)
+        left = [replica for replica in left if replica not in batch]
+    return last
+
+
+def _surge_size(work: ReplicaWork, left: Sequence[Replica]) -> int:
+    """The number of successors that may run beside the old ones now; 0: something has to stop first."""
+    declared = work.strategy.max_surge
+    if not work.need or not any(replica.new_engine for replica in left):
+        return min(len(left), 1 if declared == "auto" else int(declared))
+    room = work.gpus.available // work.need
+    return min(len(left), room, room if declared == "auto" else int(declared))
+
+
+def _given_up(work: ReplicaWork, left: Sequence[Replica]) -> list[Replica]:
+    """The replicas that make room for their own successors: those that do not serve anyway, else as few as may be.
+
+    Raises NoCapacity when that would be the only one, and nobody has allowed it.
+    """
+    broken = [replica for replica in left if not replica.serves]
+    if broken:
+        return broken
+    unavailable = max(1, work.max_unavailable)
+    if work.count > 1:
+        work.downtime(f"capacity during the rollout is {work.count - unavailable}/{work.count}: no spare GPU")
+    elif work.policy.allow_downtime or work.max_unavailable:
+        work.downtime("the only replica stops before its successor starts: no spare GPU")
+    else:
+        raise NoCapacity(
+            f"{work.ref}: a rolling update of one replica needs {work.need} spare GPUs; {work.gpus.available} are free",
+            hint="use strategy: {type: Recreate} or --allow-downtime to stop the old replica first",
+        )
+    return list(left[:unavailable])
+
+
+def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """New beside old: start, warm, route in, soak, then drain and stop the old ones. Until they are drained the old
+    ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
+    cause = f"replaced: {_cause(batch)}"
+    new, warm = _start_successors(work, batch, last or work.before_start, beside=True)
+    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
+    switch = work.strategy.type == "BlueGreen"  # one change of the table: from then on only the new set is picked
+    work.routed = [*work.routed, *new]
+    work.cordoned = old if switch else []
+    needs: tuple[int, ...] = (work.route(f"successors are warm: {_cause(batch)}", (*warm, *last)),)
+    seconds = max(work.strategy.min_ready_seconds, work.strategy.keep_old_seconds if switch else 0.0)
+    if seconds:
+        soak = {"seconds": seconds}
+        needs = (work.build.add(Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args=soak),)
+    needs = work.drain(old, needs, cause)
+    if old:
+        work.routed, work.cordoned = [uid for uid in work.routed if uid not in old], []
+        needs = (work.route("the old ones are drained", needs),)
+    return _retire(work, batch, needs, cause)
+
+
+def _recreate(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Old before new: drain, stop, start. There is no room for both, or the user asked for it."""
+    cause = f"makes room: {_cause(batch)}"
+    needs = last or work.recorded
+    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
+    if old:
+        needs = work.drain(old, needs, cause)
+        work.routed = [uid for uid in work.routed if uid not in old]
+        needs = (work.route(cause, needs),)
+    needs = _retire(work, batch, needs, cause)
+    new, warm = _start_successors(work, batch, needs, beside=False)
+    work.routed += new
+    return (work.route("successors are warm", warm),)
+
+
+def _start_successors(
+    work: ReplicaWork, batch: Sequence[Replica], needs: tuple[int, ...], *, beside: bool
+) -> tuple[list[str], tuple[int, ...]]:
+    """The new data proxies; the ops after which they are warm."""
+    new: list[str] = []
+    warmed: list[int] = []
+    for replica in batch:
+        proxy, ready = work.start_replica(replica, needs, successor=beside)
+        warmed += work.warm(replica, proxy, ready)
+        new.append(proxy)
+    return new, tuple(warmed)
+
+
+def _retire(work: ReplicaWork, batch: Sequence[Replica], needs: tuple[int, ...], cause: str) -> tuple[int, ...]:
+    """Stop the old data proxies, then the old engines."""
+    last = work.stop_all(_old_proxies(batch), cause, (*needs, *work.service.synced))
+    return work.stop_all([replica.old_engine for replica in batch if replica.old_engine], cause, last)
+
+
+def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
+    return [run for replica in batch for run in replica.old_proxies]
+
+
+def _cause(batch: Sequence[Replica]) -> str:
+    first = batch[0]
+    decisive = next(decision for decision in reversed(first.decisions) if decision.action is Action.REPLACE)
+    return decisive.cause or f"{PROXY} replaced"
+
+
+def open_replicas(work: ReplicaWork) -> None:
+    """First half: what serves is routed at once. Of a neighbour only that: a router that started anew learns what
+    serves. Behind a router that cannot be seen nothing is done."""
+    if work.service.router_unseen or (work.routes_only and (work.suspended or not work.table_lost)):
+        work.routes_only = True
+        return
+    if work.routes_only:
+        work.routed = [run.uid for run in _proxies(work) if run.is_live and run.seen is Seen.READY]
+    else:
+        work.replicas = with_callers([work.replica(index) for index in range(work.count)], work.runs)
+        work.extras = extras_of(work.runs, work.replicas)
+        if not work.table_readable:
+            work.replicas, work.extras = [not_replaced(replica) for replica in work.replicas], Extras()
+        work.routed = _routed_now(work)
+    if work.routed and work.table_readable and (cause := _lost_routes(work)):
+        work.restored = (work.route(cause, work.recorded),)
+
+
+def close_replicas(work: ReplicaWork) -> None:
+    """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
+    if work.routes_only:
+        return
+    work.notes.cannot_see(work.ref, [run for run in unseen(work.runs) if run.replica >= work.count])
+    work.sweep()
+    fresh = [replica for replica in work.replicas if not replica.replaced]
+    replaced = [replica for replica in work.replicas if replica.replaced]
+    early, late, last = work.extras.early, work.extras.late, work.restored
+    new = _new_engines(fresh)
+    if early and new * work.need > work.gpus.available:
+        if any(run.seen is Seen.READY for run in early):
+            work.downtime(f"superfluous replicas stop before the {work.count} wanted ones are ready: no spare GPU")
+        last, early = _remove(work, early, last, "makes room"), ()
+    work.require_gpus(
+        new * work.need,
+        f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}",
+        "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
+    )
+    last = _bring_up(work, fresh, last)
+    if any(replica.proxy.action is Action.DEFER for replica in fresh):
+        return  # until they serve, the others do: the next pass goes on
+    if not all(replica.serves for replica in replaced):
+        early, late = (), (*early, *late)  # until all is replaced they may be all that serves
+    last = _remove(work, early, last, _extra_cause(work))
+    last = replace_all(work, replaced, last)
+    last = _remove(work, late, last, _extra_cause(work))
+    _forget_routes(work, last)
+
+
+def _proxies(work: ReplicaWork) -> tuple[ObservedRun, ...]:
+    return work.observed.of(work.ref, PROXY)
+
+
+def _routed_now(work: ReplicaWork) -> list[str]:
+    """Data proxies that serve: the set to keep whole until an op takes one out. What cannot be seen stays in."""
+    ours = [replica.live_proxy for replica in work.replicas if replica.live_proxy is not None]
+    serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
+    unsure = work.service.needs_sync  # relays may still pick what the router does not know
+    others = [
+        run.uid
+        for run in _proxies(work)
+        if run.may_live and (run.uid in work.known or (unsure and run.seen is Seen.READY))
+    ]
+    return list(dict.fromkeys([*serving, *others]))
+
+
+def _lost_routes(work: ReplicaWork) -> str:
+    """Why the routes of what serves have to be given to the router again, whatever else is waited for."""
+    missing = [uid for uid in work.routed if uid not in work.known]
+    extra = sorted(worker for worker in work.known if worker not in work.routed)
+    if missing:
+        message = f"{len(missing)} of {len(work.routed)} replicas are not in the router's table"
+        return _drifted(work, "route-missing", message)
+    if extra:
+        return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
+    wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
+    draining = [uid for uid in work.routed if work.known[uid] in ("draining", "cordoned") and uid in wanted]
+    if draining:
+        return "a drain was interrupted"
+    table = work.service.table
+    told = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
+    return "" if told == work.readiness else "probes.readiness changed"
+
+
+def _drifted(work: ReplicaWork, kind: str, message: str) -> str:
+    """Lost routes are no drift where this plan itself restarts the router."""
+    if work.service.table is not None:
+        work.notes.drift.append(Drift(work.ref, kind, "routes", message))
+    return f"{kind}: {message}"
+
+
+def _new_engines(replicas: Sequence[Replica]) -> int:
+    return sum(1 for replica in replicas if replica.new_engine)
+
+
+def _bring_up(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Start what is missing in the slots that need no replacement, and publish it when all of it is warm."""
+    ready: list[int] = []
+    joining: list[str] = []
+    warm: list[int] = []
+    for replica in replicas:
+        proxy, mine = work.start_replica(replica, work.before_start)
+        ready += mine
+        stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
+        if proxy not in work.routed and not stays_out:
+            joining.append(proxy)
+            warm += work.warm(replica, proxy, mine)
+    if not joining:
+        return (*last, *ready)
+    work.routed += joining
+    return (work.route("new replicas are ready", (*last, *ready, *warm)),)
+
+
+def _extra_cause(work: ReplicaWork) -> str:
+    return "suspended" if work.suspended else f"not one of {work.count} replicas"
+
+
+def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...], cause: str) -> tuple[int, ...]:
+    """Drain, take out of rotation, stop."""
+    if not runs:
+        return last
+    needs = (*(last or work.recorded), *work.service.synced)
+    proxies = [run for run in runs if run.state.spec.component == PROXY]
+    routed = [run.uid for run in proxies if run.uid in work.routed]
+    if routed and work.service.router:
+        needs = work.drain(routed, needs, cause)
+        work.routed = [uid for uid in work.routed if uid not in routed]
+        needs = (work.route(cause, needs) if work.routed else work.unroute(cause, needs),)
+    needs = work.stop_all(proxies, cause, (*needs, *work.service.gateway_stopped))
+    return work.stop_all([run for run in runs if run.state.spec.component != PROXY], cause, needs)
+
+
+def _forget_routes(work: ReplicaWork, last: tuple[int, ...]) -> None:
+    """An object without replicas is not listed, even when its processes went by themselves."""
+    table = work.service.table
+    if work.count or work.routed or not isinstance(table, RouteTable) or work.name not in table.models:
+        return  # (what cannot be seen is among ``routed``)
+    if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
+        work.unroute(_extra_cause(work), last or work.recorded)
+
+
+def settle(work: ReplicaWork) -> None:
+    """The object is visible where users ask for it: at the gateway."""
+    changed = [op.id for op in work.build.ops_of(work.ref) if op.verb in (Verb.ROUTE, Verb.AWAIT)]
+    if not changed or not work.routed or not work.count:
+        return
+    if work.service.gateway_unseen or not work.table_readable:
+        return
+    needs = (*changed, *work.service.gateway_ready, *work.service.router_ready)
+    args = {"service": work.service.ref, **({"trainer": work.trainer} if work.trainer else {})}
+    work.build.add(Verb.SETTLE, work.ref, "routes", "users ask the gateway", needs=needs, args=args)
+
+
+def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
+    """Delete: drain and unroute while the service lives on, then stop, forget, erase; the last op.
+
+    A router that does not answer must not keep a model from being deleted: its ops are waited for, not needed.
+    """
+    cause, runs = work.end_cause, stoppable(work.runs)
+    after: tuple[int, ...] = ()
+    if work.service.router and not work.service.gone:
+        proxies = [run.uid for run in runs if run.state.spec.component == PROXY and run.is_live]
+        seconds = work.policy.drain_s(work.drain_s)
+        drains = work.drain(proxies, (), cause, seconds=seconds)
+        after = (*drains, work.unroute(cause, work.service.synced, after=list(drains)))
+    args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
+    last = needs
+    for name in (PROXY, work.engine_name):
+        part = [run for run in runs if run.state.spec.component == name]
+        last = tuple(work.stop(run, cause, last, args) for run in part) or last
+    return work.erase(last, after)
