@@ -76,9 +76,12 @@ def leaves(tree: Any) -> dict[FieldPath, Any]:
 
 
 def changes(old: Any, new: Any) -> tuple[Change, ...]:
-    """The leaves that differ, by path; equal for trees that differ in the order of keyed items alone."""
+    """The leaves that differ, by path; equal for trees that differ in the order of keyed items alone. An empty map that
+    is filled is told by its new entries."""
     before, after = leaves(old), leaves(new)
-    paths = [*before, *(path for path in after if path not in before)]
+    filled = {path[:length] for path in after for length in range(len(path))}
+    paths = [path for path in before if before[path] != {} or path not in filled]
+    paths += [path for path in after if path not in before]
     pairs = ((path, before.get(path, ABSENT), after.get(path, ABSENT)) for path in paths)
     return tuple(Change(path, a, b) for path, a, b in pairs if not _same(a, b))
 

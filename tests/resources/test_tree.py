@@ -107,6 +107,11 @@ def test_changes_distinguish_types_and_name_keyed_items() -> None:
     ]
 
 
+def test_changes_of_an_empty_map_that_is_filled_are_its_entries() -> None:
+    (found,) = tree.changes({"engineArgs": {}}, {"engineArgs": {"max-batch-size": 16}})
+    assert (tree.path_text(found.path), found.old, found.new) == ("engineArgs.max-batch-size", tree.ABSENT, 16)
+
+
 def test_changes_of_keyed_item_order_are_none() -> None:
     items = [{"name": "a"}, {"name": "b"}]
     assert tree.changes({"models": items}, {"models": items[::-1]}) == ()
