@@ -61,11 +61,11 @@ def is_session_key(key: str) -> bool:
         return False
 
 
-_KEY_PROBLEM = f"must be 1 to {LONGEST_KEY} bytes of UTF-8 without control characters"
+KEY_PROBLEM = f"must be 1 to {LONGEST_KEY} bytes of UTF-8 without control characters"
 
 
 def session_key(default: Any = ...) -> Any:
-    return checked(_KEY_PROBLEM, is_session_key) if default is ... else checked(_KEY_PROBLEM, is_session_key, default)
+    return checked(KEY_PROBLEM, is_session_key) if default is ... else checked(KEY_PROBLEM, is_session_key, default)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from typing import Any
 import yaml
 
 from areal.api.config.fields import Absent, Inert, Range
+from areal.services.agent.gateway.app import build_gateway
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
 from areal.services.http.process import serve_options
@@ -33,7 +34,7 @@ from areal.services.inference.gateway.app import build_relay
 from areal.services.inference.router.app import router
 from areal.services.weight_update.app import weight_update_gateway
 from areal.services.weight_update.publisher import WeightEndpoint
-from areal.wire.processes import DataProxyConfig, GatewayConfig, RouterConfig, WeightUpdateConfig
+from areal.wire.processes import AgentGatewayConfig, DataProxyConfig, GatewayConfig, RouterConfig, WeightUpdateConfig
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
@@ -82,10 +83,19 @@ async def build_services(state: Path) -> None:
     WeightEndpoint({}, None, loopback=True)
 
 
+async def build_agent_services() -> None:
+    """As ``build_services``. Some of them are components of the same names."""
+    gateway = AgentGatewayConfig(router_url="http://127.0.0.1:1")
+    async with HttpClient() as http:
+        build_gateway(gateway, serve_options(gateway), http)
+
+
 def routes() -> dict[str, Routes]:
     with tempfile.TemporaryDirectory() as folder, Recorder() as recorder:
         asyncio.run(build_services(Path(folder) / "journals"))
-    return recorder.found
+    with Recorder() as agents:
+        asyncio.run(build_agent_services())
+    return {**recorder.found, **{f"agent-{name}": found for name, found in agents.found.items()}}
 
 
 # -- HTTP

@@ -12,9 +12,7 @@ from typing import Any
 import orjson
 from pydantic_core import from_json
 
-from areal.services.http.errors import ApiError, bad_request
-from areal.services.inference.data_proxy.fields import MAX_STOPS, Fields, string_of, unsupported
-from areal.services.inference.data_proxy.parsers.reader import (
+from areal.services.dialects import (
     CallArguments,
     CallEnd,
     CallStart,
@@ -22,8 +20,13 @@ from areal.services.inference.data_proxy.parsers.reader import (
     Piece,
     Reasoning,
     Reply,
+    ResponseSummary,
+    sse_event,
+    string_of,
 )
-from areal.services.inference.data_proxy.serializers import ChatTranslation, ResponseSummary, TemplateUses, sse_event
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.data_proxy.fields import MAX_STOPS, Fields, unsupported
+from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 
 # Answers: one block at a time (thinking, text, a tool's use), stopped before the next one starts.
 # https://docs.anthropic.com/en/docs/build-with-claude/streaming

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Reply, ResponseSummary
 from areal.services.http import headers as names
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
@@ -35,21 +36,7 @@ from areal.services.inference.data_proxy.external_recording import (
 )
 from areal.services.inference.data_proxy.fields import Fields, dialect_field_names
 from areal.services.inference.data_proxy.generation import progress_timeout_s
-from areal.services.inference.data_proxy.parsers.reader import (
-    CallArguments,
-    CallEnd,
-    CallStart,
-    Content,
-    Piece,
-    Reasoning,
-    Reply,
-)
-from areal.services.inference.data_proxy.serializers import (
-    ChatTranslation,
-    DialectWriter,
-    ResponseSummary,
-    TemplateUses,
-)
+from areal.services.inference.data_proxy.serializers import ChatTranslation, DialectWriter, TemplateUses
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import orjson
 
+from areal.services.dialects import DONE, sse_data
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.data_proxy.anthropic import chat_messages
-from areal.services.inference.data_proxy.serializers import DONE, sse_data
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from areal.services.inference.recorder.records import ConversationDigest, RecordedTurn, TextSample, TextTurn
 

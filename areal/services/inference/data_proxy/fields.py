@@ -131,14 +131,6 @@ def is_token_ids(value: object, vocab_size: int) -> bool:
     return isinstance(value, list) and all(type(item) is int and 0 <= item < vocab_size for item in value)
 
 
-def string_of(item: Mapping[str, Any], name: str, where: str) -> str:
-    """A field of an item at ``where``. Raises 400 unless it is a string."""
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise bad_request(f"{where}.{name} must be a string", param=f"{where}.{name}")
-    return value
-
-
 @contextmanager
 def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
     """Errors about a chat body's field name the dialect's own field."""

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http import headers as names
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, Response, StreamResponse
@@ -28,16 +29,7 @@ from areal.services.http.tasks import Watchdog
 from areal.services.inference.data_proxy.control import PauseState, api_error
 from areal.services.inference.data_proxy.fields import ResponseOptions, unsupported
 from areal.services.inference.data_proxy.openai import GenerationRequest
-from areal.services.inference.data_proxy.parsers.reader import (
-    PLAIN,
-    Content,
-    Piece,
-    Reply,
-    ResponseReader,
-    first_marker,
-    joined,
-    possible_start,
-)
+from areal.services.inference.data_proxy.parsers.reader import PLAIN, ResponseReader, first_marker, possible_start
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TextStream
 from areal.services.inference.engines.base import (

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from areal.services.dialects import assistant_message
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import SECONDS, TOKEN_SECONDS, Handler, Metrics, json_response
@@ -37,7 +38,6 @@ from areal.services.inference.data_proxy.serializers import (
     ChatTranslation,
     CompletionSerializer,
     DialectSerializer,
-    assistant_message,
 )
 from areal.services.inference.data_proxy.sessions import CallRecorder, CallRecorders
 from areal.services.inference.data_proxy.tokenizer import DECODE_US, ENCODE_US, RENDER_US, CodecPool, TextCodec, TooLong

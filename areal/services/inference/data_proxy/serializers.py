@@ -14,26 +14,21 @@ from typing import Any, Protocol
 
 import orjson
 
-from areal.services.inference.data_proxy.generation import Choice, ChoiceUpdate, ResponseState
-from areal.services.inference.data_proxy.parsers.reader import (
-    CallArguments,
-    CallEnd,
-    CallStart,
+from areal.services.dialects import (
+    DONE,
     Content,
     Piece,
-    Reasoning,
     Reply,
+    ResponseSummary,
+    assistant_message,
+    chat_delta,
+    sse_data,
 )
+from areal.services.inference.data_proxy.generation import Choice, ChoiceUpdate, ResponseState
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import FinishReason, PromptLogprobs
 
-DONE = b"data: [DONE]\n\n"
 _NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
-
-
-def sse_data(data: object) -> bytes:
-    return b"data: " + orjson.dumps(data) + b"\n\n"
-
 
 # Log-probabilities in the forms of the two APIs. Every sampled token has an entry, also the token that ended the answer
 # and those of a stop string: the entries stay in step with ``completion_tokens``. JSON has no minus infinity; the API
@@ -117,39 +112,10 @@ def plain_logprobs(choice: Choice, start: int, end: int) -> list[float]:
     return values if not values or min(values) >= _LEAST else [max(value, _LEAST) for value in values]
 
 
-def assistant_message(reply: Reply) -> dict[str, Any]:
-    """The reply as the message with which clients send it back."""
-    message: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
-    if reply.reasoning:
-        message["reasoning_content"] = reply.reasoning
-    if reply.calls:
-        message["content"] = reply.content or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in reply.calls
-        ]
-    return message
-
-
 def chat_finish_reason(choice: Choice) -> str | None:
     if choice.finish_reason is FinishReason.STOP and choice.reply.calls:
         return "tool_calls"
     return choice.finish_reason
-
-
-def _chat_delta(piece: Piece) -> dict[str, Any] | None:
-    match piece:
-        case Content(text):
-            return {"content": text}
-        case Reasoning(text):
-            return {"reasoning_content": text}
-        case CallStart(index, call_id, name):
-            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-            return {"tool_calls": [call]}
-        case CallArguments(index, fragment):
-            return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
-        case CallEnd():
-            return None
 
 
 class _OpenAISerializer(ABC):
@@ -241,7 +207,7 @@ class ChatSerializer(_OpenAISerializer):
         more = self._token_fields(choice, update.start, update.end)
         if state.options.top_logprobs is not None and update.end > update.start:
             more["logprobs"] = chat_logprobs(state.codec, choice, update.start, update.end)
-        deltas = [delta for piece in pieces if (delta := _chat_delta(piece)) is not None]
+        deltas = [delta for piece in pieces if (delta := chat_delta(piece)) is not None]
         if more and not deltas:  # tokens whose text is not clear yet
             deltas = [{"content": ""}]
         chunks = []
@@ -339,17 +305,6 @@ TemplateUses = Callable[[str], bool]
 """Whether the model's chat template has a variable of this name."""
 
 
-@dataclass(frozen=True)
-class ResponseSummary:
-    """The end of an answer. ``finish``: a chat completion's finish reason; ``stop``: the stop string that was met."""
-
-    finish: str
-    prompt_tokens: int
-    output_tokens: int
-    reasoning_tokens: int = 0
-    stop: str | None = None
-
-
 class DialectWriter(Protocol):
     """Writes one answer, as events or as a whole."""
 
@@ -404,7 +359,3 @@ class DialectSerializer:
             reasoning_tokens=choice.reasoning_tokens,
             stop=choice.stop or (last if last in state.options.stops else None),
         )
-
-
-def sse_event(kind: str, data: Mapping[str, Any]) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"

@@ -61,14 +61,19 @@ class SessionKeys:
             return None
         if self._key is not None and self._key.matches(key):
             return None
-        tag = tag_of_key(key.decode("ascii"))
-        if tag is not None and await self.is_known(tag):
-            return tag
-        chosen = await self._chosen_key(key_digest(key)) if self._table.records else None
-        if chosen is None and self._key is not None:
+        tag = await self.journal_with(key)
+        if tag is None and self._key is not None:
             self._table.require_whole()
             raise unknown_key()
-        return chosen
+        return tag
+
+    async def journal_with(self, key: bytes) -> str | None:
+        """The tag of the journal whose session has this key; None where there is no such session. Raises 503 where that
+        cannot be told now."""
+        tag = tag_of_key(key.decode())
+        if tag is not None and await self.is_known(tag):
+            return tag
+        return await self._chosen_key(key_digest(key)) if self._table.records else None
 
     async def is_known(self, tag: str) -> bool:
         """Whether some data proxy has this journal, or will have it again. Raises 503 where one that might have it was
@@ -126,6 +131,10 @@ class SessionKeys:
                 return None
             raise
         return journal if isinstance(journal, str) else None
+
+    def remember(self, key: bytes, tag: str) -> None:
+        """The session with this key is in this journal."""
+        self._chosen[key_digest(key)] = (tag, asyncio.get_running_loop().time() + _FOUND_S)
 
     def forget(self, key: bytes) -> None:
         """Forget which session has the key: another one may have it now."""
@@ -298,6 +307,26 @@ _BODY_BYTES = 1024 * 1024
 _LOOK_AGAIN_S = 0.5
 
 
+async def place_sessions(
+    table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str
+) -> tuple[int, bytes]:
+    """The router's answer, as soon as there is a data proxy to take the sessions: 503 says that nothing began, and 404
+    of a model that we know that the router has yet to hear of it again."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + table.limits.request_timeout_seconds
+    while True:
+        try:
+            reply = await router.send("POST", "/register_session", body, request_id)
+            forgot = b'"model_not_found"' in reply[1] and model in table.snapshot.models
+            away = reply[0] == 503 or (reply[0] == 404 and forgot)
+            if not away or loop.time() >= deadline:
+                return reply
+        except ApiError as error:
+            if error.code != ROUTER_AWAY or loop.time() >= deadline:
+                raise
+        await table.changed(_LOOK_AGAIN_S)
+
+
 class SessionRoutes:
     def __init__(
         self, table: LiveTable, relay: Relay, router: RouterClient, journals: JournalClient, keys: SessionKeys
@@ -322,27 +351,12 @@ class SessionRoutes:
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be a string", param="model")
         model = (await self._relay.resolve(name)).name
-        status, answer = await self._started(orjson.dumps({**data, "model": model}), model, request.id)
+        status, answer = await place_sessions(
+            self._table, self._router, orjson.dumps({**data, "model": model}), model, request.id
+        )
         if isinstance(key, str):
             self._keys.forget(key.encode("utf-8", "surrogatepass"))
         return Response(status, answer, content_type="application/json")
-
-    async def _started(self, body: bytes, model: str, request_id: str) -> tuple[int, bytes]:
-        """The router's answer, as soon as there is a data proxy to take the sessions: 503 says that nothing began, and
-        404 of a model that we know that the router has yet to hear of it again."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._table.limits.request_timeout_seconds
-        while True:
-            try:
-                reply = await self._router.send("POST", "/register_session", body, request_id)
-                forgot = b'"model_not_found"' in reply[1] and model in self._table.snapshot.models
-                away = reply[0] == 503 or (reply[0] == 404 and forgot)
-                if not away or loop.time() >= deadline:
-                    return reply
-            except ApiError as error:
-                if error.code != ROUTER_AWAY or loop.time() >= deadline:
-                    raise
-            await self._table.changed(_LOOK_AGAIN_S)
 
     def _of_a_session(self, path: str) -> Any:
         async def handle(request: Request) -> AnyResponse:

@@ -9,10 +9,10 @@ import anthropic
 import openai
 import pytest
 
+from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Reasoning
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.external import ChatDeltaReader, api_failures, chat_body
 from areal.services.inference.data_proxy.external_recording import NotACompletion, ResponseRecorder, field_of, items_of
-from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallEnd, CallStart, Content, Reasoning
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from tests.services.inference.data_proxy.dialects.talks import ROME, THOUGHT, TWO_CALLS, WEATHER
 from tests.services.inference.running_service import Service

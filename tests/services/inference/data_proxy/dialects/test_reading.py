@@ -11,11 +11,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from areal.errors import UsageFault
+from areal.services.dialects import CallArguments, CallStart, Content
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Choice
 from areal.services.inference.data_proxy.openai import Parsers, ResponseParsing, ToolUse, load_parsers, read_tool_use
-from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallStart, Content
 from areal.services.inference.data_proxy.template import ChatTemplate
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities, EngineDelta, FinishReason

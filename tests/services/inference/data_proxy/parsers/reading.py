@@ -7,16 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import count, pairwise
 from typing import Any
 
-from areal.services.inference.data_proxy.parsers.reader import (
-    CallArguments,
-    CallEnd,
-    CallStart,
-    Piece,
-    ReasoningFormat,
-    Reply,
-    ResponseReader,
-    Tools,
-)
+from areal.services.dialects import CallArguments, CallEnd, CallStart, Piece, Reply
+from areal.services.inference.data_proxy.parsers.reader import ReasoningFormat, ResponseReader, Tools
 from areal.services.inference.data_proxy.parsers.registry import tool_format
 
 Call = tuple[str, dict[str, Any]]

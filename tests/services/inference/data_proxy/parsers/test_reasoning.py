@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal.services.inference.data_proxy.parsers.reader import Content, Reasoning
+from areal.services.dialects import Content, Reasoning
 from areal.services.inference.data_proxy.parsers.registry import REASONING_FORMATS, reasoning_format
 from tests.services.inference.data_proxy.parsers.reading import new_reader, read
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal.services.inference.data_proxy.parsers.reader import CallArguments, CallEnd, CallStart, Content, Reply
+from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Reply
 from tests.services.inference.data_proxy.parsers.reading import WRITERS, calls_of, new_reader, read
 
 ROME = '{"city": "Rome"}'

@@ -1,0 +1,148 @@
+"""A turn's answer in the form of OpenAI's Responses or Chat Completions API, whole or streamed.
+
+A response has the agent's tool calls, with their results, and its text as items. A chat completion has the text alone:
+a client would take tool calls for its own to make. The agent's own stream is passed on as a chat completion; elsewhere
+its summary is the text.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from areal.services.agent.gateway.bodies import TurnBody
+from areal.services.agent.gateway.turns import Event
+from areal.services.dialects import DONE, CallArguments, CallEnd, CallStart, Content, ResponsesWriter, sse_data
+from areal.services.http.headers import IGNORED
+from areal.services.http.messages import AnyResponse, Request, StreamResponse
+from areal.services.http.service import json_response
+from areal.wire.agents import SESSION_KEY_HEADER
+
+_SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+_NOT_PASSED_ON = frozenset(
+    ("connection", "content-encoding", "content-length", "date", "keep-alive", "server", "transfer-encoding", "upgrade")
+)
+
+
+class Answer:
+    """Of one turn: ``event`` takes its events, ``end`` gives what the handler returns."""
+
+    def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
+        self._request = request
+        self._body = body
+        self._model = body.model or service
+        self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
+        self._out = StreamResponse(headers={**_SSE, **self._headers})
+
+    async def event(self, event: Event) -> None:
+        raise NotImplementedError
+
+    async def end(self, complete: Event) -> AnyResponse:
+        raise NotImplementedError
+
+    async def _write(self, data: bytes) -> None:
+        """Raises ConnectionResetError when the caller is gone."""
+        if self._out.prepared:
+            await self._out.write(data)
+        elif self._body.stream:
+            self._out.begin(self._request, data)
+
+    def _whole(self, data: Mapping[str, Any]) -> AnyResponse:
+        return json_response(data, more_headers=self._headers)
+
+
+class _TurnWriter(ResponsesWriter):
+    def output(self, call_id: str, text: str) -> bytes:
+        """The result of a call."""
+        done = self._done("completed")
+        item = {"id": f"fco_{self._id.removeprefix('resp_')}_{len(self._items)}", "type": "function_call_output"}
+        item |= {"status": "completed", "call_id": call_id, "output": text}
+        at = {"output_index": len(self._items), "item": item}
+        self._items.append(item)
+        return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
+
+    def completed(self, summary: str) -> tuple[bytes, dict[str, Any]]:
+        """The end of the answer, whose text is ``summary``, said already or not."""
+        said = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
+        last = b"" if said or not summary else self._done("completed") + self.pieces((Content(summary),))
+        done = last + self._done("completed")
+        response = self._response("completed", self._items, None, None)
+        return done + self._event("response.completed", response=response), response
+
+
+class ResponsesAnswer(Answer):
+    _writer: _TurnWriter
+    _calls = 0
+
+    async def event(self, event: Event) -> None:
+        match event["type"]:
+            case "accepted":
+                answer_id = f"resp_{event['run_id'].removeprefix('run-')}"
+                self._writer = _TurnWriter(answer_id, self._model, int(time.time()), echoed=self._body.asked)
+                await self._write(self._writer.opening(0))
+            case "delta":
+                await self._write(self._writer.pieces((Content(event["text"]),)))
+            case "tool_call":
+                number = self._calls
+                self._calls += 1
+                start = CallStart(number, event["id"], event["name"])
+                pieces = (start, CallArguments(number, event["arguments"]), CallEnd(number))
+                await self._write(self._writer.pieces(pieces))
+            case "tool_result":
+                await self._write(self._writer.output(event["id"], event["result"]))
+
+    async def end(self, complete: Event) -> AnyResponse:
+        events, response = self._writer.completed(complete["summary"])
+        if not self._body.stream:
+            return self._whole(response)
+        await self._write(events)
+        return self._out
+
+
+class ChatAnswer(Answer):
+    """``_said``: the deltas. ``_passed_on``: the agent's own stream is the answer."""
+
+    _head: Mapping[str, Any]
+    _said = ""
+    _passed_on = False
+
+    async def event(self, event: Event) -> None:
+        match event["type"]:
+            case "accepted":
+                answer_id = f"chatcmpl-{event['run_id'].removeprefix('run-')}"
+                self._head = {"id": answer_id, "created": int(time.time()), "model": self._model}
+            case "delta":
+                await self._say(event["text"])
+            case "response":
+                theirs = {n: v for n, v in event["headers"].items() if n.lower() not in _NOT_PASSED_ON}
+                self._passed_on = True
+                self._out = StreamResponse(event["status"], headers={**theirs, **self._headers})
+                self._out.begin(self._request)
+            case "data":
+                await self._write(base64.b64decode(event["data"]))
+
+    async def _say(self, text: str) -> None:
+        if not self._body.stream:
+            return
+        first = {"role": "assistant"} if not self._said else {}
+        self._said += text
+        await self._write(self._chunk({**first, "content": text}))
+
+    def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return sse_data({**self._head, "object": "chat.completion.chunk", "choices": [choice]})
+
+    async def end(self, complete: Event) -> AnyResponse:
+        if self._passed_on:
+            return self._out
+        summary, said = complete["summary"], self._said
+        if not self._body.stream:
+            message = {"role": "assistant", "content": summary, "refusal": None}
+            choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+            return self._whole({**self._head, "object": "chat.completion", "choices": [choice]})
+        if not said.endswith(summary):
+            await self._say(f"\n\n{summary}" if said else summary)
+        await self._write(self._chunk({}, "stop") + DONE)
+        return self._out

@@ -1,0 +1,92 @@
+"""The agent gateway's process, wired together, and its turns by HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from areal.services.agent.gateway.answers import Answer, ChatAnswer, ResponsesAnswer
+from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
+from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header
+from areal.services.agent.gateway.turns import TurnCall, TurnMetrics, TurnRunner, new_run_id
+from areal.services.http.auth import Access
+from areal.services.http.client import HttpClient
+from areal.services.http.messages import AnyResponse, Request, body_as, read_object
+from areal.services.http.process import ServeOptions
+from areal.services.http.service import Handler, Service
+from areal.services.http.tasks import background
+from areal.services.inference.gateway.relay import Admission
+from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
+from areal.services.inference.gateway.sessions import JournalClient, SessionKeys
+from areal.wire.agents import StartAgentSession, TurnRequest
+from areal.wire.processes import AgentGatewayConfig
+
+_IDEMPOTENCY_KEY = "Idempotency-Key"
+ReadBody = Callable[[Mapping[str, Any]], TurnBody]
+
+
+class TurnRoutes:
+    def __init__(self, table: LiveTable, sessions: AgentSessions, runner: TurnRunner) -> None:
+        self._table = table
+        self._sessions = sessions
+        self._runner = runner
+
+    def add_to(self, service: Service) -> None:
+        for prefix in ("/v1", ""):
+            responses, chat = self._turn(read_responses, ResponsesAnswer), self._turn(read_chat, ChatAnswer)
+            service.route("POST", f"{prefix}/responses", responses, Access.ADMIN)
+            service.route("POST", f"{prefix}/chat/completions", chat, Access.ADMIN)
+
+    def _turn(self, read: ReadBody, answers: type[Answer]) -> Handler:
+        async def handle(request: Request) -> AnyResponse:
+            data = await read_object(request, self._table.limits.max_body_bytes)
+            inference = self._sessions.model_access(data)
+            body = read(data)
+            key = key_in_header(request.headers) or body.user
+            repeated = request.headers.get(_IDEMPOTENCY_KEY)
+            asked = {"message": body.message, "run_id": new_run_id(), "idempotency_key": repeated}
+            turn = replace(body_as(TurnRequest, asked), metadata=body.metadata, inference=inference)
+            if key is None:
+                start = StartAgentSession(model=self._sessions.service, inference=inference)
+                key, _ = await self._sessions.start(start, request.id)
+            answer = answers(request, body, key, self._sessions.service)
+            return await answer.end(await self._runner.run(TurnCall(key, turn, request.id), answer.event))
+
+        return handle
+
+
+@contextlib.asynccontextmanager
+async def agent_gateway(config: AgentGatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    """The gateway's service; its follower starts and stops with the application."""
+    async with HttpClient() as http:
+        yield build_gateway(config, options, http)
+
+
+def build_gateway(config: AgentGatewayConfig, options: ServeOptions, http: HttpClient) -> Service:
+    table, headers = LiveTable(config.limits), options.headers
+    follower = Follower(table, http, config.router_url, headers)
+    service = Service(
+        "gateway",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
+        details=lambda: {
+            "router_connected": follower.connected,
+            "table": table.summary(),
+            "service": config.service,
+        },
+    )
+    queued = service.metrics.gauge("areal_gateway_queued", "Turns waiting for a pair.")
+    admission = Admission(table, queued)
+    router = RouterClient(http, config.router_url, headers)
+    keys = SessionKeys(table, follower, router, options.key)
+    sessions = AgentSessions(config.service, table, router, keys, config.inference)
+    journals = JournalClient(http, table, admission, keys, headers)
+    runner = TurnRunner(sessions, table, follower, admission, http, headers, TurnMetrics(service.metrics))
+    TurnRoutes(table, sessions, runner).add_to(service)
+    AgentSessionRoutes(sessions, journals).add_to(service)
+
+    service.add_lifespan(lambda: background("router-watch", follower.run))
+    return service

@@ -1,0 +1,143 @@
+"""Bodies of turns by OpenAI's Responses and Chat Completions APIs, as a turn's message and metadata.
+
+The session has the conversation, so that only what the user said last is the message. What comes before it is there for
+an agent that wants it: a chat's body is the metadata's ``chat_request``, a response's ``input``, ``instructions`` and
+``tools`` are in the metadata under these names. Fields without effect are named in ``x-areal-ignored``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+from urllib.parse import quote
+
+from areal.services.agent.gateway.sessions import ROUTING_FIELDS, caller_metadata
+from areal.services.dialects import joined_text
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import body_as
+from areal.wire.agents import session_key
+
+_NOT_KEPT = "a session keeps its conversation: name it by X-AReaL-Session-Key"
+_REFUSED = {
+    "previous_response_id": _NOT_KEPT,
+    "conversation": _NOT_KEPT,
+    "prompt": "there are no stored prompts",
+    "functions": "it is the old form of tools",
+    "function_call": "it is the old form of tool_choice",
+}
+_MOST_IGNORED = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Common:
+    model: str | None = None
+    user: str | None = session_key(None)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ResponsesBody(_Common):
+    input: Any
+    instructions: str | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    background: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ChatBody(_Common):
+    messages: tuple[Mapping[str, Any], ...]
+    n: int = 1
+
+
+@dataclass(frozen=True)
+class TurnBody:
+    """``metadata``: the agent's. ``asked``: what the answer repeats of the request. ``ignored``: fields that have no
+    effect."""
+
+    message: str
+    metadata: Mapping[str, Any]
+    user: str | None
+    model: str | None
+    stream: bool
+    asked: Mapping[str, Any]
+    ignored: tuple[str, ...] = ()
+
+
+def read_responses(data: Mapping[str, Any]) -> TurnBody:
+    """Raises 400 naming the field."""
+    _refuse(data)
+    body = body_as(_ResponsesBody, data)
+    if body.background:
+        raise _unsupported("background", "a response is not kept")
+    items = body.input
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not items:
+        raise bad_request("input must be a string or a list of items, not empty", param="input")
+    message = _last_message(items, "input")
+    more: dict[str, Any] = {"input": body.input} if len(items) > 1 else {}
+    more |= {"instructions": body.instructions} if body.instructions is not None else {}
+    more |= {"tools": data["tools"]} if body.tools else {}
+    metadata = caller_metadata(body.metadata)
+    if twice := sorted(more.keys() & metadata.keys()):
+        message = f"metadata.{twice[0]} is reserved: the request's {twice[0]} is there"
+        raise bad_request(message, param=f"metadata.{twice[0]}", code="reserved_metadata")
+    asked = {
+        "instructions": body.instructions,
+        "metadata": metadata,
+        "parallel_tool_calls": True,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": data.get("tools") or [],
+        "top_p": None,
+        "user": body.user,
+    }
+    ignored = _ignored(data, _ResponsesBody)
+    return TurnBody(message, {**metadata, **more}, body.user, body.model, body.stream, asked, ignored)
+
+
+def read_chat(data: Mapping[str, Any]) -> TurnBody:
+    """Raises 400 naming the field."""
+    _refuse(data)
+    body = body_as(_ChatBody, data)
+    if body.n != 1:
+        raise _unsupported("n", "a turn has one answer")
+    if not body.messages:
+        raise bad_request("messages must not be empty", param="messages")
+    message = _last_message(body.messages, "messages")
+    request = {name: value for name, value in data.items() if name not in (*ROUTING_FIELDS, "user", "metadata")}
+    metadata = {**caller_metadata(body.metadata), "chat_request": request}
+    return TurnBody(message, metadata, body.user, body.model, body.stream, {})
+
+
+def _refuse(data: Mapping[str, Any]) -> None:
+    for name, why in _REFUSED.items():
+        if data.get(name) is not None:
+            raise _unsupported(name, why)
+
+
+def _unsupported(name: str, why: str) -> ApiError:
+    return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+
+
+def _ignored(data: Mapping[str, Any], body: type[Any]) -> tuple[str, ...]:
+    known = {each.name for each in fields(body)} | set(ROUTING_FIELDS)
+    names = sorted(name for name, value in data.items() if name not in known and value is not None)
+    return tuple(quote(name, safe="") for name in names[:_MOST_IGNORED])
+
+
+def _last_message(items: Any, where: str) -> str:
+    """What the user said last: the messages after the last one of somebody else. Raises 400."""
+    said: list[str] = []
+    for place, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise bad_request(f"{where}[{place}] must be an object", param=f"{where}[{place}]")
+        if item.get("type", "message") == "message" and item.get("role") == "user":
+            said.append(joined_text(item.get("content"), f"{where}[{place}].content", "\n"))
+        else:
+            said.clear()
+    if not said:
+        raise bad_request(f"{where} must end with a message of the user", param=where)
+    return "\n\n".join(said)

@@ -1,0 +1,264 @@
+"""Sessions of an agent service: found by their keys, started where the router says, asked where their journal is.
+
+A key is opaque: any text of 1 to 1024 bytes of UTF-8. In a path it is one percent-encoded segment; in the header
+``X-AReaL-Session-Key`` it is the field's bytes as they are, read as UTF-8 and not percent-decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.headers import Headers
+from areal.services.http.messages import (
+    AnyResponse,
+    Request,
+    Response,
+    body_as,
+    decode_object,
+    query_int,
+    read_body,
+    read_object,
+)
+from areal.services.http.service import Handler, Service, json_response
+from areal.services.inference.gateway.routing import LiveTable, RouterClient
+from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, place_sessions, to_response
+from areal.services.journal.keys import tag_of_key
+from areal.wire.agents import (
+    KEY_PROBLEM,
+    SESSION_KEY_HEADER,
+    ExportSession,
+    ModelAccess,
+    RewardSession,
+    StartAgentSession,
+    is_session_key,
+    session_key,
+)
+from areal.wire.processes import InferenceAccess
+
+RESERVED = ("areal_inference", "chat_request")  # metadata that the service itself gives the agent
+_BODY_BYTES = 1024 * 1024
+_SESSION_HEADER = SESSION_KEY_HEADER.lower().encode()
+
+
+def path_of(key: str, verb: str = "") -> str:
+    """A data proxy's path of a session."""
+    return f"/session/{quote(key, safe='')}{verb}"
+
+
+def session_not_found() -> ApiError:
+    return ApiError(404, "no session has this key", code="session_not_found", param="session_key")
+
+
+def key_in_header(headers: Headers) -> str | None:
+    """The session's key. Raises 400."""
+    if _SESSION_HEADER not in headers.raw:
+        return None
+    return checked_key(headers[SESSION_KEY_HEADER], SESSION_KEY_HEADER)
+
+
+def checked_key(key: str, param: str) -> str:
+    """Raises 400."""
+    if not is_session_key(key):
+        raise bad_request(f"{param} {KEY_PROBLEM}", param=param)
+    return key
+
+
+def refusal(status: int, body: bytes) -> ApiError:
+    """The error that another component answered."""
+    try:
+        error = orjson.loads(body)["error"]
+        return ApiError(status, error["message"], code=error.get("code"), param=error.get("param"))
+    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
+        return ApiError(502, f"a component of the service answered {status}", code="bad_gateway")
+
+
+def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Raises 400 for names that are the service's own."""
+    for name in RESERVED:
+        if name in metadata:
+            message = f"metadata.{name} is reserved: the service sets it"
+            raise bad_request(message, param=f"metadata.{name}", code="reserved_metadata")
+    return metadata
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """What a caller says of an RL session of its own. The first and the last come together."""
+
+    inf_base_url: str | None = None
+    inf_model: str | None = None
+    session_api_key: str | None = field(default=None, repr=False)
+
+
+ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
+
+
+class AgentSessions:
+    def __init__(
+        self,
+        service: str,
+        table: LiveTable,
+        router: RouterClient,
+        keys: SessionKeys,
+        inference: tuple[InferenceAccess, ...],
+    ) -> None:
+        self.service = service
+        self._table = table
+        self._router = router
+        self._keys = keys
+        self._inference = {_base(access.addr): access for access in inference}
+
+    def model_access(self, data: Mapping[str, Any]) -> ModelAccess | None:
+        """The RL session that the caller brings. Raises 400 for half of one, and for one of another inference
+        service than those configured."""
+        if all(data.get(name) is None for name in ROUTING_FIELDS):
+            return None
+        given = body_as(Routing, data)
+        for name, value in (("inf_base_url", given.inf_base_url), ("session_api_key", given.session_api_key)):
+            if not value:
+                message = f"{name} is required: inf_base_url and session_api_key come together"
+                raise bad_request(message, param=name, code="missing_field")
+        access = self._inference.get(_base(str(given.inf_base_url)))
+        if access is None:
+            message = "inf_base_url is no inference service of this agent service"
+            raise bad_request(message, param="inf_base_url", code="foreign_inference")
+        model = given.inf_model or access.model
+        return ModelAccess(base_url=_base(access.addr), api_key=str(given.session_api_key), model=model)
+
+    async def find(self, key: str) -> str:
+        """The tag of the session's journal. Raises 404."""
+        tag = await self._keys.journal_with(key.encode())
+        if tag is None:
+            self._table.require_whole()
+            raise session_not_found()
+        return tag
+
+    def forget(self, key: str) -> None:
+        """The session is no longer where it was."""
+        self._keys.forget(key.encode())
+
+    async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
+        """The tag of the journal of the session, which need not exist yet."""
+        tag = await self._keys.journal_with(key.encode())
+        return tag or await self.start_with(key, inference, request_id)
+
+    async def start_with(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
+        start = StartAgentSession(api_key=key, model=self.service, inference=inference)
+        return (await self.start(start, request_id))[1]
+
+    async def start(self, start: StartAgentSession, request_id: str) -> tuple[str, str]:
+        """The session's key and its journal's tag. A session that has the key already is the answer, too."""
+        body = orjson.dumps(asdict(start))
+        status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
+        if status == 404 and b'"model_not_found"' in answer:
+            message = "no pair of this agent service is registered"
+            raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
+        if status != 201:
+            raise refusal(status, answer)
+        told = orjson.loads(answer)
+        key = told["sessions"][0]["session_api_key"]
+        tag = told.get("journal") or tag_of_key(key)
+        if tag is None:
+            self.forget(key)
+            return key, await self.find(key)
+        self._keys.remember(key.encode(), tag)
+        return key, tag
+
+
+def _base(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NewSession:
+    session_key: str | None = session_key(None)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _NamedSession:
+    session_key: str = session_key()
+
+
+class AgentSessionRoutes:
+    def __init__(self, sessions: AgentSessions, journals: JournalClient) -> None:
+        self._sessions = sessions
+        self._journals = journals
+
+    def add_to(self, service: Service) -> None:
+        service.route("POST", "/sessions", self.start, Access.ADMIN)
+        service.route("GET", "/sessions", self.list, Access.ADMIN)
+        service.route("POST", "/sessions/close", self.close, Access.ADMIN)
+        service.route("GET", "/sessions/{key}", self._asks("GET", ""), Access.ADMIN)
+        service.route("DELETE", "/sessions/{key}/turn", self._asks("DELETE", "/turn"), Access.ADMIN)
+        service.route("POST", "/sessions/{key}/reward", self._asks("POST", "/reward", RewardSession), Access.ADMIN)
+        service.route("POST", "/sessions/{key}/export", self._asks("POST", "/export", ExportSession), Access.ADMIN)
+
+    async def start(self, request: Request) -> Response:
+        data = await read_object(request, _BODY_BYTES)
+        body = body_as(_NewSession, data)
+        start = StartAgentSession(
+            api_key=body.session_key,
+            model=self._sessions.service,
+            metadata=caller_metadata(body.metadata),
+            inference=self._sessions.model_access(data),
+        )
+        key, _ = await self._sessions.start(start, request.id)
+        return json_response({"session_key": key, "metadata": body.metadata}, status=201)
+
+    async def list(self, request: Request) -> Response:
+        """One page over all data proxies, in the order of keys. ``journals_away``: those of which nobody serves the
+        sessions just now."""
+        limit = query_int(request, "limit", 100, 1, 1000)
+        answers = await self._journals.each(f"/sessions?{request.query_string}", self._journals.for_admin(request))
+        found: list[dict[str, Any]] = []
+        more = False
+        for reply in answers.values():
+            if reply.status != 200:
+                return to_response(reply)
+            page = reply.object()
+            found += page["sessions"]
+            more = more or page["next"] is not None
+        found.sort(key=lambda session: session["session_key"])
+        more = more or len(found) > limit
+        found = found[:limit]
+        following = found[-1]["session_key"] if more and found else None
+        return json_response({"sessions": found, "next": following, "journals_away": self._journals.away(answers)})
+
+    async def close(self, request: Request) -> AnyResponse:
+        key = (await read_body(request, _NamedSession, _BODY_BYTES)).session_key
+        return await self._ask(request, key, "POST", "/close")
+
+    def _asks(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
+        """Passes a request on to the session's data proxy, after a look at its ``body``."""
+
+        async def handle(request: Request) -> AnyResponse:
+            key = checked_key(request.match_info["key"], "session_key")
+            given = await request.read(_BODY_BYTES)
+            if body is not None:
+                given = given or b"{}"
+                body_as(body, decode_object(given))
+            return await self._ask(request, key, method, verb, given)
+
+        return handle
+
+    async def _ask(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> Response:
+        tag = await self._sessions.find(key)
+        reply = await self._journals.ask(tag, method, path_of(key, verb), self._journals.for_admin(request), body)
+        if reply.status == 404:
+            self._sessions.forget(key)
+        return to_response(reply)
+
+    async def cancel(self, key: str, request: Request) -> Mapping[str, Any]:
+        """End the session's running turn. Raises 404."""
+        reply = await self._ask(request, key, "DELETE", "/turn")
+        if reply.status != 200:
+            raise refusal(reply.status, reply.body)
+        return dict(orjson.loads(reply.body))

@@ -1,0 +1,200 @@
+"""One turn: posted to the data proxy that has its session, and its events as they come (``areal.wire.agents``).
+
+A turn that no data proxy has begun is sent again: a refused connection, 503, 421 after a journal has moved, 404 of a
+session that was closed meanwhile and starts anew. One that may have begun is not: where its data proxy is lost it has
+failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import orjson
+from prometheus_client import Counter, Histogram
+
+from areal.services.agent.gateway.sessions import AgentSessions, path_of, refusal
+from areal.services.http import headers as names
+from areal.services.http.client import Connection, HttpClient, NotConnected, ResponseLost
+from areal.services.http.errors import ApiError
+from areal.services.http.headers import unique_id
+from areal.services.http.service import Metrics
+from areal.services.http.tasks import Watchdog
+from areal.services.inference.gateway.relay import Admission
+from areal.services.inference.gateway.routing import Follower, LiveTable, split_lines
+from areal.services.inference.router.picking import CallKey
+from areal.wire.agents import TurnRequest
+from areal.wire.routing import WorkerEntry
+
+Event = Mapping[str, Any]
+Sink = Callable[[Event], Awaitable[None]]
+LAST = ("complete", "failed")
+_GRACE_S = 1.0  # the data proxy's own deadline is the first to speak
+_MOST_STARTS = 3
+_NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would run the agent again
+_FAILURES = {
+    "agent": (500, "agent_failed", _NO_RETRY),
+    "infra": (502, "worker_lost", {}),
+    "cancelled": (409, "turn_cancelled", _NO_RETRY),
+}
+
+
+def new_run_id() -> str:
+    return unique_id("run-")
+
+
+def failure_of(event: Event) -> ApiError:
+    """The error of a turn that has ``failed``."""
+    status, code, headers = _FAILURES[event["failure"]]
+    return ApiError(status, event["error"], code=code, headers=headers)
+
+
+class TurnMetrics:
+    def __init__(self, metrics: Metrics) -> None:
+        self._turns = metrics.counter("areal_agent_turns_total", "Turns, by how they ended.", ("outcome",))
+        self._seconds = metrics.histogram("areal_agent_turn_seconds", "From a turn's request to its end.", labels=())
+        self._first = metrics.histogram(
+            "areal_agent_first_event_seconds", "From a turn's request to what the agent says first.", labels=()
+        )
+        self.running = metrics.gauge("areal_agent_turns_running", "Turns that run now.")
+        self._by_outcome: dict[str, Counter] = {}
+
+    @property
+    def first(self) -> Histogram:
+        return self._first
+
+    def ended(self, outcome: str, seconds: float) -> None:
+        counter = self._by_outcome.get(outcome)
+        if counter is None:
+            counter = self._by_outcome[outcome] = self._turns.labels(outcome)
+        counter.inc()
+        self._seconds.observe(seconds)
+
+
+@dataclass
+class TurnCall:
+    """A turn on its way. ``key``: its session's. ``writing``: an event is on its way to the caller."""
+
+    key: str
+    turn: TurnRequest
+    request_id: str
+    started: float = field(default_factory=time.perf_counter)
+    said: bool = False  # something, after ``accepted``
+    writing: bool = False
+
+
+class TurnRunner:
+    def __init__(
+        self,
+        sessions: AgentSessions,
+        table: LiveTable,
+        follower: Follower,
+        admission: Admission,
+        http: HttpClient,
+        headers: Mapping[str, str],
+        metrics: TurnMetrics,
+    ) -> None:
+        self._sessions = sessions
+        self._table = table
+        self._follower = follower
+        self._admission = admission
+        self._http = http
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._metrics = metrics
+
+    async def run(self, call: TurnCall, sink: Sink) -> Event:
+        """Give the turn's events to ``sink``, and return the last one, ``complete``. A cancelled call cancels the turn
+        where nobody else waits for it. Raises ApiError for a turn that was refused or has failed."""
+        outcome = "abandoned"  # the caller has left
+        self._metrics.running.inc()
+        try:
+            last = await self._until_begun(call, sink)
+            outcome = "complete" if last["type"] == "complete" else last["failure"]
+        except ApiError:
+            outcome = "refused"
+            raise
+        finally:
+            self._metrics.running.dec()
+            self._metrics.ended(outcome, time.perf_counter() - call.started)
+        if outcome != "complete":
+            raise failure_of(last)
+        return last
+
+    async def _until_begun(self, call: TurnCall, sink: Sink) -> Event:
+        body = orjson.dumps(asdict(call.turn))
+        refused: set[str] = set()
+        starts = 0
+        since = asyncio.get_running_loop().time()
+        tag = await self._sessions.find_or_start(call.key, call.turn.inference, call.request_id)
+        while True:
+            worker = await self._worker(tag, refused, since)
+            outcome = await self._attempt(call, body, worker, sink)
+            if not isinstance(outcome, ApiError):
+                return outcome
+            refused = {worker.addr}
+            if outcome.code == "session_not_found" and starts < _MOST_STARTS:
+                starts += 1
+                tag = await self._sessions.start_with(call.key, call.turn.inference, call.request_id)
+                refused = set()
+            elif outcome.status == 503:
+                self._table.suspect(worker.addr)
+            elif outcome.status != 421:
+                raise outcome
+
+    async def _attempt(self, call: TurnCall, body: bytes, worker: WorkerEntry, sink: Sink) -> Event | ApiError:
+        """The turn's last event, or the answer of a data proxy that did not begin it."""
+        path, headers = path_of(call.key, "/turn"), {**self._headers, names.REQUEST_ID: call.request_id}
+        try:
+            async with self._watchdog(call, worker) as watchdog:
+                async with self._http.call("POST", worker.addr, path, headers, body) as answer:
+                    if answer.status != 200:
+                        return refusal(answer.status, await answer.whole())
+                    self._table.trust(worker.addr)
+                    return await self._read(call, answer, sink, watchdog)
+        except NotConnected:
+            return ApiError(503, "the data proxy is away", code="worker_lost")
+        except TimeoutError:
+            return _lost(f"the data proxy gave no sign of life for {self._idle_s():g} s")
+        except (ResponseLost, ValueError) as error:
+            return _lost(f"the data proxy was lost: {error}")
+
+    async def _read(self, call: TurnCall, answer: Connection, sink: Sink, watchdog: Watchdog) -> Event:
+        """Raises ResponseLost where the answer ends before the turn."""
+        async for line in split_lines(answer.parts()):
+            watchdog.kick()
+            event: Event = orjson.loads(line)
+            kind = event["type"]
+            if not call.said and kind != "accepted":
+                call.said = True
+                self._metrics.first.observe(time.perf_counter() - call.started)
+            if kind in LAST:
+                return event
+            call.writing = True
+            await sink(event)
+            call.writing = False
+            watchdog.kick()
+        raise ResponseLost("its answer ended before the turn")
+
+    async def _worker(self, tag: str, refused: set[str], since: float) -> WorkerEntry:
+        """The data proxy that holds the journal. Raises ApiError."""
+        model = self._table.model_of_journal(tag) or self._sessions.service
+        return await self._admission.worker(model, CallKey(journal=tag), refused, since)
+
+    def _idle_s(self) -> float:
+        return self._table.limits.request_timeout_seconds
+
+    def _watchdog(self, call: TurnCall, worker: WorkerEntry) -> Watchdog:
+        """Silence is excused while our own caller lags behind, and while the router sees the data proxy alive: that one
+        keeps the deadline then."""
+        alive = self._table.is_serving
+        return Watchdog(
+            lambda: self._idle_s() + _GRACE_S,
+            excused=lambda: call.writing or (self._follower.connected and alive(self._sessions.service, worker.addr)),
+        )
+
+
+def _lost(error: str) -> Event:
+    return {"type": "failed", "failure": "infra", "error": error}

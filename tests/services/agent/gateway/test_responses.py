@@ -1,0 +1,210 @@
+"""Turns by the Responses API: what OpenAI's own client makes of them, items, failures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai import APIError, ConflictError, InternalServerError
+
+from tests.services.agent.gateway.conftest import INFERENCE, AgentService
+from tests.services.inference.running_service import later
+
+Body = dict[str, Any]
+ME = {"role": "assistant", "content": "me"}
+
+
+def metadata_of(service: AgentService, **body: Any) -> Body:
+    """What the agent gets beside its message."""
+    return dict(json.loads(text_of(service.respond("metadata", **body).json())))
+
+
+def text_of(response: Body) -> str:
+    items = [item for item in response["output"] if item["type"] == "message"]
+    return str(items[-1]["content"][0]["text"])
+
+
+def test_client_has_whole_response(service: AgentService) -> None:
+    answer = service.sdk().responses.create(input="good day", user="whole")
+    assert (answer.status, answer.output_text, answer.model) == ("completed", "You said: good day", "helper")
+
+
+def test_client_has_streamed_response(service: AgentService) -> None:
+    events = list(service.sdk().responses.create(input="tools", stream=True, user="streamed"))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == "response.completed"
+    assert "response.content_part.added" in kinds and "response.function_call_arguments.done" in kinds
+    [whole] = [event.response for event in events if event.type == "response.completed"]
+    assert whole.output_text == "Sunny."
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.model_dump() for item in done] == [item.model_dump() for item in whole.output]
+
+
+def test_calls_and_results_are_items(service: AgentService) -> None:
+    output = service.respond("tools").json()["output"]
+    named = [(item["type"], item.get("call_id")) for item in output]
+    calls = [("function_call", "c0"), ("function_call", "c1")]
+    results = [("function_call_output", "c1"), ("function_call_output", "c0")]
+    assert named == [*calls, *results, ("message", None)]
+    assert (output[0]["name"], output[0]["arguments"], output[2]["output"]) == ("weather", '"Rome"', "sun 1")
+    assert len({item["id"] for item in output}) == 5
+
+
+def test_first_delta_comes_before_the_end(service: AgentService) -> None:
+    stream = service.stream("wait", "early")
+    events = stream.events()
+    assert any(event["type"] == "response.output_text.delta" for event in events)
+    service.release()
+    assert [event["type"] for event in events][-1] == "response.completed"
+
+
+def test_session_is_named_by_header_then_by_user(service: AgentService) -> None:
+    answer = service.respond("one", "by-header", user="by-user")
+    assert answer.headers["x-areal-session-key"] == "by-header"
+    assert service.respond("two", user="by-user").headers["x-areal-session-key"] == "by-user"
+    assert service.respond("three", "by-header").status == 200
+    history = service.call("GET", "/sessions/by-header").json()["history"]
+    assert [turn["content"] for turn in history if turn["role"] == "user"] == ["one", "three"]
+
+
+def test_each_unnamed_turn_has_a_new_session(service: AgentService) -> None:
+    keys = {service.respond("hello").headers["x-areal-session-key"] for _ in range(2)}
+    assert len(keys) == 2
+    assert all(key.startswith("sk-") and len(key) > 40 for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("plain", "plain"),
+        ([{"role": "user", "content": "typeless"}], "typeless"),
+        ([{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "part"}]}], "part"),
+        ([ME, {"role": "user", "content": "x"}, {"role": "user", "content": "y"}], "x\n\ny"),
+    ],
+)
+def test_input_is_a_text_or_items(service: AgentService, given: Any, message: str) -> None:
+    assert text_of(service.respond(given).json()) == f"You said: {message}"
+
+
+def test_agent_has_what_came_with_the_message(service: AgentService) -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
+    told = metadata_of(service, instructions="be brief", tools=tools, metadata={"task": 3})
+    assert told["metadata"] == {"task": 3, "instructions": "be brief", "tools": tools}
+    items = [{"role": "system", "content": "s"}, {"role": "user", "content": "metadata"}]
+    assert json.loads(text_of(service.respond(items).json()))["metadata"] == {"input": items}
+
+
+def test_fields_without_effect_are_named(service: AgentService) -> None:
+    answer = service.respond("hello", temperature=0.5, top_p=None)
+    assert answer.headers["x-areal-ignored"] == "temperature"
+
+
+def test_caller_may_bring_its_session_of_a_configured_inference_service(service: AgentService) -> None:
+    told = metadata_of(service, inf_base_url=f"{INFERENCE}/v1/", session_api_key="sk-mine")
+    assert told["inference"] == {"base_url": INFERENCE, "api_key": "sk-mine", "model": "tiny"}
+    assert "sk-mine" not in json.dumps(told["metadata"])
+
+
+BAD = [
+    ({"input": None}, "input"),
+    ({"input": []}, "input"),
+    ({"input": 3}, "input"),
+    ({"input": [3]}, "input[0]"),
+    ({"input": [{"role": "user"}]}, "input[0].content"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [ME]}, "input"),
+    ({"instructions": 3}, "instructions"),
+    ({"model": ["m"]}, "model"),
+    ({"user": ""}, "user"),
+    ({"user": "a\nb"}, "user"),
+    ({"tools": "all"}, "tools"),
+    ({"metadata": []}, "metadata"),
+    ({"stream": "yes"}, "stream"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
+    ({"background": True}, "background"),
+    ({"metadata": {"areal_inference": {}}}, "metadata.areal_inference"),
+    ({"metadata": {"chat_request": {}}}, "metadata.chat_request"),
+    ({"metadata": {"instructions": "x"}, "instructions": "y"}, "metadata.instructions"),
+    ({"inf_base_url": "http://evil:1", "session_api_key": "k"}, "inf_base_url"),
+    ({"inf_base_url": f"{INFERENCE}.evil.example", "session_api_key": "k"}, "inf_base_url"),
+    ({"inf_base_url": INFERENCE}, "session_api_key"),
+    ({"session_api_key": "k"}, "inf_base_url"),
+    ({"inf_model": "m"}, "inf_base_url"),
+    ({"inf_base_url": 3, "session_api_key": "k"}, "inf_base_url"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD, ids=[f"{param}-{place}" for place, (_, param) in enumerate(BAD)])
+def test_bad_body_is_refused_by_name(service: AgentService, body: Body, param: str) -> None:
+    before = service.call("GET", "/sessions?limit=1000").json()["sessions"]
+    answer = service.call("POST", "/v1/responses", {"input": "hello", **body})
+    assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+    assert service.call("GET", "/sessions?limit=1000").json()["sessions"] == before
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff", b""])
+def test_body_that_is_no_object(service: AgentService, body: bytes) -> None:
+    assert service.call("POST", "/v1/responses", body).status == 400
+
+
+def test_agents_failure_is_500_that_clients_do_not_repeat(service: AgentService) -> None:
+    answer = service.respond("fail")
+    error = answer.json()["error"]
+    assert (answer.status, error["code"], error["message"]) == (500, "agent_failed", "ValueError: no")
+    assert answer.headers["x-should-retry"] == "false"
+    with pytest.raises(InternalServerError, match="ValueError: no"):
+        service.sdk().responses.create(input="fail")
+
+
+def test_lost_worker_is_502(service: AgentService) -> None:
+    answer = service.respond("lose")
+    assert (answer.status, answer.json()["error"]["code"]) == (502, "worker_lost")
+
+
+def test_failure_in_a_stream_is_its_last_event(service: AgentService) -> None:
+    with pytest.raises(APIError, match="the worker was lost"):
+        list(service.sdk().responses.create(input="lose", stream=True))
+    events = list(service.stream("lose", "failing").events())
+    assert events[-1]["type"] == "error" and events[-1]["code"] == "worker_lost"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_cancelled_turn_is_409(service: AgentService) -> None:
+    turn = later(service.sdk().responses.create, input="wait", user="to-cancel")
+    service.wait_running(1)
+    assert service.call("DELETE", "/sessions/to-cancel/turn").json()["cancelled"] is True
+    with pytest.raises(ConflictError) as refused:
+        turn.result(10)
+    assert refused.value.code == "turn_cancelled"
+    service.wait_running(0)
+    assert service.respond("again", "to-cancel").status == 200
+
+
+def test_caller_that_leaves_cancels_its_turn(service: AgentService) -> None:
+    stream = service.stream("wait", "left")
+    service.wait_running(1)
+    stream.close()
+    service.wait_running(0)
+
+
+def test_data_proxy_that_is_lost_midway_fails_the_turn(own: AgentService) -> None:
+    events = list(own.stream("die", "dying").events())
+    assert events[-1]["type"] == "error" and events[-1]["code"] == "worker_lost"
+
+
+def test_turn_that_was_not_begun_is_sent_again(own: AgentService) -> None:
+    own.respond("hello", "again")
+    own.proxies[0].call("POST", "/refuse", {"count": 2}, key=own.key)
+    assert own.respond("hello", "again").status == 200
+
+
+def test_session_that_was_closed_starts_anew(service: AgentService) -> None:
+    for key in ("mine", service.respond("hello").headers["x-areal-session-key"]):
+        service.respond("one", key)
+        assert service.call("POST", "/sessions/close", {"session_key": key}).json()["closed"] is True
+        assert service.respond("two", key).status == 200
+        history = service.call("GET", f"/sessions/{key}").json()["history"]
+        assert [turn["content"] for turn in history] == ["two", "You said: two"]

@@ -1,0 +1,123 @@
+"""Sessions by their keys: awkward ones, pages, access."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+
+from tests.services.agent.gateway.conftest import INFERENCE, AgentService
+from tests.services.processes import call
+
+AWKWARD = ["a/b", "../../admin", "..", "%2F", "a b?x=1#y", "ключ", "x" * 1024, "/close?", "sk-fake"]
+
+
+@pytest.mark.parametrize("key", AWKWARD, ids=range(len(AWKWARD)))
+def test_awkward_key_is_one_session(service: AgentService, key: str) -> None:
+    answer = service.call("POST", "/sessions", {"session_key": key, "metadata": {"task": 1}})
+    assert (answer.status, answer.json()["session_key"]) == (201, key)
+    header = key.encode().decode("latin-1")
+    assert service.respond("hello", header).headers["x-areal-session-key"] == header
+    path = f"/sessions/{quote(key, safe='')}"
+    told = service.call("GET", path).json()
+    assert (told["session_key"], told["metadata"], len(told["history"])) == (key, {"task": 1}, 2)
+    assert service.call("POST", f"{path}/reward", {"reward": 0.5}).json()["reward"] == 0.5
+    assert service.call("POST", f"{path}/export").json()["style"] == "individual"
+    assert service.call("POST", "/sessions/close", {"session_key": key}).status == 200
+    assert service.call("GET", path).status == 404
+
+
+@pytest.mark.parametrize("key", ["", "x" * 1025, "é" * 513, "a\tb", 3, "\ud800"])
+def test_bad_key_is_refused(service: AgentService, key: object) -> None:
+    for path in ("/sessions", "/sessions/close"):
+        answer = service.call("POST", path, {"session_key": key})
+        assert answer.status == 400, path
+
+
+def test_bad_key_in_a_header_or_a_path_is_refused(service: AgentService) -> None:
+    assert service.respond("hello", "\xff\xfe").json()["error"]["param"] == "X-AReaL-Session-Key"
+    assert service.respond("hello", "x" * 1025).status == 400
+    assert service.call("GET", "/sessions/%FF%00").status == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/sessions/nobody", None),
+        ("POST", "/sessions/close", {"session_key": "nobody"}),
+        ("DELETE", "/sessions/nobody/turn", None),
+        ("POST", "/sessions/nobody/reward", {"reward": 1}),
+        ("POST", "/sessions/nobody/export", {}),
+        ("GET", "/sessions/sk-aaaaaaaa-" + "x" * 43, None),
+    ],
+)
+def test_unknown_session_is_404(service: AgentService, method: str, path: str, body: object) -> None:
+    answer = service.call(method, path, body)
+    assert (answer.status, answer.json()["error"]["code"]) == (404, "session_not_found")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/sessions", {"metadata": 3}, "metadata"),
+        ("/sessions", {"metadata": {"areal_inference": {}}}, "metadata.areal_inference"),
+        ("/sessions", {"inf_base_url": INFERENCE}, "session_api_key"),
+        ("/sessions/close", {}, "session_key"),
+        ("/sessions/nobody/reward", {}, "reward"),
+        ("/sessions/nobody/reward", {"reward": "1"}, "reward"),
+        ("/sessions/nobody/export", {"style": "best"}, "style"),
+    ],
+)
+def test_bad_body_is_refused_by_name(service: AgentService, path: str, body: object, param: str) -> None:
+    answer = service.call("POST", path, body)
+    assert (answer.status, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_list_has_every_session_in_pages(service: AgentService) -> None:
+    made = {service.call("POST", "/sessions", {}).json()["session_key"] for _ in range(7)}
+    assert len(made) == 7
+    found: list[str] = []
+    after = ""
+    while True:
+        page = service.call("GET", f"/sessions?limit=3&after={quote(after)}").json()
+        found += [session["session_key"] for session in page["sessions"]]
+        assert page["journals_away"] == []
+        if page["next"] is None:
+            break
+        after = page["next"]
+    assert found == sorted(set(found)) and made <= set(found)
+
+
+def test_new_sessions_are_spread(service: AgentService) -> None:
+    before = [proxy.call("GET", "/health").json()["sessions"] for proxy in service.proxies]
+    for _ in range(10):
+        service.call("POST", "/sessions", {})
+    after = [proxy.call("GET", "/health").json()["sessions"] for proxy in service.proxies]
+    assert abs(after[0] - after[1]) <= abs(before[0] - before[1])
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/responses"), ("POST", "/v1/chat/completions"), ("GET", "/sessions"), ("POST", "/sessions/close")],
+)
+def test_admin_key_is_needed(service: AgentService, method: str, path: str) -> None:
+    assert call(service.gateway.port, method, path, {"input": "hello"}).status == 401
+    assert call(service.gateway.port, method, path, {"input": "hello"}, key="wrong-key-0123456789").status == 403
+
+
+def test_metrics_count_turns(own: AgentService) -> None:
+    own.respond("hello")
+    own.respond("fail")
+    text = own.call("GET", "/metrics").body.decode()
+    assert 'areal_agent_turns_total{outcome="complete"} 1.0' in text
+    assert 'areal_agent_turns_total{outcome="agent"} 1.0' in text
+    assert "areal_agent_first_event_seconds_count 2.0" in text
+    assert "areal_agent_turns_running 0.0" in text
+
+
+def test_service_without_pairs_says_so(processes) -> None:  # type: ignore[no-untyped-def]
+    router = processes.router()
+    gateway = processes.service("agent.gateway", "--router-url", router.url, "--service", "helper")
+    router.call("POST", "/synced", {}, key=processes.key)
+    answer = gateway.call("POST", "/v1/responses", {"input": "hello"}, key=processes.key)
+    assert (answer.status, answer.json()["error"]["code"]) == (503, "no_worker_available")
