@@ -1,10 +1,10 @@
 """Staging of a version of the weights: in folders that inference workers read, or for a broadcast to them.
 
-``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm`` has two
-folders in the memory of one machine that take turns, so that a worker that is still reading the version before is not
-written under. A worker may compute with what it found there, without a copy of its own: what it has on lease is not
-written. Where both are taken (one serves an old version, an update that failed halfway left another) there is a third,
-and never a fourth: the oldest is given up then, and is only its reader's. ``xccl`` broadcasts from one image in memory.
+``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm``
+alternates between two folders in the memory of one machine, so that nothing is written while a worker reads it. A
+worker may compute with the weights in place, without a copy: a folder on lease is not written. Where both are on lease
+(one serves an old version, the other is left from a failed update) a third folder is made, and never a fourth: then the
+oldest is dropped, and only its reader keeps it. ``xccl`` broadcasts from one image in memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) 
 
 
 def copy_model(file: Path, config_files: tuple[Path, ...], folder: Path) -> None:
-    """``file`` as a model's folder, whole or not there; what the folder held before goes. Raises OSError."""
+    """Replace ``folder`` with a model's folder that has ``file``; complete or absent. Raises OSError."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700, parents=True)
@@ -64,7 +64,7 @@ def _not_staged(version: int, staged: int | None) -> ApiError:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """``bytes`` of weights in a folder, and what an engine that has them must say (``probe``)."""
+    """``bytes`` of weights in a folder, and ``probe``: the log-probabilities that an engine with them must give."""
 
     version: int
     folder: Path
@@ -99,7 +99,7 @@ class FolderPublisher:
     def offer(self, name: str = "", size: int = 0, group_form: str = "") -> dict[str, Any]:
         """The root of the folders, and a file there that proves to a worker that both see the same place."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in self.root.glob("v*.tmp"):  # of a trainer that was killed: what it was writing, and its mark
+        for path in self.root.glob("v*.tmp"):  # a killed trainer left unfinished folders, and its mark
             shutil.rmtree(path, ignore_errors=True)
         for path in self.root.glob("mark-*"):
             path.unlink(missing_ok=True)
@@ -112,19 +112,19 @@ class FolderPublisher:
         return {"root": str(self.root), "mark": mark, "word": word}
 
     def join(self) -> None:
-        """Each worker proved that it reaches our folder when it was introduced."""
+        """Nothing to do: each worker proved when it connected that it reaches the folder."""
 
     def leave(self) -> None:
-        """A folder holds nothing for a worker."""
+        """Nothing to do: a folder has no connections."""
 
     def settle(self) -> None:
-        """``write`` has staged the weights whole."""
+        """Nothing to do: ``write`` has staged all weights."""
 
     def send(self, version: int) -> None:
-        """Workers read the weights themselves."""
+        """Nothing to do: workers read the weights themselves."""
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
-        """Raises ArealError naming the folder when it cannot be written; what was published before stays."""
+        """Raises ArealError naming the folder when it cannot be written; the earlier version stays published."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder, size = self._to_memory(version, weights) if self.in_memory else self._to_disk(version, weights)
@@ -172,18 +172,18 @@ class FolderPublisher:
         return place.folder, place.image.bytes
 
     def _seized(self) -> _Place | None:
-        """The oldest that nobody has on lease, to be written; never the newest, which workers that join read. It stays
-        ours where writing fails: nobody reads half of anything."""
+        """Lock the oldest folder that is not on lease, for writing; never the newest, which workers that join read. It
+        stays locked when writing fails: no worker reads a part of a version."""
         newest = self.staged_version
         spares = [place for place in self._places if place.version is None or place.version != newest]
         free = [place for place in spares if place.version is None or place.image.try_lock()]
-        for spare in free[1:]:  # of times when more were taken
-            self._give_up(spare)
+        for spare in free[1:]:  # more folders were on lease earlier
+            self._drop(spare)
         return free[0] if free else None
 
     def _new_place(self, weights: Iterable[tuple[str, Tensor]]) -> _Place:
         if len(self._places) >= _MOST_IN_MEMORY:
-            self._give_up(self._places[0])
+            self._drop(self._places[0])
         taken = {place.folder.name for place in self._places}
         folder = next(self.root / f"m{n}" for n in range(_MOST_IN_MEMORY) if f"m{n}" not in taken)
         folder.mkdir(exist_ok=True)
@@ -193,7 +193,7 @@ class FolderPublisher:
         self._places.append(place)
         return place
 
-    def _give_up(self, place: _Place) -> None:
+    def _drop(self, place: _Place) -> None:
         self._places.remove(place)
         place.image.remove()
 
@@ -219,14 +219,14 @@ class FolderPublisher:
 
     def remove(self) -> None:
         for place in list(self._places):
-            self._give_up(place)
+            self._drop(place)
         if self._mark is not None:
             self._mark.remove()
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-# -- ``xccl``: weights staged in memory of our own, and broadcast when the workers wait for them. What is staged already
-# can travel while a thread copies the rest; the trainer waits for that thread before it changes the weights.
+# -- ``xccl``: weights staged in memory, and broadcast when the workers wait for them. The staged part is sent while a
+# thread copies the rest; the trainer waits for that thread before it changes the weights.
 
 _TIMEOUT_S = 300.0  # for a group to form, or a piece to travel
 _CPU = torch.device("cpu")
@@ -235,7 +235,7 @@ _STAGED = "staged.safetensors"
 
 @dataclass
 class Rendezvous:
-    """A process group from the moment that it is offered."""
+    """A process group from its offer to its end."""
 
     store: Any
     form: str
@@ -245,7 +245,7 @@ class Rendezvous:
     group: Sender | None = None
 
     def part(self) -> None:
-        """Connections end with the group: the other members would wait on them."""
+        """Leave the group and close its connections, on which the other members would wait."""
         if (group := self.group) is not None:
             group.leave()
             self.group = None
@@ -255,8 +255,8 @@ class Rendezvous:
 
 
 class BroadcastPublisher:
-    """``host`` is where workers meet us; ``folder`` has a link to what is staged; ``device`` is the trainer's. See
-    ``WeightPublisher``."""
+    """``host``: the address of the rendezvous. ``folder`` has a link to the staged weights. ``device``: the trainer's.
+    See ``WeightPublisher``."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", device: torch.device = _CPU) -> None:
         self._folder = folder
@@ -304,7 +304,7 @@ class BroadcastPublisher:
     # -- the endpoint's threads
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
-        """A place to meet for a group of ``size``."""
+        """The rendezvous of a group of ``size``."""
         self.leave()
         store = open_store(self._host, 0, size, _TIMEOUT_S)
         self._rendezvous = Rendezvous(store, group_form, size, name)
@@ -312,21 +312,22 @@ class BroadcastPublisher:
         return {"host": self._host, "port": store.port, "world_size": size, "backend": backend}
 
     def join(self) -> None:
-        """Returns when all workers have joined. Raises RuntimeError where one does not come, or we left meanwhile."""
-        meeting = self._rendezvous
-        if meeting is None:
-            raise ApiError(409, "nobody was asked to meet yet", code="not_connected")
-        about = meeting.form, meeting.store, meeting.size, _TIMEOUT_S, meeting.name, self._device
-        meeting.group = open_group(*about, meeting.given_up)
-        if meeting.given_up.is_set():
-            meeting.part()
+        """Returns when all workers have joined. Raises RuntimeError where one does not join, or ``leave`` was called
+        meanwhile."""
+        rendezvous = self._rendezvous
+        if rendezvous is None:
+            raise ApiError(409, "no process group was offered yet", code="not_connected")
+        about = rendezvous.form, rendezvous.store, rendezvous.size, _TIMEOUT_S, rendezvous.name, self._device
+        rendezvous.group = open_group(*about, rendezvous.given_up)
+        if rendezvous.given_up.is_set():
+            rendezvous.part()
             raise RuntimeError("the process group was left while it formed")
 
     def leave(self) -> None:
-        meeting, self._rendezvous = self._rendezvous, None
-        if meeting is not None:
-            meeting.given_up.set()
-            meeting.part()
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            rendezvous.given_up.set()
+            rendezvous.part()
 
     def published(self, version: int) -> dict[str, Any]:
         image = self._staged(version)
@@ -334,9 +335,9 @@ class BroadcastPublisher:
         return answer | ({"probe": self._probe} if self._probe else {})
 
     def send(self, version: int) -> None:
-        """Raises ApiError 409, RuntimeError where a worker is lost, or the weights do not come."""
-        image, meeting = self._staged(version), self._rendezvous
-        group = meeting.group if meeting is not None else None
+        """Raises ApiError 409, RuntimeError where a worker is lost or the weights are not staged in time."""
+        image, rendezvous = self._staged(version), self._rendezvous
+        group = rendezvous.group if rendezvous is not None else None
         if group is None:
             raise ApiError(409, "the process group was not formed", code="not_connected")
         try:
