@@ -22,7 +22,7 @@ from areal.services.http.tasks import background
 T = TypeVar("T")
 _BEAT_S = 1.0
 _BLOCKED_S = 5.0
-_END_S = 10.0  # for what was cancelled to end
+_END_S = 3.0  # for what was cancelled to end
 _LIBRARIES = (sys.prefix, sys.base_prefix, str(Path(areal.__file__).parent), "<frozen")
 _log = logging.getLogger(__name__)
 

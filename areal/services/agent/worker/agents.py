@@ -21,7 +21,7 @@ from areal.wire.processes import AgentWorkerConfig
 
 Form = Literal["request", "message", "data"]
 _TRACEBACK_LINES = 12
-_MODEL = "default"  # a session's, where nobody names one
+MODEL = "default"  # a session's, where nobody names one
 _OFFERED = {"request": {"emitter"}, "message": set[str](), "data": {"base_url", "api_key", "model", "http_client"}}
 
 
@@ -173,7 +173,7 @@ def _runner(
             "session_key": request.session_key,
             "run_id": request.run_id,
             "metadata": request.metadata,
-            **({**access, "model": access.get("model") or _MODEL} if access else {}),
+            **({**access, "model": access.get("model") or MODEL} if access else {}),
             **settings,
         }
         if "http_client" in wanted:

@@ -16,6 +16,7 @@ from areal.client.errors import Blame
 from areal.rollout.failures import blame_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code
 from areal.services.agent.worker.agents import Agent, make_agent
+from areal.services.agent.worker.command import command_agent
 from areal.services.agent.worker.turn import AgentFailed, Turn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -25,6 +26,7 @@ from areal.services.http.service import Service, json_response
 from areal.wire.agents import EVENTS, Failure, WorkerRun, is_session_key
 from areal.wire.processes import AgentWorkerConfig
 
+_CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -91,7 +93,7 @@ class WorkerRoutes:
     async def close(self) -> None:
         """On the agent's loop, when all turns are done or cancelled."""
         if self.turns:
-            await asyncio.wait(self.turns, timeout=_CLOSE_S)
+            await asyncio.wait(self.turns, timeout=_CANCEL_S)
         await asyncio.wait_for(self._agent.close_all_sessions(), _CLOSE_S)
 
 
@@ -139,5 +141,6 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
 
 
 async def _make(config: AgentWorkerConfig, found: Any) -> Agent:
-    assert config.agent is not None
+    if config.agent is None:
+        return command_agent(config.command, config.tools)
     return make_agent(config.agent, found, config.kwargs or {}, None)

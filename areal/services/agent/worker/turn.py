@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
@@ -46,7 +46,8 @@ class Turn:
         self._size = 0
         self._left = limit
         self._room: Future[None] | None = None
-        self._open_calls: dict[str, deque[str]] = defaultdict(deque)
+        self._open_calls: dict[object, list[str]] = defaultdict(list)
+        self._call_ids: set[str] = set()
         self._texts: list[str] = []
         self.outcome: Outcome = ""  # set once it is over
         self.cancelled = False
@@ -80,32 +81,35 @@ class Turn:
         """The text of its deltas."""
         return "".join(self._texts)
 
-    def delta(self, text: str) -> Future[None] | None:
+    def delta(self, text: object) -> Future[None] | None:
         if not isinstance(text, str):
-            raise AgentFailed(f"a delta is a text, not {_shown(text)}")
+            raise AgentFailed(f"a delta is a text, not {shown(text)}")
         if not text:
             return None
         self._texts.append(text)
         return self._put({"type": "delta", "text": text})
 
-    def tool_call(self, name: str, arguments: object, call_id: str | None = None) -> Future[None] | None:
-        call_id = call_id or unique_id("call_")
+    def tool_call(self, name: object, arguments: object, call_id: object = None) -> Future[None] | None:
+        known_id = call_id or unique_id("call_")
+        if not (isinstance(name, str) and name and isinstance(known_id, str)) or known_id in self._call_ids:
+            raise AgentFailed(f"a tool call has a name, and an id of its own: {shown(name)}, {shown(call_id)}")
         text = arguments if isinstance(arguments, str) else _json(arguments, f"the arguments of {name!r}")
         with contextlib.suppress(orjson.JSONDecodeError):
             if isinstance(orjson.loads(text or "{}"), dict):
-                self._open_calls[name].append(call_id)
-                return self._put({"type": "tool_call", "id": call_id, "name": name, "arguments": text or "{}"})
-        raise AgentFailed(f"the arguments of a call of {name!r} are a JSON object, not {_shown(arguments)}")
+                self._call_ids.add(known_id)
+                self._open_calls[name].append(known_id)
+                return self._put({"type": "tool_call", "id": known_id, "name": name, "arguments": text or "{}"})
+        raise AgentFailed(f"the arguments of a call of {name!r} are a JSON object, not {shown(arguments)}")
 
-    def tool_result(self, name: str, result: object, call_id: str | None = None) -> Future[None] | None:
+    def tool_result(self, name: object, result: object, call_id: object = None) -> Future[None] | None:
         """Of the call ``call_id``, else of the oldest one of ``name`` that has none."""
-        calls = self._open_calls[name]
+        calls = self._open_calls.get(name, [])
         if not calls or (call_id is not None and call_id not in calls):
-            raise AgentFailed(f"a result of {name!r} belongs to no call" + (f" {call_id}" if call_id else ""))
-        call_id = call_id or calls[0]
-        calls.remove(call_id)
+            raise AgentFailed(f"a result of {name!r} belongs to no call" + (f" {call_id!r}" if call_id else ""))
+        known_id = call_id or calls[0]
+        calls.remove(str(known_id))
         text = result if isinstance(result, str) else _json(result, f"the result of {name!r}")
-        return self._put({"type": "tool_result", "id": call_id, "name": name, "result": text})
+        return self._put({"type": "tool_result", "id": known_id, "name": name, "result": text})
 
     def fail(self, failure: Failure, error: str) -> None:
         text = error.encode(errors="replace").decode()
@@ -124,9 +128,9 @@ class Turn:
     async def _stream(self, response: StreamResponse) -> None:
         status, headers = response.status_code, response.headers
         if type(status) is not int or not 200 <= status <= 599:
-            raise AgentFailed(f"the status of a stream is a number from 200 to 599, not {_shown(status)}")
+            raise AgentFailed(f"the status of a stream is a number from 200 to 599, not {shown(status)}")
         if not all(isinstance(part, str) and part.isprintable() for field in dict(headers).items() for part in field):
-            raise AgentFailed(f"the headers of a stream are texts, not {_shown(headers)}")
+            raise AgentFailed(f"the headers of a stream are texts, not {shown(headers)}")
         await waited(self._put({"type": "response", "status": status, "headers": dict(headers)}))
         async with contextlib.aclosing(_parts(response.body)) as parts:
             async for part in parts:
@@ -165,7 +169,7 @@ async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         async for chunk in body:
             data = chunk.encode() if isinstance(chunk, str) else chunk
             if not isinstance(data, bytes | bytearray | memoryview):
-                raise AgentFailed(f"a stream has bytes, not {_shown(chunk)}")
+                raise AgentFailed(f"a stream has bytes, not {shown(chunk)}")
             for start in range(0, len(data), _PART_BYTES):
                 yield bytes(data[start : start + _PART_BYTES])
     finally:
@@ -183,12 +187,12 @@ def response_of(result: object) -> AgentResponse:
         return AgentResponse(metadata=result)
     if isinstance(result, AgentResponse):
         if not isinstance(result.summary, str):
-            raise AgentFailed(f"the summary is a text, not {_shown(result.summary)}")
+            raise AgentFailed(f"the summary is a text, not {shown(result.summary)}")
         if not isinstance(result.metadata, dict):
-            raise AgentFailed(f"the metadata is a dict, not {_shown(result.metadata)}")
+            raise AgentFailed(f"the metadata is a dict, not {shown(result.metadata)}")
         return result
     allowed = "an AgentResponse, a StreamResponse, a text, a dict or None"
-    raise AgentFailed(f"the agent returned {_shown(result)}; it may return {allowed}")
+    raise AgentFailed(f"the agent returned {shown(result)}; it may return {allowed}")
 
 
 def rewarded(result: Any) -> object:
@@ -201,7 +205,7 @@ def rewarded(result: Any) -> object:
             raise ValueError
         values = {key: float(each) for key, each in result.items()} if isinstance(result, Mapping) else float(result)
     except (TypeError, ValueError, OverflowError) as error:
-        raise AgentFailed(f"the agent returned {_shown(result)}; a reward is a finite number") from error
+        raise AgentFailed(f"the agent returned {shown(result)}; a reward is a finite number") from error
     return AgentResponse(metadata={"reward": values})
 
 
@@ -255,6 +259,6 @@ def _json(value: object, what: str) -> str:
         raise AgentFailed(f"{what} cannot be written as JSON: {error}") from error
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     text = f"{type(value).__name__} {value!r}"
     return text if len(text) <= _NAMED else text[:_NAMED] + "..."

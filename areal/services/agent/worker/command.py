@@ -1,0 +1,223 @@
+"""An agent that is a program: one process a turn, in the worker's folder, in a process group of its own.
+
+Its environment is the worker's, and
+
+    AREAL_SESSION_KEY, AREAL_RUN_ID
+    OPENAI_BASE_URL (with /v1), OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_AUTH_TOKEN, AREAL_MODEL
+                                             where the session has a model: its address, its key, its name
+    AREAL_MCP_SERVERS                        the service's ``tools``, as JSON
+
+It reads one line from stdin, a JSON object of ``message, history, session_key, run_id, metadata``, and then its end.
+A line of its stdout that is a JSON object of one of these types is an event, anything else is text of the answer,
+passed on as it comes:
+
+    {"type": "delta", "text": "..."}
+    {"type": "tool_call", "name": "...", "arguments": {...}, "id": "..."}       without an id, results are
+    {"type": "tool_result", "name": "...", "result": "...", "id": "..."}        those of the oldest call of the name
+    {"type": "complete", "summary": "...", "metadata": {...}}                   each may be left out
+    {"type": "failed", "error": "..."}
+
+The turn ends when the program does. Another exit status than 0 fails the turn, with the last lines of stderr, which
+goes to the worker's log. What it started in its group is killed then. Where the turn is cancelled, the group gets
+SIGTERM, and SIGKILL two seconds later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+from asyncio.subprocess import PIPE, SubprocessStreamProtocol
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, cast
+
+import orjson
+
+from areal.api.agent import AgentRequest, AgentResponse
+from areal.errors import UsageFault
+from areal.services.agent.worker.agents import MODEL, Agent
+from areal.services.agent.worker.turn import AgentFailed, Turn, response_of, waited
+
+_READ = 64 * 1024
+_LONGEST_EVENT = 4 * 1024 * 1024
+_STDERR_LINES = 10
+_TERM_S = 2.0
+_TAIL_S = 1.0  # for the rest of the output, where a process outside the group holds it open
+_TYPES = ("delta", "tool_call", "tool_result", "complete", "failed")
+_log = logging.getLogger(__name__)
+
+
+def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> Agent:
+    """Raises UsageFault where there is no such program."""
+    if shutil.which(command[0]) is None:
+        raise UsageFault(f"command: there is no program {command[0]!r}")
+    more = {"AREAL_MCP_SERVERS": json.dumps([each["mcp"] for each in tools])} if tools else {}
+
+    async def run(request: AgentRequest, turn: Turn) -> object:
+        return await _Run(request, turn).of(command, {**os.environ, **more, **_environment(request)})
+
+    return Agent("command", run)
+
+
+def _environment(request: AgentRequest) -> dict[str, str]:
+    about = {"AREAL_SESSION_KEY": request.session_key, "AREAL_RUN_ID": request.run_id}
+    access = request.metadata.get("areal_inference")
+    if not access:
+        return about
+    url, key = access["base_url"].rstrip("/"), access["api_key"]
+    openai = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": key}
+    anthropic = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key, "ANTHROPIC_AUTH_TOKEN": key}
+    return {**about, **openai, **anthropic, "AREAL_MODEL": access.get("model") or MODEL}
+
+
+class _Process(SubprocessStreamProtocol):
+    """Kills its group when it ends. ``exited`` does not wait for its pipes, which others may hold open."""
+
+    def __init__(self) -> None:
+        self._running_loop = asyncio.get_running_loop()
+        super().__init__(limit=_READ, loop=self._running_loop)
+        self.exited: asyncio.Future[None] = self._running_loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.process = cast(asyncio.SubprocessTransport, transport)
+
+    def process_exited(self) -> None:
+        super().process_exited()
+        self.signal(signal.SIGKILL)
+        if not self.exited.done():
+            self.exited.set_result(None)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.get_pid(), number)
+
+    async def end(self) -> None:
+        try:
+            if not self.exited.done():
+                self.signal(signal.SIGTERM)
+                await asyncio.wait({self.exited}, timeout=_TERM_S)
+        finally:
+            self.signal(signal.SIGKILL)
+            self.process.close()
+
+
+class _Run:
+    """One turn of a program."""
+
+    def __init__(self, request: AgentRequest, turn: Turn) -> None:
+        self._request = request
+        self._turn = turn
+        self._complete = AgentResponse()
+        self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+
+    async def of(self, command: Sequence[str], environment: Mapping[str, str]) -> AgentResponse:
+        loop = asyncio.get_running_loop()
+        how: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "env": environment, "process_group": 0}
+        _, process = await loop.subprocess_exec(_Process, *command, **how)
+        try:
+            async with asyncio.TaskGroup() as group:
+                works = (self._write(process), self._read(process), self._log(process))
+                pipes = {group.create_task(work, name="pipe") for work in works}
+                await process.exited
+                _, held_open = await asyncio.wait(pipes, timeout=_TAIL_S)
+                for task in held_open:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0]
+        finally:
+            await process.end()
+        self._check(command[0], process.process.get_returncode() or 0)
+        return self._complete
+
+    async def _write(self, process: _Process) -> None:
+        request = self._request
+        names = ("message", "history", "session_key", "run_id", "metadata")
+        line = {name: getattr(request, name) for name in names}
+        assert process.stdin is not None
+        with contextlib.suppress(ConnectionError):  # it does not read it
+            process.stdin.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            await process.stdin.drain()
+            process.stdin.close()
+
+    async def _read(self, process: _Process) -> None:
+        assert process.stdout is not None
+        decode, output = codecs.getincrementaldecoder("utf-8")("replace").decode, Output()
+        while data := await process.stdout.read(_READ):
+            await self._take(output.push(decode(data)))
+        await self._take(output.push(decode(b"", True), last=True))
+
+    async def _take(self, parts: Iterator[str | dict[str, Any]]) -> None:
+        for part in parts:
+            if isinstance(part, str):
+                await waited(self._turn.delta(part))
+            else:
+                await waited(self._event(part))
+
+    def _event(self, event: Mapping[str, Any]) -> Future[None] | None:
+        """Raises AgentFailed for an event with other fields than its type has."""
+        match event["type"]:
+            case "delta":
+                return self._turn.delta(event.get("text"))
+            case "tool_call":
+                return self._turn.tool_call(event.get("name"), event.get("arguments", {}), event.get("id"))
+            case "tool_result":
+                return self._turn.tool_result(event.get("name"), event.get("result"), event.get("id"))
+            case "failed":
+                raise AgentFailed(str(event.get("error")))
+        self._complete = response_of(AgentResponse(event.get("summary", ""), event.get("metadata", {})))
+        return None
+
+    async def _log(self, process: _Process) -> None:
+        assert process.stderr is not None
+        while data := await process.stderr.read(_READ):
+            for line in data.decode(errors="replace").splitlines():
+                self._stderr.append(line)
+                _log.info("%s: %s", self._request.run_id, line)
+
+    def _check(self, program: str, status: int) -> None:
+        if status != 0:
+            how = f"exit status {status}" if status > 0 else f"signal {-status}, {signal.strsignal(-status)}"
+            raise AgentFailed("\n".join((f"{program} ended with {how}", *self._stderr)))
+
+
+class Output:
+    """Cuts what a program writes into texts and events. Line breaks at its end are no part of the answer."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+        self._within_line = False
+        self._breaks = ""
+
+    def push(self, text: str, *, last: bool = False) -> Iterator[str | dict[str, Any]]:
+        self._pending += text
+        while self._pending:
+            begins_event = self._pending[0] == "{" and not self._within_line
+            line, found, rest = self._pending.partition("\n")
+            if begins_event and not found and not last and len(line) < _LONGEST_EVENT:
+                return
+            self._pending, self._within_line = rest, not found
+            event = _event_of(line) if begins_event else None
+            if event is not None:
+                yield event
+            else:
+                words = self._breaks + line + found
+                kept = words.rstrip("\n")
+                self._breaks = words[len(kept) :]
+                if kept:
+                    yield kept
+
+
+def _event_of(line: str) -> dict[str, Any] | None:
+    try:
+        found = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) and found.get("type") in _TYPES else None

@@ -1,0 +1,189 @@
+"""Agents that are programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import Any
+
+import psutil
+import pytest
+
+from areal.services.agent.worker.command import Output
+from tests.services.agent.worker.conftest import Events, answer, run
+from tests.services.processes import Process, Processes, wait_ready, wait_until
+
+PROGRAM = """
+    import json, os, sys, time, signal, subprocess
+    order = json.loads(sys.stdin.readline())
+    what = order["message"]
+    def say(**event): print(json.dumps(event), flush=True)
+    if what == "seen":
+        names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN",
+                 "AREAL_SESSION_KEY", "AREAL_RUN_ID", "AREAL_MODEL")
+        env = {name: os.environ.get(name) for name in names}
+        say(type="complete", summary="yes", metadata={"order": order, "env": env})
+    elif what == "text":
+        print("one"); print("two"); print('{"type": "other"}'); print("{not json"); print()
+    elif what == "stream":
+        print("no line break", end="", flush=True)
+        sys.stdin.read()
+        time.sleep(3600)
+    elif what == "events":
+        say(type="delta", text="looking")
+        say(type="tool_call", name="a", arguments={"x": 1}, id="call_mine")
+        say(type="tool_call", name="a", arguments={"x": 2})
+        say(type="tool_result", name="a", result="second first")
+        print("done")
+    elif what == "fail":
+        print("some text")
+        print("first\\nthe last words", file=sys.stderr)
+        sys.exit(3)
+    elif what == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "failed":
+        say(type="failed", error="no such task")
+    elif what == "bad":
+        say(type="delta", text=5)
+    elif what == "orphan":
+        child = subprocess.Popen(["sleep", "3600"])
+        print(child.pid)
+    elif what == "escaped":
+        child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
+        print(child.pid)
+    elif what == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "3600"])
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(3600)
+    elif what == "flood":
+        while True: print("x" * 1000)
+    elif what == "deaf":
+        sys.stdin.close()
+        print("heard nothing of it")
+"""
+
+
+@pytest.fixture(scope="module")
+def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Process:
+    file = tmp_path_factory.mktemp("program") / "agent.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+    process = module_processes.service("agent.worker", "--command", sys.executable, str(file), keyed=False)
+    wait_ready(process)
+    return process
+
+
+def test_program_gets_the_request_and_the_sessions_model(worker: Process) -> None:
+    access = {"base_url": "http://x:1", "api_key": "key", "model": None}
+    history = [{"role": "user", "content": "ü"}]
+    last = answer(worker, "seen", history=history, metadata={"areal_inference": access, "n": 1}, session_key="ä/b")
+    assert last["summary"] == "yes"
+    order = last["metadata"]["order"]
+    assert (order["message"], order["history"], order["session_key"]) == ("seen", history, "ä/b")
+    assert order["metadata"]["n"] == 1
+    assert last["metadata"]["env"] == {
+        "OPENAI_BASE_URL": "http://x:1/v1",
+        "OPENAI_API_KEY": "key",
+        "ANTHROPIC_BASE_URL": "http://x:1",
+        "ANTHROPIC_API_KEY": "key",
+        "ANTHROPIC_AUTH_TOKEN": "key",
+        "AREAL_SESSION_KEY": "ä/b",
+        "AREAL_RUN_ID": "run-1",
+        "AREAL_MODEL": "default",
+    }
+
+
+def test_lines_that_are_no_events_are_the_answer(worker: Process) -> None:
+    assert answer(worker, "text")["summary"] == 'one\ntwo\n{"type": "other"}\n{not json'
+
+
+def test_text_comes_before_its_line_ends_and_leaving_ends_the_program(worker: Process) -> None:
+    events = Events(worker, "stream")
+    assert events.next() == {"type": "delta", "text": "no line break"}
+    children = psutil.Process(worker.popen.pid).children()
+    events.leave()
+    _, alive = psutil.wait_procs(children, 10)
+    assert children and not alive
+
+
+def test_events_of_a_program(worker: Process) -> None:
+    *events, last = run(worker, "events")
+    assert [event["type"] for event in events] == ["delta", "tool_call", "tool_call", "tool_result", "delta"]
+    assert events[1]["id"] == events[3]["id"] == "call_mine" and json.loads(events[2]["arguments"]) == {"x": 2}
+    assert last["summary"] == "lookingdone"
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("fail", "ended with exit status 3\nfirst\nthe last words"),
+        ("killed", "ended with signal 9, Killed"),
+        ("failed", "no such task"),
+        ("bad", "a delta is a text, not int 5"),
+    ],
+)
+def test_failure_of_a_program_is_named(worker: Process, what: str, error: str) -> None:
+    last = answer(worker, what)
+    assert last["type"] == "failed" and last["failure"] == "agent" and last["error"].endswith(error)
+
+
+def test_program_leaves_no_process_behind(worker: Process) -> None:
+    pid = int(answer(worker, "orphan")["summary"])
+    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+def test_program_whose_output_is_held_open_ends_its_turn(worker: Process) -> None:
+    pid = int(answer(worker, "escaped")["summary"])
+    psutil.Process(pid).kill()
+
+
+def test_program_that_ignores_sigterm_is_killed_with_its_group(worker: Process) -> None:
+    events = Events(worker, "stubborn")
+    pids = [int(pid) for pid in events.next()["text"].split()]
+    processes = [psutil.Process(pid) for pid in pids]
+    events.leave()
+    wait_until(lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in processes))
+
+
+def test_program_that_does_not_read_answers(worker: Process) -> None:
+    history = [{"role": "user", "content": "x" * 1_000_000}]
+    assert answer(worker, "deaf", history=history)["summary"] == "heard nothing of it"
+
+
+def test_flood_is_held_back_and_bounded(worker: Process) -> None:
+    events = Events(worker, "flood")
+    events.next()
+    wait_until(lambda: psutil.Process(worker.popen.pid).children()[0].status() == psutil.STATUS_SLEEPING)
+    assert psutil.Process(worker.popen.pid).memory_info().rss < 300 * 1024 * 1024
+    *_, last = events
+    assert last["failure"] == "agent" and "longer than a turn's answer may be" in last["error"]
+    events.leave()
+
+
+def test_program_that_is_not_there_ends_the_worker(processes: Processes) -> None:
+    process = processes.spawn("-m", "areal.services.agent.worker", "--command", "no-such-program")
+    process.wait_log("error: command: there is no program 'no-such-program'")
+    assert process.wait() == 2
+
+
+def pushed(pieces: list[str]) -> list[Any]:
+    output = Output()
+    found = [part for piece in pieces for part in output.push(piece)]
+    return [*found, *output.push("", last=True)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "parts"),
+    [
+        (["a\n", "b\n\n"], ["a", "\nb"]),
+        (['{"type": "del', 'ta", "text": "x"}\nrest'], [{"type": "delta", "text": "x"}, "rest"]),
+        (['{"type": "complete"}'], [{"type": "complete"}]),
+        (['a {"type": "delta"}\n'], ['a {"type": "delta"}']),
+        (["a", '{"type": "delta"}\n{"type": []}'], ["a", '{"type": "delta"}', '\n{"type": []}']),
+        (["{" * 10], ["{" * 10]),
+        ([""], []),
+    ],
+)
+def test_output_is_cut_into_texts_and_events(pieces: list[str], parts: list[Any]) -> None:
+    assert pushed(pieces) == parts
