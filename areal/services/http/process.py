@@ -80,7 +80,7 @@ def _parsing(kind: Any) -> dict[str, Any]:
         return {"action": "store_true"}
     if get_origin(kind) is Literal:
         return {"choices": get_args(kind)}
-    if get_args(kind)[:1] == (str,):  # some texts
+    if get_origin(kind) is tuple and get_args(kind)[0] is str:
         return {"nargs": "+"}
     return {"type": kind if kind in (int, float, str) else json.loads}
 
