@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY, LONGEST, SHORTEST, MEDIAN = 2048, 256, 8, 48
-SHAPE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6}
+SHAPE: dict[str, Any] = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6}
 LR = 1e-3
 
 

@@ -86,6 +86,7 @@ def main(args: Sequence[str]) -> None:
     config, _ = load_expr_config([word for word in args if not word.startswith("slow=")], GRPOConfig)
     reward = "examples.reverse_digits.reward:reversed_digits"
     answers = RLVRWorkflow(reward_fn=reward, gconfig=config.gconfig, tokenizer=config.actor.path)
-    slowness = Slowness(*map(float, slow.split(",")))
+    least, most, share, times, step = map(float, slow.split(","))
+    slowness = Slowness(least, most, share, times, step)
     with Measured(config, get_custom_dataset("train", config.train_dataset), slowness) as trainer:
         trainer.train(workflow=Straggling(answers, slowness))

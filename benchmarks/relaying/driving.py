@@ -8,10 +8,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 _DEADLINE_S = 170.0
-Seconds, Tickets = list[float], list[int]
+Seconds: TypeAlias = list[float]
+Tickets: TypeAlias = list[int]
 
 
 class Caller(Protocol):

@@ -62,7 +62,7 @@ def other_than(default: Any, hint: Any) -> Any:
     if get_origin(hint) is list:
         return [{}] if list(classes_below(hint)) else ["x"]
     kind: Any = get_origin(hint) or hint
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         name = next(name for name in hints_of(kind) if name not in HANDED_DOWN)
         return {name: other_than(default_of(kind, name), hints_of(kind)[name])}
     if isinstance(kind, type) and issubclass(kind, dict):

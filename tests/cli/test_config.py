@@ -14,7 +14,7 @@ from areal.cli.options import read_config
 from areal.state.home import Home
 from tests.cli.conftest import Areal
 
-WORDS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=12)
+WORDS = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=12)
 PLAIN = st.from_regex(r"[A-Za-z][A-Za-z0-9_-]{0,8}", fullmatch=True)
 CONTEXTS = st.dictionaries(PLAIN, st.dictionaries(st.sampled_from(["gateway", "apiKeyFile"]), WORDS, min_size=1))
 

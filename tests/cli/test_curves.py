@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,7 +127,7 @@ def test_trajectories_of_a_job_are_chosen_by_step_group_and_kind(
 
 
 def _turn(advantage: float | None) -> Interaction:
-    columns = {"loss_mask": [0, 1], "logprobs": [0.0, -0.5], "versions": [-1, 3], "turn_ids": [-1, 0]}
+    columns: dict[str, Any] = {"loss_mask": [0, 1], "logprobs": [0.0, -0.5], "versions": [-1, 3], "turn_ids": [-1, 0]}
     return Interaction("a", model="m", rewarded=True, reward=1.0, advantage=advantage, input_ids=[1, 2], **columns)
 
 

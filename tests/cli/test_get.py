@@ -317,8 +317,8 @@ class TestJobsThatHaveEnded:
         for words in (("train", "stop", "done"), ("suspend", "trainjob/done")):
             stopped = areal(*words)
             assert stopped.code == 0 and "trainjob/done unchanged: it has ended: Succeeded\n" in stopped.out
-        for words in ("trainjob/done", "inferenceservice/done"):
-            refused = areal("resume", words)
+        for name in ("trainjob/done", "inferenceservice/done"):
+            refused = areal("resume", name)
             assert refused.code == 5 and "has ended (Succeeded)" in refused.err
             assert "areal restart TrainJob/done" in refused.err
 

@@ -18,7 +18,7 @@ from tests.cli.conftest import Areal, Spawner
 Record = Callable[..., Any]
 
 
-def complete(spawn: Spawner, line: str, **env: str) -> list[str]:
+def complete(spawn: Spawner, line: str, **env: Any) -> list[str]:
     words = line.split(" ")
     process = spawn(_AREAL_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1), **env)
     return [item.partition(",")[2] for item in process.finish().out.splitlines() if item]

@@ -166,6 +166,7 @@ def test_manifest_of_others_is_spelled_in_errors_and_plans(terminal: Areal, tmp_
     bad.write_text(head + 'metadata: {name: "\\e[31mred"}\nspec: {"\\e[2J": 1}\n')
     about = yaml.safe_dump({"name": "good", "annotations": {"why": HOSTILE}})
     good.write_text(f"{head}metadata:\n  {about.strip().replace(chr(10), chr(10) + '  ')}\nspec: {{suspend: true}}\n")
+    words: tuple[str, ...]
     for words in (("validate", "-f", str(bad)), ("diff", "-f", str(bad)), ("apply", "-f", str(bad))):
         shown = terminal(*words)
         assert shown.code == 3 and not set(lines(shown)) & set(_OBEYED) and "\\x1b" in shown.err
@@ -177,6 +178,7 @@ def test_manifest_of_others_is_spelled_in_errors_and_plans(terminal: Areal, tmp_
 def test_data_is_exact_and_pages_are_spelled_off_a_terminal(areal: Areal, gateway: str, hostile_home: None) -> None:
     assert areal("inf", "chat", "-m", "hello", "--gateway", gateway).out == HOSTILE + "\n"
     assert f"{HOSTILE}\n" in areal("logs", "inf/default").out
+    words: tuple[str, ...]
     for words in (("get", "-o", "wide"), ("inf", "status"), ("inf", "models"), ("inf", "chat", "-m", "fail")):
         assert not set(lines(areal(*words, "--gateway", gateway))) & set(_OBEYED), words
     for words in (("describe", "inf/default"), ("events",), ("get", "inf", "-o", "wide")):

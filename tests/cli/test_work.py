@@ -58,7 +58,7 @@ class Work:
     connected: Counter[int | str]
 
 
-def counted(spawn: Spawner, *words: str, **env: str) -> Work:
+def counted(spawn: Spawner, *words: str, **env: Any) -> Work:
     result = spawn(*words, code=COUNT, **env).finish(120)
     err, _, last = result.err.rpartition("\n")
     code, seen = json.loads(last)

@@ -7,6 +7,7 @@ import contextlib
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,7 +192,7 @@ async def test_wait_ready_says_what_is_missing(place: Place, caplog: pytest.LogC
 
 async def test_lost_answer_of_a_recorded_chat_is_asked_again_and_recorded_once(place: Place) -> None:
     """A front that drops the connection after the first answer: the retry gets that very answer."""
-    dropped = []
+    dropped: list[Any] = []
     async with _dropping_front(place.proxy.port, dropped) as front:
         async with AsyncInferenceClient(front, place.key, model="tiny", timeout_s=20) as client:
             session = await client.start_session("task")

@@ -134,7 +134,7 @@ def test_quickstart_job_killed_whole_ten_times_ends_with_one_apply_each(box: Box
     job = started(box, "learn", steps=120, mode="shm")
     for number in range(1, 11):
         known = len(job.notes())
-        until(lambda known=known: len(job.notes()) >= known + dice.randint(1, 6))
+        until(lambda known=known: len(job.notes()) >= known + dice.randint(1, 6))  # type: ignore[misc]
         time.sleep(dice.uniform(0.0, 0.5))
         assert not (job.folder / "checkpoints" / f"step_{job.steps}").exists(), f"it ended before kill {number}"
         kill_everything(box)
@@ -154,7 +154,7 @@ def test_random_pairs_and_triples_killed_thirty_times_need_no_command(box: Box) 
         time.sleep(dice.uniform(0.0, 8.0))
         assert not (job.folder / "checkpoints" / f"step_{job.steps}").exists(), f"it ended before kill {number}"
         victims = dice.sample(components, dice.choice((2, 3)))
-        until(lambda victims=victims: {f"{victim}/0" for victim in victims} <= box.pids().keys())
+        until(lambda victims=victims: {f"{victim}/0" for victim in victims} <= box.pids().keys())  # type: ignore[misc]
         pids = box.pids()
         for signal_number in (signal.SIGSTOP, signal.SIGKILL):
             for victim in victims:
@@ -163,5 +163,5 @@ def test_random_pairs_and_triples_killed_thirty_times_need_no_command(box: Box) 
         print(f"kill {number}: {' '.join(victims)} at step {len(job.notes())}", flush=True)
         if number % 3 == 0:
             known = len(job.notes())
-            until(lambda known=known: len(job.notes()) > known)
+            until(lambda known=known: len(job.notes()) > known)  # type: ignore[misc]
     assert_nothing_lost(job)

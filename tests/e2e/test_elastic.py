@@ -163,7 +163,7 @@ def _check_logprobs(run: Run, step: dict[str, Any], mask: torch.Tensor) -> None:
 
 
 def _model(run: Run, attempt: int, version: int) -> Any:
-    loaded = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
+    loaded = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     loaded.load_state_dict(
         load_file(run.folder / "versions" / f"{attempt:02d}-{version:03d}.safetensors"), strict=False
     )

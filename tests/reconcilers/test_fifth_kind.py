@@ -52,10 +52,10 @@ def parrot(areal: Areal, tmp_path: Path) -> Iterator[Path]:  # noqa: F811
     assert areal("delete", "toy/parrot", "--yes", "--grace", "0", "--ignore-not-found").code == 0
 
 
-def document(areal: Areal, *words: str) -> dict:  # type: ignore[type-arg]  # noqa: F811
+def document(areal: Areal, *words: str) -> dict:  # noqa: F811
     result = areal(*words, "-o", "json")
     assert result.code == 0, result.err
-    found: dict = json.loads(result.out)  # type: ignore[type-arg]
+    found: dict = json.loads(result.out)
     return found["items"][0] if "items" in found else found
 
 

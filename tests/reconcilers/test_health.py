@@ -27,7 +27,7 @@ def health(observed: Observed, count: int = 1) -> Health:
     return assess(MODEL, model({"replicas": count}).spec, observed, service().spec)
 
 
-def changed(observed: Observed, component: str, **changes: object) -> Observed:
+def changed(observed: Observed, component: str, **changes: Any) -> Observed:
     """The same world, with every run of ``component`` seen or found otherwise."""
 
     def other(run: ObservedRun) -> ObservedRun:
@@ -138,7 +138,8 @@ def test_ready_is_said_only_of_what_was_asked_and_has_answered(data: st.DataObje
 
     runs = {ref: otherwise(items) for ref, items in observed.runs.items()}
     workers = tuple((f"qwen-data-proxy-{index}", "", data.draw(_STATES)) for index in range(count))
-    routes = data.draw(st.sampled_from([{}, {SERVICE: "unreadable"}, {SERVICE: RouteTable({"qwen": workers})}]))
+    tables: list[dict[str, RouteTable | str]] = [{}, {SERVICE: "unreadable"}, {SERVICE: RouteTable({"qwen": workers})}]
+    routes = data.draw(st.sampled_from(tables))
     world_now = Observed(runs, routes)
     answering = {
         run.uid

@@ -63,8 +63,10 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            seen = [Row.of(plain) for name, plain in report.user_properties if name == "fault"]
-            self.rows |= {row.fault: row for row in seen}
+            for name, plain in report.user_properties:
+                if name == "fault" and isinstance(plain, dict):
+                    row = Row.of(plain)
+                    self.rows[row.fault] = row
 
 
 def _all_faults() -> list[Fault]:

@@ -152,6 +152,7 @@ def test_good_arguments_have_no_fault() -> None:
 @pytest.mark.parametrize("name", ["stream-interval", "streamInterval", "stream_interval"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_stream_interval_above_one_is_refused_since_versions_of_tokens_would_be_wrong(engine: str, name: str) -> None:
+    value: object
     for value in (2, "8", 0, 1.5, True):
         for known in (None, {"stream-interval"}):
             ((argument, fault),) = engine_arg_faults(engine, {name: value}, known)

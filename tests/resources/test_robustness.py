@@ -142,7 +142,7 @@ def test_any_overlay_and_values_render_or_explain(tmp_path: Path, patch: Any, ta
     }
     (tmp_path / "areal.overlay.yaml").write_text(json.dumps(overlay))
     _outcome(RenderRequest(overlay=str(tmp_path), values_files=(str(tmp_path / "values.yaml"),), env={"HOME": "/root"}))
-    del overlay["patches"][1]  # type: ignore[attr-defined]
+    del overlay["patches"][1]
     (tmp_path / "areal.overlay.yaml").write_text(json.dumps(overlay))
     _outcome(RenderRequest(overlay=str(tmp_path), env={"HOME": "/root"}))
 

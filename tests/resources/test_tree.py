@@ -126,7 +126,7 @@ def test_changes_of_keyed_item_order_are_none() -> None:
         ((), ""),
     ],
 )
-def test_path_text_reads_as_written(path: tree.Path, text: str) -> None:
+def test_path_text_reads_as_written(path: tree.FieldPath, text: str) -> None:
     assert tree.path_text(path) == text
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from areal.errors import InvalidManifest
-from areal.resources.explain import default_text, field_docs, model_doc, plain_default, type_text
+from areal.resources.explain import default_text, plain_default, type_text
 from areal.resources.fields import FieldInfo, Metadata, SpecModel, all_fields, fields_of
-from areal.resources.kinds import KINDS, Any
+from areal.resources.kinds import KINDS
 from areal.resources.overlay import Overlay
+from areal.resources.schema import field_docs, model_doc
 from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
 from areal.resources.validation import Reference, effective, references, spec_model, update_class, validate
 
@@ -219,7 +221,7 @@ def test_field_name_is_camel_case_and_its_type_has_words(name: str) -> None:
 
 @pytest.mark.parametrize(
     "model",
-    sorted({info.owner for info in _ALL.values()}, key=lambda model: model.__name__),
+    sorted({info.owner for info in _ALL.values()}, key=str),
     ids=lambda model: str(model.__name__),
 )
 def test_model_has_a_docstring_and_valid_defaults(model: type[SpecModel]) -> None:

@@ -277,7 +277,7 @@ def test_call_within_interrupts_what_takes_too_long_on_any_thread() -> None:
     assert asyncio.run(asyncio.to_thread(limited)) == "done"
     assert ended.wait(60.0)
     with pytest.raises(KeyError):
-        call_within(60.0, lambda: {}["no"])
+        call_within(60.0, lambda: dict[str, str]()["no"])
 
 
 @given(st.text(), st.text(alphabet=st.characters(exclude_characters="{}\\<>|")))

@@ -128,7 +128,7 @@ async def test_closure_runs_here_and_it_is_said(caplog: pytest.LogCaptureFixture
     assert await AsyncRewardWrapper(locked)("p", "c") == os.getpid()
     assert "locked cannot go to another process" in caplog.text
     with pytest.raises(RewardRaised, match="raised: KeyError: 'no'"):
-        await AsyncRewardWrapper(lambda: {}["no"])()
+        await AsyncRewardWrapper(lambda: dict[str, str]()["no"])()
 
 
 async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:

@@ -60,7 +60,10 @@ class Gated(RolloutWorkflow):
         self.wait_started(1)
         assert self.loop is not None
         for number in numbers:
-            self.loop.call_soon_threadsafe(lambda n=number: self.gates.setdefault(n, asyncio.Event()).set())
+            self.loop.call_soon_threadsafe(self._open, number)
+
+    def _open(self, number: int) -> None:
+        self.gates.setdefault(number, asyncio.Event()).set()
 
 
 class AtOnce(RolloutWorkflow):

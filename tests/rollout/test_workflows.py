@@ -23,7 +23,9 @@ from tests.reward.rewards import never_right, reverse_reward
 
 GCONFIG = GenerationHyperparameters(max_new_tokens=8, n_samples=4)
 NO_REWARD = 3
-ROWS = [{"messages": [{"role": "user", "content": digits}], "answer": digits[::-1]} for digits in ("1234", "5678")]
+ROWS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": digits}], "answer": digits[::-1]} for digits in ("1234", "5678")
+]
 
 
 @pytest.fixture(scope="module")

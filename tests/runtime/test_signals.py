@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def leaderless() -> Iterator[Leaderless]:
 
     def make(environment: dict[str, str] | None = None) -> tuple[ProcessIdentity, int]:
         script = "sleep 1000 > /dev/null & echo $!; read wait"  # builtins: nobody else is ever in the session
-        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        streams: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         leader = subprocess.Popen(["sh", "-c", script], **streams, start_new_session=True, env=environment)
         assert leader.stdout is not None
         members.append(identify(int(leader.stdout.readline())))

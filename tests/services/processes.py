@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,7 @@ class Process:
         body: Any = None,
         *,
         key: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
     ) -> Answer:
         return call(self.port, method, path, body, key=key, headers=headers)
 
@@ -86,7 +86,7 @@ def call(
     body: Any = None,
     *,
     key: str | None = None,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str | bytes] | None = None,
 ) -> Answer:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()

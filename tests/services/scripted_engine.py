@@ -76,6 +76,7 @@ class Engine:
         stops = sampling.get("stop_token_ids") or []
         end = self.tokenizer.token_to_id("<|im_end|>")
         if not sampling.get("ignore_eos"):
+            assert end is not None
             ids.append(end)
         for position, token in enumerate(ids):
             if token in stops:
@@ -140,6 +141,7 @@ async def generate(engine: Engine, request: web.Request) -> web.StreamResponse:
         for moment in lines(engine, body):
             await before_line(engine, script, record)
             if record["ended"] == "cut":
+                assert request.transport is not None
                 request.transport.close()
                 return response
             if record["ended"] == "error":

@@ -10,8 +10,8 @@ import torch
 
 from areal.api.cli_args import GRPOConfig, PPOConfig, load_expr_config
 from areal.errors import UsageFault
+from areal.resources.backend import engine_arguments
 from areal.training.drivers import _workflow
-from areal.training.services import _engine_arguments
 from areal.training.trainers.ppo import PPOTrainer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reverse_digits"
@@ -93,5 +93,5 @@ def test_trainer_samples_whole_groups_that_differ_where_it_is_told_to(
 def test_section_of_an_engine_is_its_flags() -> None:
     words = ("vllm.max_num_seqs=4", "sglang.mem_fraction_static=0.8", "sglang.model_path=elsewhere")
     config, _ = load_expr_config([*NAMES, *words], PPOConfig)
-    assert _engine_arguments(config, "vllm") == {"max_num_seqs": 4}
-    assert _engine_arguments(config, "sglang") == {"mem_fraction_static": 0.8}, "its model's path is areal's to say"
+    assert engine_arguments("vllm", config.vllm) == {"max_num_seqs": 4}
+    assert engine_arguments("sglang", config.sglang) == {"mem_fraction_static": 0.8}, "its path is areal's to say"

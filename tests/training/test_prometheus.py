@@ -7,6 +7,7 @@ import math
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_metrics_of_a_trainer_need_a_key_beyond_loopback(tmp_path: Path) -> None
 
 
 def test_port_is_that_which_is_asked_for(tmp_path: Path) -> None:
-    given = {"model": TrainEngineConfig(**engine()), "train_dataset": TrainDatasetConfig(batch_size=4)}
+    given: dict[str, Any] = {"model": TrainEngineConfig(**engine()), "train_dataset": TrainDatasetConfig(batch_size=4)}
     for asked in (PrometheusConfig(port=free_port()), PrometheusConfig(enabled=False)):
         config = SFTConfig(**experiment(tmp_path), **given, stats_logger=StatsLoggerConfig(prometheus=asked))
         with SFTTrainer(config, solved(8)) as trainer:

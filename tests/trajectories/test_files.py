@@ -96,7 +96,7 @@ def write_jsonl(path: Path) -> None:
 
 def write_npz(path: Path) -> None:
     packed = io.BytesIO()
-    np.savez(packed, **{name: np.array(values) for name, values in EXPORT["traj"].items()})  # type: ignore[attr-defined]
+    np.savez(packed, **{name: np.array(values) for name, values in EXPORT["traj"].items()})  # type: ignore[attr-defined,arg-type]
     path.write_bytes(packed.getvalue())
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("about.json", json.dumps({name: EXPORT[name] for name in ("rows", "failures", "export_id")}))

@@ -49,7 +49,7 @@ def test_body_that_cannot_be_used_names_the_field(cls: type[Any], body: dict[str
 
 
 def test_body_may_have_unknown_fields_and_null_for_a_default() -> None:
-    body = {"task_id": "t", "group_size": None, "online": None, "model": None, "metadata": {}}
+    body: dict[str, Any] = {"task_id": "t", "group_size": None, "online": None, "model": None, "metadata": {}}
     assert read_fields(StartSession, body, lenient=True) == StartSession(task_id="t")
 
 

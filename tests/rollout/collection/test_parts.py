@@ -224,7 +224,7 @@ def test_agents_exception_is_blamed_on_whom_its_client_blames(
 ) -> None:
     error = type("APIConnectionError", (APIConnectionError,), {"__module__": module})("x")
     if status is not None:
-        error.status_code = status  # type: ignore[attr-defined]
+        error.status_code = status
     assert failure_of_agent(error, 1.0).kind is kind
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -40,7 +41,8 @@ def test_chat_answers_the_engines_text_and_counts_its_tokens(service: Service, i
 def test_chat_streamed_arrives_token_by_token(service: Service) -> None:
     script(service.engine, gate=2)
     stream = service.stream_chat()
-    seen, events = [], stream.events()
+    seen: list[Any] = []
+    events = stream.events()
     while not chat_text(seen):
         seen.append(next(events))
     # Text is here while the engine still holds the rest of its answer: nothing on the way waited for the end.
@@ -115,6 +117,7 @@ def test_every_sampling_field_reaches_the_engine(service: Service, ids: Tokenize
     }  # fmt: skip
     assert service.chat(**given).status == 200
     end = ids.token_to_id("<|im_end|>")
+    assert end is not None
     assert service.engine_saw()["sampling"] == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05, "seed": 7, "presence_penalty": 0.1,
         "frequency_penalty": -0.2, "repetition_penalty": 1.1, "n": 2, "top_logprobs": 3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -65,7 +66,7 @@ def test_sdks_calls_work_with_the_root_as_base_url(service: Service, component: 
         assert client.responses.create(model="tiny", input="Hi").output_text == "Hello there, friend!"
         assert [model.id for model in client.models.list()] == ["tiny"]
         with pytest.raises(openai.BadRequestError):
-            client.responses.create(model="tiny", input=3)  # type: ignore[arg-type]
+            client.responses.create(model="tiny", input=3)  # type: ignore[call-overload]
     ask = {"model": "tiny", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
     for path in ("/messages", "/v1/messages"):
         answer = getattr(service, component).call("POST", path, ask, key=service.key).json()
@@ -89,7 +90,7 @@ def test_sdk_maps_our_errors_to_its_own(client: openai.OpenAI, service: Service)
 def test_sdk_sees_an_error_event_in_a_stream(client: openai.OpenAI, service: Service) -> None:
     script(service.engine, error_after=3)
     stream = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], stream=True)
-    seen = []
+    seen: list[Any] = []
     with pytest.raises(openai.APIError, match="scripted error line"):
         seen.extend(chunk for chunk in stream)
     assert stream.response.status_code == 200

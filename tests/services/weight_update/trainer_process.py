@@ -44,8 +44,8 @@ def main(folder: str, mode: str, key_file: str, proxy: str, when: str) -> None:
             pair.publish(1, weights(first := model(1)), probe_of(first))
             print("published 1", flush=True)
             if when == "sending":
-                publisher.send = die  # type: ignore[method-assign]
-                publisher.published = die if mode == "disk" else publisher.published  # type: ignore[method-assign]
+                publisher.send = die  # type: ignore[method-assign,assignment]
+                publisher.published = die if mode == "disk" else publisher.published  # type: ignore[method-assign,assignment]
                 pair.publish(2, weights(model(2)))
             else:
                 pair.publish(2, cut(weights(model(2))))

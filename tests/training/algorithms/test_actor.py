@@ -54,7 +54,7 @@ def test_loss_on_policy_has_the_gradient_of_plain_policy_gradient() -> None:
     logp = token_logprobs(leaf, micro["input_ids"])
     (-(logp * micro["advantages"] * micro["loss_mask"]).sum() / micro["loss_mask"].sum()).backward()
     for decoupled, method in ((False, "recompute"), (True, "reuse_train_logp"), (True, "loglinear")):
-        config = PPOActorConfig(use_decoupled_loss=decoupled, prox_logp_method=method)
+        config = PPOActorConfig(use_decoupled_loss=decoupled, prox_logp_method=method)  # type: ignore[arg-type]
         torch.testing.assert_close(_gradient(ActorLoss(config, version=4), logits, micro), leaf.grad)
 
 
@@ -256,7 +256,7 @@ def test_sequence_masking_by_the_geometric_mean() -> None:
 )
 def test_metrics_are_their_formulas(metric: str, value: float) -> None:
     for upper, kept in ((value - 1e-3, False), (value + 1e-3, True)):
-        got = correction(PROX, BEHAVIOUR, MASK, Rejection(metric=metric, upper=upper))
+        got = correction(PROX, BEHAVIOUR, MASK, Rejection(metric=metric, upper=upper))  # type: ignore[arg-type]
         assert bool(got.kept[0, 1]) is kept
 
 

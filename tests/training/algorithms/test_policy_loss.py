@@ -70,7 +70,7 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
     _check(objective, lambda b, t: -min(_ratio(b, t), 1.1) * ADV[b, t].item() * LOGP[b, t].item())
     logprobs = LOGP.clone().requires_grad_()
     policy_loss(logprobs, PROX, ADV, MASK, objective).per_token.sum().backward()
-    assert all(logprobs.grad[b, t] != 0 for b, t in TOKENS)
+    assert logprobs.grad is not None and all(logprobs.grad[b, t] != 0 for b, t in TOKENS)
 
 
 def test_sapo_gates_softly() -> None:
@@ -98,7 +98,7 @@ def test_token_that_became_far_likelier_and_was_bad_is_pushed_back_by_its_ratio(
         got = policy_loss(logprobs, torch.full((1, 2), -1.0), advantages, mask, PolicyObjective(level=level))
         got.per_token.sum().backward()
         assert got.per_token[0, 1].item() == pytest.approx(math.exp(moved), rel=1e-5)
-        assert logprobs.grad[0, 1].item() == pytest.approx(math.exp(moved), rel=1e-5)
+        assert logprobs.grad is not None and logprobs.grad[0, 1].item() == pytest.approx(math.exp(moved), rel=1e-5)
 
 
 @pytest.mark.parametrize("moved", [60.0, 1e4])
@@ -109,14 +109,14 @@ def test_ratio_beyond_what_a_float_holds_keeps_a_finite_gradient(moved: float) -
             logprobs, torch.full((1, 2), -1.0), torch.full((1, 2), advantage), torch.tensor([[0, 1]]), PolicyObjective()
         )
         got.per_token.sum().backward()
-        assert torch.isfinite(logprobs.grad).all()
+        assert logprobs.grad is not None and torch.isfinite(logprobs.grad).all()
         assert (logprobs.grad[0, 1] > 0).item() is pushed
 
 
 def test_masked_tokens_may_hold_anything() -> None:
     dirty = torch.where(MASK.bool(), LOGP, torch.nan).requires_grad_()
     policy_loss(dirty, PROX, ADV, MASK, PolicyObjective()).per_token.sum().backward()
-    assert torch.isfinite(dirty.grad).all()
+    assert dirty.grad is not None and torch.isfinite(dirty.grad).all()
 
 
 @pytest.mark.parametrize("wrong", [{"clip": (-0.1, 0.2)}, {"dual_clip": 1.0}])

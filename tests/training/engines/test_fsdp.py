@@ -121,7 +121,7 @@ def test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too(model: Pat
 def test_model_with_a_sliding_window_is_never_packed(tmp_path: Path) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape: Any = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
     about = MistralConfig(vocab_size=VOCABULARY, num_key_value_heads=2, sliding_window=4, **shape)
     MistralForCausalLM(about).save_pretrained(tmp_path)
     assert _engine(tmp_path)._micro(groups(), range(32))[1] is None
@@ -289,7 +289,7 @@ def with_dropout(folder: Path, kind: str) -> Path:
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: Any = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     made: Any = {
         "llama": lambda: LlamaForCausalLM(LlamaConfig(**sizes, intermediate_size=48, attention_dropout=0.5)),
         "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)),

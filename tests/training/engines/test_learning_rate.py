@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +8,7 @@ from areal.api.cli_args import OptimizerConfig
 from areal.training.engines import learning_rate
 
 
-def rates(total: int, warmup: float, shape: str, least: float, steps: int | None = None) -> list[float]:
+def rates(total: int, warmup: float, shape: Any, least: float, steps: int | None = None) -> list[float]:
     config = OptimizerConfig(lr=1.0, warmup_steps_proportion=warmup, lr_scheduler_type=shape, min_lr_ratio=least)
     return [learning_rate(config, step, total) for step in range(steps or total)]
 

@@ -45,7 +45,7 @@ from tests.training.test_prometheus import scrape
 from tests.training.trainers.reversing import MODEL, digits, engine, experiment, optimizer, prompts
 
 ANSWERS = GenerationHyperparameters(n_samples=4, max_new_tokens=8)
-WORKFLOW = {
+WORKFLOW: dict[str, Any] = {
     "workflow": "areal.workflow.rlvr:RLVRWorkflow",
     "workflow_kwargs": {
         "reward_fn": "tests.training.trainers.rewards:reversed_digits",
@@ -219,10 +219,10 @@ def test_greedy_answers_are_not_trained_on(tmp_path: Path, service: Service) -> 
 
 
 def test_temperature_that_is_not_that_of_the_samples_is_refused() -> None:
-    actor = {"temperature": 0.6}
+    actor = PPOActorConfig(temperature=0.6)
     with pytest.raises(ValueError, match=r"actor\.temperature: 0.6 .* gconfig.temperature is 1"):
-        GRPOConfig(actor=PPOActorConfig(**actor), gconfig=ANSWERS)
-    GRPOConfig(actor=PPOActorConfig(**actor), gconfig=ANSWERS.new(temperature=0.6))
+        GRPOConfig(actor=actor, gconfig=ANSWERS)
+    GRPOConfig(actor=PPOActorConfig(temperature=0.6), gconfig=ANSWERS.new(temperature=0.6))
 
 
 def test_default_penalty_without_a_reference_is_none_and_is_said(

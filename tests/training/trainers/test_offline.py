@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sigmoid", "ipo"])
-def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: str) -> None:
+def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: Literal["sigmoid", "ipo"]) -> None:
     actor = DPOEngineConfig(**engine(optimizer=optimizer(5e-4)), loss_type=kind)
     config = DPOConfig(**_common(tmp_path, 20), actor=actor)
     with DPOTrainer(config, preferences(160), preferences(32, first=1000)) as trainer:

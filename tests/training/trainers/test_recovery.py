@@ -140,7 +140,8 @@ def test_checkpoints_of_another_model_are_an_error_and_stay(tmp_path: Path) -> N
     with _trainer(tmp_path, 4) as first:
         first.train()
     with _trainer(tmp_path, 6) as other:
-        other.engines["actor"].model.add_module("more", torch.nn.Linear(2, 2))
+        actor: Any = other.engines["actor"]
+        actor.model.add_module("more", torch.nn.Linear(2, 2))
         with pytest.raises(ArealError, match=r"step_4 cannot be loaded: .*more\.") as caught:
             other.train()
     assert len(caught.value.message) < 1000

@@ -76,7 +76,7 @@ def test_engines_are_told_in_their_own_words() -> None:
     def call(**wanted: Any) -> EngineCall:
         return EngineCall("c", ((1,),), SamplingParams(), wanted)
 
-    of_sglang = [
+    of_sglang: list[tuple[dict[str, Any], str, str]] = [
         ({"type": "regex", "regex": "a+"}, "regex", "a+"),
         ({"type": "choice", "choice": ["a.b", "c"]}, "regex", r"(a\.b)|(c)"),
         ({"type": "grammar", "grammar": "g"}, "ebnf", "g"),

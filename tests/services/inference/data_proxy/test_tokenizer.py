@@ -106,7 +106,7 @@ def test_text_beyond_the_context_is_refused_before_it_is_encoded_as_a_whole(
     whole = codec._tokenizer
 
     class Counting:
-        def encode_batch(self, texts: list[str], **options: object) -> object:
+        def encode_batch(self, texts: list[str], **options: Any) -> object:
             encoded.extend(map(len, texts))
             return whole.encode_batch(texts, **options)
 
@@ -276,6 +276,7 @@ def test_window_stream_of_a_sentencepiece_tokenizer_keeps_spaces_and_characters(
 
 def test_window_stream_of_garbage_bytes_does_not_hold_them_for_ever(sentencepiece: Tokenizer) -> None:
     lone = sentencepiece.token_to_id("<0xE4>")
+    assert lone is not None
     stream = WindowStream(lambda part: whole(sentencepiece, part))
     said = "".join(stream.push([lone]) for _ in range(40))
     assert len(said) >= 24

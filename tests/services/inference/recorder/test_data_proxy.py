@@ -383,6 +383,7 @@ def test_export_comes_again_until_acknowledged_and_as_npz(bench: Bench) -> None:
 def test_export_refusals(bench: Bench) -> None:
     rollout = bench.begin()
     good = {"session_ids": [rollout.session_id]}
+    bad: dict[str, Any]
     for bad in (
         {},
         {"session_ids": []},

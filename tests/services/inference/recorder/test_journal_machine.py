@@ -128,7 +128,8 @@ class JournalMachine(RuleBasedStateMachine):
     def chat(self, data: st.DataObject, n: int, length: int, version: int) -> None:
         session = self.pick(data)
         earlier = session.trajectories[-1].turns if session.trajectories else []
-        before = data.draw(st.sampled_from(earlier)) if earlier and data.draw(st.booleans()) else None
+        follows = bool(earlier) and data.draw(st.booleans())
+        before = data.draw(st.sampled_from(earlier)) if follows else None
         prompt = [*(before.prompt + before.output if before else []), *range(length)]
         call = self.calls.tokens(prompt, list(range(length)), n=n, version=version)
         if session.ended:
@@ -142,8 +143,7 @@ class JournalMachine(RuleBasedStateMachine):
             session.trajectories.append(ModelTrajectory())
         assert recorded.trajectory == len(session.trajectories) - 1
         session.trajectories[-1].turns += [
-            ModelTurn(prompt, list(sample.output_ids), version, call.interaction_id(choice))
-            for choice, sample in enumerate(call.samples)
+            ModelTurn(prompt, [*range(length), choice], version, call.interaction_id(choice)) for choice in range(n)
         ]
 
     @rule(data=st.data(), value=st.sampled_from([0.0, 0.5, 1.0]), named=st.booleans())

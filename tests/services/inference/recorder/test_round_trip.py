@@ -84,7 +84,7 @@ async def test_token_turn_comes_back(
     journal = await journal_in(tmp_path_factory.mktemp("run"))
     session, _ = await start(journal)
     name, model, finish = texts
-    ids, logprobs, versions = ([each[place] for each in tokens] for place in range(3))
+    ids, logprobs, versions = map(list, zip(*tokens, strict=True)) if tokens else ([], [], [])
     sample = TokenSample(prompt, ids, logprobs, versions, finish, extra=extra)
     await journal.record(session, ModelCall(name, model, created, b"d" * 16, [sample]))
     found = journal.session(session)

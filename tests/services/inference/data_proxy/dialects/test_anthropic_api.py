@@ -25,7 +25,7 @@ def friend(
     module_processes: Processes,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[Service, Process]]:
-    argv = ("--model", "friend", "--engine", "external", "--engine-url", talking_service.gateway.url)
+    argv: tuple[str, ...] = ("--model", "friend", "--engine", "external", "--engine-url", talking_service.gateway.url)
     argv += ("--provider-api", "anthropic", "--provider-model", "tiny")
     state = ("--state-dir", str(tmp_path_factory.mktemp("state")))
     env = {"AREAL_PROVIDER_API_KEY": talking_service.key}
@@ -99,7 +99,7 @@ def test_sessions_call_that_cannot_be_a_chat_is_refused_and_others_go_through(
 
 
 def test_events_are_held_from_the_last_one_on() -> None:
-    heard = MessagesRecorder(call=None, model="m", messages=[], answer_id=None)  # type: ignore[arg-type]
+    heard = MessagesRecorder(call=None, model="m", messages=[], answer_id=None)
     text = (
         b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}\n\n'
     )

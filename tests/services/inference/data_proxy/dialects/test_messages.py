@@ -66,7 +66,7 @@ def test_a_conversation_with_tools(client: anthropic.Anthropic, service: Service
         model="tiny",
         max_tokens=500,
         system="Be brief.",
-        messages=[USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}],  # type: ignore[typeddict-item]
+        messages=[USER, {"role": "assistant", "content": first.content}, {"role": "user", "content": results}],
         tools=TOOLS,
     )
     assert second.stop_reason == "end_turn" and second.content[0].text == "Sunny."  # type: ignore[union-attr]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -211,7 +212,7 @@ async def test_top_logprobs_are_the_likeliest_of_a_forward_pass(engine: Subject)
 
 
 async def test_deltas_one_by_one_are_those_that_are_poured(engine: Subject) -> None:
-    options = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True, "top_logprobs": 2}
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0, "ignore_eos": True, "top_logprobs": 2}
     poured = await engine.run(PROMPT, **options)
     drawn = [delta async for delta in engine.client.generate(engine.call(PROMPT, **options))]
     assert tokens(drawn) == tokens(poured) and drawn[-1].finish_reason is poured[-1].finish_reason

@@ -60,7 +60,7 @@ def make_adapter(folder: Path, model: Any, *, seed: int = 0, rank: int = 3, alph
     generator = torch.Generator().manual_seed(seed)
     merged = copy.deepcopy(model)
     scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, module in merged.named_modules():
         if not name.endswith("_proj"):
             continue

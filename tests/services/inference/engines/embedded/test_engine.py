@@ -166,7 +166,7 @@ def test_weights_that_fail_half_way_end_the_engine(llama: tuple[Path, Any], star
         raise MemoryError("no room")
 
     running = harness.submit([5], max_new_tokens=120)
-    harness.engine._runner.prepare = lambda folder: install  # type: ignore[method-assign]
+    harness.engine._runner.prepare = lambda *_: install  # type: ignore[method-assign]
     with pytest.raises(MemoryError):
         harness.engine.load_weights(llama[0], 1)
     harness.wait(running)

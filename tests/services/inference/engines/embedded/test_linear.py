@@ -123,7 +123,7 @@ def _config(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     file = folder / "adapter_model.safetensors"
     tensors = load_file(file)
     change(tensors)

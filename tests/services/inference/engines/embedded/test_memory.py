@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 from areal.errors import ArealError, Conflict
-from areal.services.inference.engines.embedded import runner as offload
 from areal.services.inference.engines.embedded.engine import Engine
 from areal.services.inference.engines.embedded.scheduler import SchedulerLimits
 from areal.services.inference.engines.embedded.transformers_runner import TransformersRunner
@@ -88,7 +88,7 @@ def _full() -> Any:
 def test_release_without_room_changes_nothing(tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     make_model(tmp_path)
     harness = start(tmp_path)
-    monkeypatch.setattr(offload.tempfile, "TemporaryFile", lambda prefix: _full())
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: _full())
     with pytest.raises(ArealError, match="No space left"):
         harness.engine.release_memory().result(10)
     (sequence,) = harness.run([5, 6], max_new_tokens=4)

@@ -147,8 +147,8 @@ async def test_no_step_wakes_the_loop_while_nobody_reads_a_stream() -> None:
     woken: list[object] = []
     loop = asyncio.get_running_loop()
     threadsafe, later = loop.call_soon_threadsafe, loop.call_later
-    loop.call_soon_threadsafe = lambda *given, **more: woken.append(given) or threadsafe(*given, **more)  # type: ignore[method-assign,func-returns-value,assignment]
-    loop.call_later = lambda *given, **more: woken.append(given) or later(*given, **more)  # type: ignore[method-assign,func-returns-value,assignment]
+    loop.call_soon_threadsafe = lambda *given, **more: woken.append(given) or threadsafe(*given, **more)  # type: ignore[method-assign,func-returns-value]
+    loop.call_later = lambda *given, **more: woken.append(given) or later(*given, **more)  # type: ignore[method-assign,func-returns-value]
     for token in range(100):
         produce(patient, token)
         opened.progress(False)

@@ -68,7 +68,7 @@ def test_staged_weights_are_not_served_until_they_are_loaded(tmp_path: Path, sta
     (before,) = harness.run([5, 6, 7], max_new_tokens=10)
     harness.engine.load_staged(7)
     (after,) = harness.run([5, 6, 7], max_new_tokens=10)
-    assert (gap(old, before), gap(new, after)) == (pytest.approx(0, abs=1e-4), pytest.approx(0, abs=1e-4))
+    assert max(gap(old, before), gap(new, after)) < 1e-4
     assert (set(before.versions), set(after.versions)) == ({0}, {7})
 
 

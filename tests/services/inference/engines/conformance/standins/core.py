@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class Core:
         sampling: Mapping[str, Any],
         adapter: str | None = None,
         response_format: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[Delta]:
+    ) -> AsyncGenerator[Delta]:
         """Leaving early aborts. Raises Refused."""
         limits, vocabulary = self.engine.limits, self.engine.vocab_size
         if not prompt or len(prompt) >= limits.max_length:

@@ -133,8 +133,8 @@ class Vllm:
             if not refused.of_tokens:
                 return _error(400, str(refused))
             await out.prepare(request)  # the real one finds a bad token when it has said 200
-            event = {"error": {"message": str(refused), "type": "BadRequestError", "param": None, "code": 400}}
-            await out.write(b"data: " + json.dumps(event).encode() + b"\n\ndata: [DONE]\n\n")
+            error = {"error": {"message": str(refused), "type": "BadRequestError", "param": None, "code": 400}}
+            await out.write(b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
         finally:
             await deltas.aclose()
             self._running -= 1
