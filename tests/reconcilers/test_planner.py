@@ -74,6 +74,9 @@ def test_plan_of_new_service_and_model_starts_everything_side_by_side_and_routes
 
 def test_object_that_is_only_waited_for_is_healed_of_what_was_found() -> None:
     home, item, observed = steady()
+    assert {each.action for each in plan_of(unchanged(home), unchanged(item), observed=observed).objects} == {
+        "unchanged"
+    }
     plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.STARTING))
     causes = {each.ref: each.cause for each in plan.objects if each.action == "heal"}
     assert causes == {"Model/qwen": "was starting"}

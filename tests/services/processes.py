@@ -153,7 +153,7 @@ class Processes:
 
     def service(self, module: str, *argv: str, keyed: bool = True, env: dict[str, str] | None = None) -> Process:
         key = ("--admin-key-file", str(self.key_file)) if keyed else ()
-        package = module if module == "weight_update" or "." in module else f"inference.{module}"
+        package = module if module.startswith(("agent.", "weight_update")) else f"inference.{module}"
         process = self.spawn("-m", f"areal.services.{package}", "--port", "0", *key, *argv, env=env)
         process.port = int(process.wait_log(_LISTENS.pattern)[1])
         return process

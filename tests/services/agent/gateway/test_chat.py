@@ -16,16 +16,16 @@ def chat(service: AgentService, message: str, **body: Any) -> Any:
 
 
 def test_client_has_whole_completion(service: AgentService) -> None:
-    messages = [{"role": "user", "content": "tools"}]
-    answer = service.sdk().chat.completions.create(model="m", messages=messages)  # type: ignore[arg-type]
+    messages: Any = [{"role": "user", "content": "tools"}]
+    answer = service.sdk().chat.completions.create(model="m", messages=messages)
     [choice] = answer.choices
     assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == ("Sunny.", None, "stop")
     assert (answer.model, answer.object) == ("m", "chat.completion")
 
 
 def test_client_has_streamed_completion(service: AgentService) -> None:
-    messages = [{"role": "user", "content": "good day"}]
-    stream = service.sdk().chat.completions.create(model="m", messages=messages, stream=True)  # type: ignore[arg-type]
+    messages: Any = [{"role": "user", "content": "good day"}]
+    stream = service.sdk().chat.completions.create(model="m", messages=messages, stream=True)
     chunks = list(stream)
     deltas = [chunk.choices[0].delta.content for chunk in chunks]
     assert deltas == ["You", " said:", " good", " day", None]

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.services.agent.gateway.conftest import INFERENCE, AgentService
-from tests.services.processes import call
+from tests.services.processes import Processes, call
 
 AWKWARD = ["a/b", "../../admin", "..", "%2F", "a b?x=1#y", "ключ", "x" * 1024, "/close?", "sk-fake"]
 
@@ -115,7 +115,7 @@ def test_metrics_count_turns(own: AgentService) -> None:
     assert "areal_agent_turns_running 0.0" in text
 
 
-def test_service_without_pairs_says_so(processes) -> None:  # type: ignore[no-untyped-def]
+def test_service_without_pairs_says_so(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.service("agent.gateway", "--router-url", router.url, "--service", "helper")
     router.call("POST", "/synced", {}, key=processes.key)
