@@ -39,7 +39,7 @@ from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec
 from areal.state.events import EventLog
 from areal.state.files import crash_point
-from areal.state.journal import Journal, Operation, orphans
+from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore, StoreSnapshot
 from areal.state.records import StoredObject
@@ -249,7 +249,7 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
     specs = {ref: target.object.spec for ref, target in targets.items()}
     slots = claim_slots(plan, prepared.observed, specs, command.backend.named, schedulers)
     ctx = command.ctx
-    transaction = Journal.open(ctx.home, ctx.command, sorted(targets))
+    transaction = Transaction.open(ctx.home, ctx.command, sorted(targets))
     try:
         context = EffectContext(
             ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
@@ -305,7 +305,7 @@ def recover(ctx: Context, backend: RunControl) -> tuple[str, ...]:
     """Settle every orphaned journal; one sentence each. Writes nothing when there is none."""
     sentences = []
     for orphan in orphans(ctx.home):
-        taken = Journal.resume(orphan)
+        taken = Transaction.resume(orphan)
         if taken is None:
             continue
         found, transaction = taken
@@ -372,7 +372,7 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
         restart=_RESTART,
         stop_grace_s=_GRACE_S,
     )
-    with Journal.open(ctx.home, ctx.command, names) as tx:
+    with Transaction.open(ctx.home, ctx.command, names) as tx:
         number = tx.begin("spawn", ref=", ".join(names), target=f"{COMPONENT}/0", run=uid)
         command.backend.start(spec, on_pid=lambda pid: tx.note(number, pid=pid))
         tx.end(number)

@@ -150,6 +150,46 @@ class Transaction:
     def __post_init__(self) -> None:
         self._appends: GroupCommit[bytes] = GroupCommit(self._write)
 
+    @classmethod
+    def open(cls, home: Home, command: str, objects: Iterable[object] = ()) -> Transaction:
+        """A new transaction, on disk and locked on return. Raises ArealError when it cannot be written."""
+        crash_point("journal-open-before")
+        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        path = home.journal / f"{stamp}-{os.getpid()}-{os.urandom(4).hex()}{_SUFFIX}"
+        head = {"type": "open", "command": command, "actor": actor(), "at": time.time(), "pid": os.getpid()}
+        line = encode_line({**head, "objects": [str(item) for item in objects]})
+        try:
+            make_folder(home.journal)
+            fd = _create(path, line)
+        except OSError as error:
+            raise explain(error, path, "write") from error
+        crash_point("journal-open-after")
+        return cls(path, fd, _size=len(line))
+
+    @classmethod
+    def resume(cls, orphan: OpenTransaction) -> tuple[OpenTransaction, Transaction] | None:
+        """Take over an orphan: what it holds, read again under its lock, and the transaction to end its operations in.
+        None when another command took it first. A torn tail is cut, so that new entries stand on lines of their own."""
+        try:
+            fd = os.open(orphan.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain(error, orphan.path, "take over") from error
+        try:
+            if not (try_lock(fd) and still_named(fd, orphan.path)):
+                os.close(fd)
+                return None
+            raw = _read(fd)
+            size = _cut_tail(fd, raw)
+        except OSError as error:
+            os.close(fd)
+            raise explain(error, orphan.path, "take over") from error
+        found = parse(orphan.path, raw)
+        still_open = {operation.n for operation in found.unfinished}
+        following = max((operation.n for operation in found.operations), default=0) + 1
+        return found, cls(orphan.path, fd, following, still_open, size)
+
     def begin(self, op: str, **data: Any) -> int:
         """Record that ``op`` is about to be done; durable on return. The number names it from now on."""
         with self._mutex:
@@ -236,50 +276,6 @@ class Transaction:
     def _close(self) -> None:
         self.closed = True
         os.close(self._fd)
-
-
-class Journal:
-    """Opens transactions: new ones, and orphans to finish."""
-
-    @staticmethod
-    def open(home: Home, command: str, objects: Iterable[object] = ()) -> Transaction:
-        """A new transaction, on disk and locked on return. Raises ArealError when it cannot be written."""
-        crash_point("journal-open-before")
-        stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = home.journal / f"{stamp}-{os.getpid()}-{os.urandom(4).hex()}{_SUFFIX}"
-        head = {"type": "open", "command": command, "actor": actor(), "at": time.time(), "pid": os.getpid()}
-        line = encode_line({**head, "objects": [str(item) for item in objects]})
-        try:
-            make_folder(home.journal)
-            fd = _create(path, line)
-        except OSError as error:
-            raise explain(error, path, "write") from error
-        crash_point("journal-open-after")
-        return Transaction(path, fd, _size=len(line))
-
-    @staticmethod
-    def resume(orphan: OpenTransaction) -> tuple[OpenTransaction, Transaction] | None:
-        """Take over an orphan: what it holds, read again under its lock, and the transaction to end its operations in.
-        None when another command took it first. A torn tail is cut, so that new entries stand on lines of their own."""
-        try:
-            fd = os.open(orphan.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise explain(error, orphan.path, "take over") from error
-        try:
-            if not (try_lock(fd) and still_named(fd, orphan.path)):
-                os.close(fd)
-                return None
-            raw = _read(fd)
-            size = _cut_tail(fd, raw)
-        except OSError as error:
-            os.close(fd)
-            raise explain(error, orphan.path, "take over") from error
-        found = parse(orphan.path, raw)
-        still_open = {operation.n for operation in found.unfinished}
-        following = max((operation.n for operation in found.operations), default=0) + 1
-        return found, Transaction(orphan.path, fd, following, still_open, size)
 
 
 def orphans(home: Home) -> list[OpenTransaction]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from areal.terminal import ESCAPE, safe
 from areal.trajectories.record import Episode
-from areal.trajectories.view import ShownToken, Stretch, TokenDecoder, Turn, stretches, text_of_messages, turns
+from areal.trajectories.view import ShownToken, ShownTurn, Stretch, TokenDecoder, stretches, text_of_messages, turns
 
 Paint = Literal["logprob", "version", "mask"]
 
@@ -31,7 +31,7 @@ _VERSIONS = (75, 214, 113, 176, 80, 203, 185, 141)
 _DIM, _BOLD, _OFF = f"{ESCAPE}[2m", f"{ESCAPE}[1m", f"{ESCAPE}[0m"
 
 
-def render_terminal(episode: Episode, conversation: Sequence[Turn], *, paint: Paint | None) -> str:
+def render_terminal(episode: Episode, conversation: Sequence[ShownTurn], *, paint: Paint | None) -> str:
     """``paint`` None: no colours."""
     lines = [_head(episode, paint), *_tree(stretches(conversation))]
     versions = sorted({version for turn in conversation for version in turn.versions})
@@ -96,7 +96,7 @@ def origin(episode: Episode) -> list[str]:
     return found
 
 
-def _title(turn: Turn, paint: Paint | None) -> str:
+def _title(turn: ShownTurn, paint: Paint | None) -> str:
     row = turn.row
     reward = f"reward {row.original_reward:g}" if row.rewarded else "no reward"
     if row.reward != row.original_reward:
@@ -113,11 +113,11 @@ def _title(turn: Turn, paint: Paint | None) -> str:
     return f"{_BOLD}{text}{_OFF}" if paint else text
 
 
-def _messages(turn: Turn) -> list[str]:
+def _messages(turn: ShownTurn) -> list[str]:
     return [line for role, text in text_of_messages(turn.row) for line in f"{role}: {safe(text)}".splitlines()]
 
 
-def _tokens(turn: Turn, paint: Paint | None, versions: Sequence[int]) -> list[str]:
+def _tokens(turn: ShownTurn, paint: Paint | None, versions: Sequence[int]) -> list[str]:
     lines: list[str] = []
     if turn.shown_before:
         lines.append(_dim(f"({turn.shown_before} tokens as above)", paint))
@@ -235,7 +235,7 @@ def _episode(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn(turn: ShownTurn) -> dict[str, Any]:
     row = turn.row
     about: dict[str, Any] = {
         "id": row.interaction_id,

@@ -74,7 +74,7 @@ class ShownToken:
 
 
 @dataclass(frozen=True)
-class Turn:
+class ShownTurn:
     """``number``: which turn of the conversation, and its branch: ``3b``. ``depth`` counts branches.
     ``shown_before``: tokens at the row's beginning that its parent has shown."""
 
@@ -120,13 +120,13 @@ class Turn:
             yield generated, list(tokens)
 
 
-def turns(episode: Episode, decoder: TokenDecoder | None) -> list[Turn]:
+def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
     """Turns in reading order: each before its continuations."""
     rows = {row.interaction_id: row for row in episode.interactions}
     children: dict[str | None, list[Interaction]] = {}
     for row in episode.interactions:
         children.setdefault(row.parent_id if row.parent_id in rows else None, []).append(row)
-    found: list[Turn] = []
+    found: list[ShownTurn] = []
     roots = children.get(None, [])
     waiting = [(row, 1, int(len(roots) > 1), branch) for row, branch in _branches(roots, "")][::-1]
     while waiting:
@@ -151,7 +151,9 @@ def _letters(place: int) -> str:
     return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 
-def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None, decoder: TokenDecoder | None) -> Turn:
+def _turn(
+    row: Interaction, number: str, depth: int, parent: Interaction | None, decoder: TokenDecoder | None
+) -> ShownTurn:
     ids = list(row.input_ids)
     before = (
         len(parent.input_ids) if parent is not None and ids[: len(parent.input_ids)] == list(parent.input_ids) else 0
@@ -161,20 +163,20 @@ def _turn(row: Interaction, number: str, depth: int, parent: Interaction | None,
         ShownToken(ids[at], texts[at], bool(row.loss_mask[at]), row.logprobs[at], row.versions[at], row.turn_ids[at])
         for at in range(before, len(ids))
     )
-    return Turn(row, number, depth, before, tokens)
+    return ShownTurn(row, number, depth, before, tokens)
 
 
 @dataclass(frozen=True)
 class Stretch:
     """Turns that follow one another without a branch. ``branches``: what goes on from the last of them."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ShownTurn, ...]
     branches: tuple[Stretch, ...]
 
 
-def stretches(conversation: Sequence[Turn]) -> tuple[Stretch, ...]:
+def stretches(conversation: Sequence[ShownTurn]) -> tuple[Stretch, ...]:
     """The conversation's shape, from its turns in reading order."""
-    named: dict[str, list[Turn]] = {}
+    named: dict[str, list[ShownTurn]] = {}
     for turn in conversation:
         named.setdefault(turn.branch, []).append(turn)
 

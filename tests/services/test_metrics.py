@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.cli.inf.traffic import Traffic, page
+from areal.cli.inf.traffic import InferenceTraffic, page
 from areal.cli.remote import GatewayClient
 from areal.client.prometheus import Page, parse
 from tests.services.inference.recorder.rollouts import begin
@@ -115,7 +115,7 @@ def test_rollout_is_counted_once_wherever_it_passed(fleet: Fleet, module_process
 
 
 def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processes: Processes) -> None:
-    traffic = Traffic(GatewayClient(fleet["gateway"].url, module_processes.key))
+    traffic = InferenceTraffic(GatewayClient(fleet["gateway"].url, module_processes.key))
     assert traffic.look()["tokensPerSecond"] is None
     rollout_through(fleet, module_processes.key)
     seen = traffic.look()

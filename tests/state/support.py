@@ -30,7 +30,7 @@ from areal.state.files import Unreadable
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 from areal.state.files import crash_point
-from areal.state.journal import Journal, orphans
+from areal.state.journal import Transaction, orphans
 from areal.state.locks import holder, lock_objects
 from areal.state.events import EventLog
 from areal.state.files import read_json, write_atomic, write_json

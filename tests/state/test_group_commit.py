@@ -11,7 +11,7 @@ import pytest
 from areal.resources.kinds import Ref
 from areal.state.files import GroupCommit
 from areal.state.home import Home
-from areal.state.journal import Journal
+from areal.state.journal import Transaction
 from areal.state.objects import ObjectStore
 from tests.state.support import an_object, run
 
@@ -103,7 +103,7 @@ def test_a_status_is_laid_over_the_object_as_it_then_is(home: Home) -> None:
 
 
 def test_journal_of_many_threads_holds_every_entry(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
 
     def work(number: int) -> None:
         transaction.end(transaction.begin("op", number=number))
@@ -120,7 +120,7 @@ def test_journal_of_many_threads_holds_every_entry(home: Home) -> None:
 def test_what_was_acknowledged_survives_a_kill_in_a_batch(home: Home, point: str, nth: int) -> None:
     code = """
     from concurrent.futures import ThreadPoolExecutor
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     def put(number):
         layers = (Layer("apply", {"replicas": number}, None, "a", 1.0),)
         n = transaction.begin("RECORD", number=number)

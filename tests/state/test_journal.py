@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from areal.errors import ArealError
 from areal.state.home import Home
-from areal.state.journal import Journal, OpenTransaction, Transaction, decode_line, encode_line, orphans, parse
+from areal.state.journal import OpenTransaction, Transaction, decode_line, encode_line, orphans, parse
 
 from .support import QWEN, an_object, contents, fast_home, run, running, small_disk
 
@@ -31,14 +31,14 @@ def orphan_of(home: Home) -> OpenTransaction:
 
 
 def test_open_transaction_of_a_living_command_is_no_orphan(home: Home) -> None:
-    transaction = Journal.open(home, "apply", [QWEN])
+    transaction = Transaction.open(home, "apply", [QWEN])
     assert orphans(home) == []
     transaction.commit()
     assert list(home.journal.iterdir()) == []
 
 
 def test_orphan_tells_command_actor_time_and_operations(home: Home) -> None:
-    transaction = Journal.open(home, "apply -f x.yaml", [QWEN])
+    transaction = Transaction.open(home, "apply -f x.yaml", [QWEN])
     first, second = transaction.begin("spawn", run="u1"), transaction.begin("stop", run="u2")
     transaction.note(second, signalled=True)
     transaction.note(first, pid=42)
@@ -61,7 +61,7 @@ def test_orphan_tells_command_actor_time_and_operations(home: Home) -> None:
 
 def test_orphans_of_a_killed_process_are_found(home: Home) -> None:
     code = """
-    tx = Journal.open(home, "apply")
+    tx = Transaction.open(home, "apply")
     tx.begin("spawn", run="u1")
     print("begun", flush=True)
     sys.stdin.read()
@@ -76,7 +76,7 @@ def test_orphans_of_a_killed_process_are_found(home: Home) -> None:
 
 
 def test_commit_with_an_open_operation_is_refused(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     number = transaction.begin("spawn")
     with pytest.raises(ValueError, match="still open"):
         transaction.commit()
@@ -89,7 +89,7 @@ def test_commit_with_an_open_operation_is_refused(home: Home) -> None:
 
 
 def test_abort_keeps_the_journal_only_while_an_operation_is_open(home: Home) -> None:
-    quiet, busy = Journal.open(home, "quiet"), Journal.open(home, "busy")
+    quiet, busy = Transaction.open(home, "quiet"), Transaction.open(home, "busy")
     busy.begin("spawn")
     quiet.abort("nothing was begun")
     busy.abort("the disk was full")
@@ -98,20 +98,20 @@ def test_abort_keeps_the_journal_only_while_an_operation_is_open(home: Home) -> 
 
 
 def test_transaction_as_a_context_commits_or_aborts(home: Home) -> None:
-    with Journal.open(home, "good") as transaction:
+    with Transaction.open(home, "good") as transaction:
         transaction.end(transaction.begin("spawn"))
     assert list(home.journal.iterdir()) == []
-    with pytest.raises(RuntimeError), Journal.open(home, "bad") as transaction:
+    with pytest.raises(RuntimeError), Transaction.open(home, "bad") as transaction:
         transaction.begin("spawn")
         raise RuntimeError("boom")
     assert orphan_of(home).aborted == "boom"
 
 
 def test_resume_ends_the_open_operations_and_removes_the_journal(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     transaction.begin("spawn", run="u1")
     crash(transaction)
-    taken = Journal.resume(orphan_of(home))
+    taken = Transaction.resume(orphan_of(home))
     assert taken is not None
     found, resumed = taken
     assert orphans(home) == []
@@ -125,23 +125,23 @@ def test_resume_ends_the_open_operations_and_removes_the_journal(home: Home) -> 
 
 
 def test_resume_by_two_commands_only_one_gets_it(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     crash(transaction)
     seen = orphan_of(home)
-    taken = Journal.resume(seen)
+    taken = Transaction.resume(seen)
     assert taken is not None
-    assert Journal.resume(seen) is None
+    assert Transaction.resume(seen) is None
     taken[1].commit()
-    assert Journal.resume(seen) is None
+    assert Transaction.resume(seen) is None
 
 
 def test_recovery_that_is_killed_leaves_the_orphan_to_the_next(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     transaction.begin("spawn", run="u1")
     transaction.begin("spawn", run="u2")
     crash(transaction)
     code = """
-    found, resumed = Journal.resume(orphans(home)[0])
+    found, resumed = Transaction.resume(orphans(home)[0])
     resumed.end(1)
     resumed.end(2)
     """
@@ -150,7 +150,7 @@ def test_recovery_that_is_killed_leaves_the_orphan_to_the_next(home: Home) -> No
 
 
 def test_reading_orphans_writes_nothing(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     transaction.begin("spawn")
     crash(transaction)
     before = contents(home.root)
@@ -185,11 +185,11 @@ def test_decode_line_with_one_changed_byte_is_refused(
 def test_resume_after_a_torn_append_stands_on_lines_of_its_own(torn: int) -> None:
     line = encode_line({"type": "note", "n": 1, "data": {"pid": 42}})
     with fast_home() as home:
-        transaction = Journal.open(home, "apply")
+        transaction = Transaction.open(home, "apply")
         transaction.begin("spawn", run="u1")
         os.write(transaction._fd, line[: min(torn, len(line))])
         crash(transaction)
-        taken = Journal.resume(orphan_of(home))
+        taken = Transaction.resume(orphan_of(home))
         assert taken is not None
         found, resumed = taken
         whole = torn >= len(line) - 1
@@ -202,7 +202,7 @@ def test_resume_after_a_torn_append_stands_on_lines_of_its_own(torn: int) -> Non
 
 
 def test_damage_before_the_tail_is_counted_and_the_rest_is_read(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
     for name in ("a", "b", "c"):
         transaction.begin(name)
     crash(transaction)
@@ -219,14 +219,14 @@ def test_journal_without_a_readable_head_is_still_an_orphan(home: Home, content:
     (home.journal / "x.jsonl").write_bytes(content)
     found = orphan_of(home)
     assert (found.command, found.entries) == ("unknown", ())
-    taken = Journal.resume(found)
+    taken = Transaction.resume(found)
     assert taken is not None
     taken[1].commit()
     assert orphans(home) == []
 
 
 def test_append_from_many_threads_loses_and_mixes_nothing(home: Home) -> None:
-    transaction = Journal.open(home, "apply")
+    transaction = Transaction.open(home, "apply")
 
     def work(name: str) -> None:
         for index in range(20):
@@ -249,7 +249,7 @@ def test_append_from_many_threads_loses_and_mixes_nothing(home: Home) -> None:
 def test_append_to_a_full_disk_is_an_error_and_leaves_whole_lines(tmp_path: Path) -> None:
     code = """
     home.ensure()
-    tx = Journal.open(home, "apply")
+    tx = Transaction.open(home, "apply")
     count = 0
     try:
         while True:
@@ -270,7 +270,7 @@ def test_open_in_a_home_that_cannot_be_written_names_it(home: Home) -> None:
     home.journal.rmdir()
     home.journal.write_text("")
     with pytest.raises(ArealError, match=str(home.journal)) as caught:
-        Journal.open(home, "apply")
+        Transaction.open(home, "apply")
     assert isinstance(caught.value.__cause__, OSError)
     assert caught.value.__cause__.errno in (errno.ENOTDIR, errno.EEXIST)
 
@@ -286,7 +286,7 @@ def test_command_killed_at_each_step_of_its_journal_is_found_or_left_nothing(
     home: Home, point: str, found: int
 ) -> None:
     code = """
-    with Journal.open(home, "apply") as tx:
+    with Transaction.open(home, "apply") as tx:
         tx.end(tx.begin("spawn"))
     """
     assert run(code, home, AREAL_CRASH_AT=point).returncode == 137
@@ -297,5 +297,5 @@ def test_journal_beside_stored_objects_is_independent_of_them(home: Home) -> Non
     from areal.state.objects import ObjectStore
 
     ObjectStore(home).put(an_object())
-    crash(Journal.open(home, "apply", [QWEN]))
+    crash(Transaction.open(home, "apply", [QWEN]))
     assert orphan_of(home).objects == ("Model/qwen",)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from areal.state.home import Home
-from areal.state.journal import Journal, Transaction, encode_line, orphans
+from areal.state.journal import Transaction, encode_line, orphans
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Journals(RuleBasedStateMachine):
 
     @rule(target=living)
     def open(self) -> Command:
-        self.alive.append(Command(Journal.open(self.home, "apply")))
+        self.alive.append(Command(Transaction.open(self.home, "apply")))
         return self.alive[-1]
 
     @rule(command=living, run=st.integers(0, 9))
@@ -88,7 +88,7 @@ class Journals(RuleBasedStateMachine):
         """The next mutating command settles the oldest orphan, or dies while it does."""
         found = orphans(self.home)
         if found:
-            taken = Journal.resume(found[0])
+            taken = Transaction.resume(found[0])
             assert taken is not None
             read, resumed = taken
             command = self.dead.pop(found[0].path)
@@ -102,7 +102,7 @@ class Journals(RuleBasedStateMachine):
                     break
             else:
                 resumed.commit()
-        self.alive.append(Command(Journal.open(self.home, "apply")))
+        self.alive.append(Command(Transaction.open(self.home, "apply")))
         return self.alive[-1]
 
     @invariant()

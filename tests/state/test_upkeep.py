@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from areal.state.home import Home, ensure_admin_key
-from areal.state.journal import Journal
+from areal.state.journal import Transaction
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore
 from areal.state.upkeep import defects, exposed, filesystem, leftovers, set_aside, sweep, tighten
@@ -15,7 +15,7 @@ from .support import QWEN, an_object, contents, run, running
 def test_healthy_home_has_nothing_to_report(store: ObjectStore) -> None:
     store.put(store.add_revision(an_object()))
     ensure_admin_key(store.home, "default")
-    transaction = Journal.open(store.home, "apply")
+    transaction = Transaction.open(store.home, "apply")
     with lock_objects(store.home, [QWEN]) as held:
         held.announce()
         before = contents(store.home.root)

@@ -43,7 +43,7 @@ class TrafficSample:
 
 
 @dataclass
-class Traffic:
+class InferenceTraffic:
     """Looks again and again. The first look has gauges alone, every later one rates since the one before."""
 
     chosen: GatewayClient
