@@ -68,6 +68,14 @@ def session_key(default: Any = ...) -> Any:
     return checked(KEY_PROBLEM, is_session_key) if default is ... else checked(KEY_PROBLEM, is_session_key, default)
 
 
+def idempotency_key() -> Any:
+    return checked(
+        f"must be 1 to {LONGEST_REQUEST_ID} printable characters",
+        lambda key: 1 <= len(key) <= LONGEST_REQUEST_ID and key.isprintable(),
+        None,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelAccess:
     """The model that an agent calls in one turn: ``base_url`` without ``/v1``, and the key of the session's RL session.
@@ -98,11 +106,7 @@ class TurnRequest:
     message: str
     run_id: str = text()
     queue_mode: QueueMode = "collect"
-    idempotency_key: str | None = checked(
-        f"must be 1 to {LONGEST_REQUEST_ID} printable characters",
-        lambda key: 1 <= len(key) <= LONGEST_REQUEST_ID and key.isprintable(),
-        None,
-    )
+    idempotency_key: str | None = idempotency_key()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     inference: ModelAccess | None = None  # from now on the session's
 

@@ -106,6 +106,7 @@ KEYS = {
     Access.ADMIN: "admin",
     Access.SESSION: "session, admin",
     Access.INFERENCE: "admin",
+    Access.SOCKET: "admin, at once or in a first frame",
 }
 HTTP_HEAD = """# HTTP reference
 

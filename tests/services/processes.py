@@ -50,6 +50,11 @@ class Process:
     def signal(self, number: int) -> None:
         self.popen.send_signal(number)
 
+    def rss(self) -> int:
+        """Resident bytes."""
+        pages = int(Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def kill(self) -> None:
         self.popen.kill()
         self.popen.wait()

@@ -1,9 +1,9 @@
 """The admin key of a service, who may call what, and the binds that need a key.
 
 Routes are HEALTH (health, ready: open to everyone, since Kubernetes sends no key), METRICS (open on loopback, else the
-admin key), INFERENCE (the admin key), SESSION (the admin key or any other, of which the handler knows whose it is) or
-ADMIN. A missing or malformed key is 401; a wrong one is 403 on an ADMIN or METRICS route and 401 elsewhere, where it
-can only be an unknown session key.
+admin key), INFERENCE (the admin key), SESSION (the admin key or any other, of which the handler knows whose it is),
+SOCKET (the admin key, or none: then the handler asks for it) or ADMIN. A missing or malformed key is 401; a wrong one
+is 401 on an INFERENCE or SESSION route, where it can only be an unknown session key, and 403 elsewhere.
 
 Without a key (loopback only) a Host or Origin that is a name other than localhost is refused, so
 that a web page elsewhere cannot reach the service through somebody's browser.
@@ -87,6 +87,7 @@ class Access(Enum):
     METRICS = "metrics"
     INFERENCE = "inference"
     SESSION = "session"
+    SOCKET = "socket"
     ADMIN = "admin"
 
 
@@ -128,6 +129,8 @@ class Authenticator:
             _refuse_foreign_pages(headers)
             return False
         if access is Access.HEALTH or (access is Access.METRICS and self._loopback):
+            return False
+        if access is Access.SOCKET and "Authorization" not in headers and "x-api-key" not in headers:
             return False
         if self.key.matches(presented_key(headers)):
             return True

@@ -46,6 +46,22 @@ class ServerConnection(Protocol):
 
     def set_source(self, source: Flow | None) -> None: ...
 
+    def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None: ...
+
+    def write_raw(self, data: bytes) -> None: ...
+
+    def hold_input(self, hold: bool) -> None: ...
+
+
+class Upgraded(Protocol):
+    """The input of a connection that speaks another protocol than HTTP."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def go_away(self) -> None: ...
+
+    def is_gone(self, now: float) -> bool: ...
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -58,6 +74,7 @@ class Request:
     headers: Headers
     is_http_1_0: bool = False
     keep_alive: bool = True
+    upgrade: bytes = b""  # the protocol that the caller wishes for
     expects_continue: bool = False
     by_admin: bool = False  # the admin key was seen
     complete: bool = False  # the whole body is here

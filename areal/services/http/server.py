@@ -25,6 +25,7 @@ from areal.services.http.messages import (
     Request,
     Response,
     StreamResponse,
+    Upgraded,
     encode_head,
     error_response,
     has_body,
@@ -45,6 +46,7 @@ class RequestReader:
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: ApiError | None = None  # why a callback stopped the parser
+        self._upgrade = b""  # the protocol that the request wishes for
         self._heads = 0
         self._head_bytes = 0
         self.in_head = False
@@ -58,7 +60,7 @@ class RequestReader:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                self._parse_as_no_upgrade(data[upgrade.args[0] :])
+                self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             raise self._refusal or ApiError(400, f"this is no valid HTTP: {error}", code="invalid_http") from error
         if self.in_head and self._heads == before:
@@ -75,12 +77,13 @@ class RequestReader:
         """Break the reference cycle with the parser, so that the garbage collector has nothing to find."""
         del self._parser
 
-    def _parse_as_no_upgrade(self, rest: bytes) -> None:
-        """Nothing is upgraded here: a request that asks for it is parsed again without its wish, since the parser takes
-        what follows its head for another protocol."""
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """A request that wishes for an upgrade is parsed again without its wish, since the parser takes what follows
+        its head for another protocol. Its handler may grant the wish, as long as nothing follows."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             self.stop(ApiError(405, "this is no proxy: CONNECT is not allowed", code="method_not_allowed"))
+        self._upgrade = self._raw.get(b"upgrade", b"")
         fields = [(name, value) for name, value in self._raw.items() if name not in (b"upgrade", b"connection")]
         lines = [b"%b: %b" % field for field in fields] + [b"Connection: close", b"", b""]
         self._parser = httptools.HttpRequestParser(self)
@@ -136,6 +139,7 @@ class RequestReader:
             target = _origin_form(target)
         method, path = parser.get_method().decode(), target.decode("utf-8", "backslashreplace")
         request = Request(self._connection, method, path, Headers(raw))
+        request.upgrade, self._upgrade = self._upgrade, b""
         request.is_http_1_0 = version == "1.0"
         request.keep_alive = not request.is_http_1_0 and parser.should_keep_alive()
         if (expected := raw.get(b"expect")) is not None:
@@ -184,6 +188,7 @@ class HttpConnection(asyncio.Protocol):
         self._lost = False
         self._source: Flow | None = None
         self._drained: asyncio.Future[None] | None = None
+        self._upgraded: Upgraded | None = None
         self._unread: tuple[float, int] = (0.0, 0)  # since when so many bytes wait for the caller
         self.last_part = b""  # of a stream, as it was written last
         self.writable = True
@@ -199,6 +204,9 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
+            return
+        if self._upgraded is not None:
+            self._upgraded.received(data)
             return
         try:
             self._reader.feed(data)
@@ -273,7 +281,7 @@ class HttpConnection(asyncio.Protocol):
         self._current = self._task = self._source = None
         self._idle_since = self._loop.time()
         if request.closes or self._server.draining:
-            self._close(linger=not request.complete)
+            self._close(linger=not request.complete or self._upgraded is not None)
         elif self._waiting:
             self._start_next()
 
@@ -358,6 +366,24 @@ class HttpConnection(asyncio.Protocol):
         ids = id_lines(request.id_headers, response.headers, request.id)
         return f"{ids}{length}{_CLOSE}" if request.closes else ids + length
 
+    def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None:
+        """Answer with ``head``. From now on ``reader`` has what comes, until the handler returns."""
+        self._check_begins(request)
+        request.answered = request.closes = True
+        self._upgraded = reader
+        self._transport.write(head)
+
+    def write_raw(self, data: bytes) -> None:
+        """Of an upgraded connection."""
+        self._check_not_lost()
+        self._transport.write(data)
+
+    def hold_input(self, hold: bool) -> None:
+        """Of an upgraded connection."""
+        if hold != self._read_paused and not self._lost and not self._closing:
+            self._read_paused = hold
+            (self._transport.pause_reading if hold else self._transport.resume_reading)()
+
     def write_part(self, request: Request, data: bytes) -> None:
         if self._lost or self._transport.is_closing():
             raise ConnectionResetError("the caller is gone")
@@ -412,7 +438,9 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write_eof()
 
     def close_if_idle(self) -> None:
-        if self._current is None:
+        if self._upgraded is not None:
+            self._upgraded.go_away()
+        elif self._current is None:
             self._close(linger=False)
 
     def cancel(self) -> asyncio.Task[None] | None:
@@ -429,6 +457,9 @@ class HttpConnection(asyncio.Protocol):
             self._sweep_slow(now, limits.linger_s)
         elif not self.writable:
             self._sweep_slow(now, limits.stalled_s)
+        elif self._upgraded is not None:
+            if self._upgraded.is_gone(now):
+                self._transport.abort()
         elif self._reader.incoming is not None:
             self._sweep_body(self._reader.incoming, now)
         elif self._current is not None:

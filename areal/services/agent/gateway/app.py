@@ -10,6 +10,7 @@ from typing import Any
 from areal.services.agent.gateway.answers import Answer, ChatAnswer, ResponsesAnswer
 from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header
+from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnMetrics, TurnRunner, new_run_id
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
@@ -86,7 +87,9 @@ def build_gateway(config: AgentGatewayConfig, options: ServeOptions, http: HttpC
     journals = JournalClient(http, table, admission, keys, headers)
     runner = TurnRunner(sessions, table, follower, admission, http, headers, TurnMetrics(service.metrics))
     TurnRoutes(table, sessions, runner).add_to(service)
-    AgentSessionRoutes(sessions, journals).add_to(service)
+    session_routes = AgentSessionRoutes(sessions, journals)
+    session_routes.add_to(service)
+    SocketRoutes(table, sessions, session_routes, runner).add_to(service)
 
     service.add_lifespan(lambda: background("router-watch", follower.run))
     return service

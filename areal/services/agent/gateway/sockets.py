@@ -1,0 +1,235 @@
+"""Turns by WebSocket: requests, answers and events as JSON frames; many turns at once on one connection.
+
+    req    {id, method: "agent", params: {message, sessionKey?, idempotencyKey?, queueMode?, metadata?}}
+    req    {id, method: "cancel", params: {sessionKey}}
+    req    {id, method: "auth", params: {token}}
+    res    {id, ok, payload: {runId, sessionKey, status: accepted | complete | failed, summary?, error?}}
+    event  {event: "agent", payload: {runId, delta | toolCall | toolResult}}
+
+A frame that cannot be read gets a ``res`` with its error. A caller that has the admin key neither in a header nor in
+``?token=`` sends an ``auth`` frame first. A caller that leaves cancels its turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, caller_metadata
+from areal.services.agent.gateway.turns import Event, TurnCall, TurnRunner, new_run_id
+from areal.services.http.auth import Access, Authenticator
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.headers import unique_id
+from areal.services.http.messages import Request, Response, body_as
+from areal.services.http.service import Service
+from areal.services.http.websocket import GOING_AWAY, WebSocket, accept
+from areal.services.inference.gateway.routing import LiveTable
+from areal.wire.agents import QueueMode, StartAgentSession, TurnRequest, idempotency_key, session_key
+
+_UNAUTHENTICATED = 4001
+_AUTH_S = 10.0
+_MOST_TURNS = 64  # of one connection at once
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AgentParams:
+    message: str
+    sessionKey: str | None = session_key(None)
+    idempotencyKey: str | None = idempotency_key()
+    queueMode: QueueMode = "collect"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CancelParams:
+    sessionKey: str = session_key()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AuthParams:
+    token: str = field(repr=False)
+
+
+class SocketRoutes:
+    def __init__(
+        self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnRunner
+    ) -> None:
+        self._table = table
+        self.sessions = sessions
+        self.routes = routes
+        self.runner = runner
+
+    def add_to(self, service: Service) -> None:
+        self.authenticator = service.authenticator
+        service.route("GET", "/ws", self.handle, Access.SOCKET)
+
+    async def handle(self, request: Request) -> Response:
+        known = request.by_admin or self.authenticator.key is None
+        token = request.query.get("token")
+        if not known and token is not None:
+            _check_token(self.authenticator, token)
+            known = True
+        socket = accept(request, self._table.limits.max_body_bytes)
+        await _Conversation(self, socket, request).run(known=known)
+        return Response(101)
+
+
+def _check_token(authenticator: Authenticator, token: str) -> None:
+    """Raises 403."""
+    if authenticator.key is not None and not authenticator.key.matches(token.encode("utf-8", "surrogatepass")):
+        raise ApiError(403, "this is not the admin key", code="admin_key_required", param="token")
+
+
+class _Conversation:
+    """One connection."""
+
+    def __init__(self, of: SocketRoutes, socket: WebSocket, request: Request) -> None:
+        self._of = of
+        self._socket = socket
+        self._request = request
+        self._turns: set[asyncio.Task[None]] = set()
+
+    async def run(self, *, known: bool) -> None:
+        try:
+            if not known and not await self._authenticated():
+                self._socket.close(_UNAUTHENTICATED, "the first frame must be auth, with the admin key")
+            while (text := await self._socket.receive()) is not None:
+                await self._take(text)
+            if self._socket.leaving and self._turns:
+                await asyncio.wait(self._turns)
+        finally:
+            for task in self._turns:
+                task.cancel()
+            await asyncio.gather(*self._turns, return_exceptions=True)
+            if self._socket.leaving:
+                self._socket.close(GOING_AWAY, "the service stops")
+            self._socket.close()
+
+    async def _authenticated(self) -> bool:
+        try:
+            async with asyncio.timeout(_AUTH_S):
+                text = await self._socket.receive()
+        except TimeoutError:
+            return False
+        return text is not None and await self._take(text, only="auth")
+
+    async def _take(self, text: str, only: str | None = None) -> bool:
+        """Whether the frame was understood, and of the method ``only``."""
+        frame_id: Any = None
+        request_id = unique_id("req_")
+        try:
+            frame = _read_frame(text)
+            frame_id, method, params = frame.get("id"), frame.get("method"), frame.get("params") or {}
+            if frame.get("type") != "req":
+                raise bad_request("type must be req", param="type")
+            if not isinstance(frame_id, str | int) or isinstance(frame_id, bool):
+                raise bad_request("id must be a text or a whole number", param="id")
+            if only is not None and method != only:
+                raise ApiError(401, f"the first frame must be {only}", code="missing_api_key", param="method")
+            match method:
+                case "auth":
+                    _check_token(self._of.authenticator, _params(_AuthParams, params).token)
+                    await self._answer(frame_id, {"status": "authenticated"})
+                case "cancel":
+                    key = _params(_CancelParams, params).sessionKey
+                    await self._answer(frame_id, await self._of.routes.cancel(key, self._request))
+                case "agent":
+                    self._begin(frame_id, _params(_AgentParams, params), params, request_id)
+                case _:
+                    raise bad_request(f"there is no method {method!r}", param="method", code="unknown_method")
+        except ApiError as error:
+            await self._fail(frame_id, error, request_id)
+            return False
+        return True
+
+    def _begin(self, frame_id: Any, given: _AgentParams, params: Mapping[str, Any], request_id: str) -> None:
+        """Start a turn. Raises 400, 429."""
+        if len(self._turns) >= _MOST_TURNS:
+            raise ApiError(429, f"{_MOST_TURNS} turns run on this connection", code="too_many_requests")
+        turn = TurnRequest(
+            message=given.message,
+            run_id=new_run_id(),
+            queue_mode=given.queueMode,
+            idempotency_key=given.idempotencyKey,
+            metadata=caller_metadata(given.metadata),
+            inference=self._of.sessions.model_access(params),
+        )
+        work = self._turn(frame_id, given.sessionKey, turn, request_id)
+        self._turns.add(task := asyncio.create_task(work, name="socket-turn"))
+        task.add_done_callback(self._turns.discard)
+
+    async def _turn(self, frame_id: Any, key: str | None, turn: TurnRequest, request_id: str) -> None:
+        about: dict[str, Any] = {}
+        try:
+            if key is None:
+                start = StartAgentSession(model=self._of.sessions.service, inference=turn.inference)
+                key, _ = await self._of.sessions.start(start, request_id)
+            about |= {"runId": turn.run_id, "sessionKey": key}
+
+            async def sink(event: Event) -> None:
+                if event["type"] == "accepted":
+                    about["runId"] = event["run_id"]
+                    await self._answer(frame_id, {**about, "status": "accepted"})
+                elif (told := _told(event)) is not None:
+                    payload = {"runId": about["runId"], **told}
+                    await self._send({"type": "event", "event": "agent", "payload": payload})
+
+            last = await self._of.runner.run(TurnCall(key, turn, request_id), sink)
+            done = {"status": "complete", "summary": last["summary"], "metadata": last["metadata"]}
+            await self._answer(frame_id, {**about, **done})
+        except ApiError as error:
+            await self._fail(frame_id, error, request_id, about)
+        except ConnectionResetError:
+            """The caller has left."""
+        except Exception:  # noqa: BLE001 - the boundary of a request: the log gets the detail, the caller an id
+            _log.exception("a turn failed [%s]", request_id)
+            await self._fail(frame_id, ApiError(500, "internal error", code="internal_error"), request_id, about)
+
+    async def _answer(self, frame_id: Any, payload: Mapping[str, Any]) -> None:
+        await self._send({"type": "res", "id": frame_id, "ok": True, "payload": payload})
+
+    async def _fail(self, frame_id: Any, error: ApiError, request_id: str, about: Mapping[str, Any] = {}) -> None:
+        payload = {**about, "status": "failed", **error.body(request_id)}
+        try:
+            await self._send({"type": "res", "id": frame_id, "ok": False, "payload": payload})
+        except ConnectionResetError:
+            """The caller has left."""
+
+    async def _send(self, frame: Mapping[str, Any]) -> None:
+        await self._socket.send(orjson.dumps(frame).decode())
+
+
+def _read_frame(text: str) -> dict[str, Any]:
+    """Raises 400."""
+    try:
+        frame = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise bad_request(f"the frame is not valid JSON: {error}", code="invalid_json") from error
+    if not isinstance(frame, dict):
+        raise bad_request("the frame must be a JSON object", code="invalid_json")
+    return frame
+
+
+def _params(cls: type[Any], params: object) -> Any:
+    """Raises 400."""
+    if not isinstance(params, Mapping):
+        raise bad_request("params must be an object", param="params")
+    return body_as(cls, params, "params")
+
+
+def _told(event: Event) -> Event | None:
+    """What a frame says of an event. None for the agent's own stream: its summary comes at the end."""
+    match event["type"]:
+        case "delta":
+            return {"delta": event["text"]}
+        case "tool_call":
+            return {"toolCall": {"id": event["id"], "name": event["name"], "args": event["arguments"]}}
+        case "tool_result":
+            return {"toolResult": {"id": event["id"], "name": event["name"], "result": event["result"]}}
+    return None

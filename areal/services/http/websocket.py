@@ -1,0 +1,156 @@
+"""WebSocket connections of text messages: ``accept`` answers a request of a route with one.
+
+wsproto reads and writes the frames. What breaks the protocol's rules closes the connection with the code that the
+protocol has for it. https://www.rfc-editor.org/rfc/rfc6455
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+from collections import deque
+
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Event, Ping, TextMessage
+from wsproto.utilities import generate_accept_token
+
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, ServerConnection, encode_head
+
+NORMAL, GOING_AWAY, TEXT_ONLY, TOO_LARGE = 1000, 1001, 1003, 1009
+_VERSION = "13"
+_MOST_WAITING = 16  # messages that nobody has received yet
+_PING_S = 30.0
+_SILENCE_S = 75.0
+
+
+def accept(request: Request, most_chars: int) -> WebSocket:
+    """Raises 400, and 426 for a request that does not ask for a WebSocket of the version that there is."""
+    if request.upgrade.lower() != b"websocket" or request.headers.get("Sec-WebSocket-Version") != _VERSION:
+        headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": _VERSION}
+        message = f"this is a WebSocket of version {_VERSION}"
+        raise ApiError(426, message, code="upgrade_required", headers=headers)
+    key = request.headers.get("Sec-WebSocket-Key", "")
+    try:
+        valid = len(base64.b64decode(key, validate=True)) == 16
+    except (binascii.Error, ValueError):
+        valid = False
+    if not valid:
+        raise bad_request("Sec-WebSocket-Key must be 16 bytes of base64", param="Sec-WebSocket-Key")
+    framing = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
+    head = encode_head(101, {"Sec-WebSocket-Accept": generate_accept_token(key.encode()).decode()}, framing)
+    socket = WebSocket(request.connection, most_chars)
+    request.connection.upgrade(request, head, socket)
+    return socket
+
+
+class WebSocket:
+    """``leaving``: the server stops, so that no more messages are received; what runs may end."""
+
+    def __init__(self, connection: ServerConnection, most_chars: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._most_chars = most_chars
+        self._protocol = Connection(ConnectionType.SERVER)
+        self._parts: list[str] = []
+        self._chars = 0
+        self._messages: deque[str] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._ended = False
+        self._sending = asyncio.Lock()
+        self._heard_at = self._loop.time()
+        self._pinged = False
+        self.leaving = False
+
+    async def receive(self) -> str | None:
+        """The next message; None where no more will come."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        message = self._messages.popleft()
+        self._connection.hold_input(len(self._messages) >= _MOST_WAITING)
+        return message
+
+    async def send(self, text: str) -> None:
+        """Returns once the caller keeps up. Raises ConnectionResetError when the connection has ended."""
+        if not self._connection.writable:
+            async with self._sending:
+                await self._connection.wait_writable()
+        if self._protocol.state is not ConnectionState.OPEN:
+            raise ConnectionResetError("the WebSocket is closed")
+        self._connection.write_raw(self._protocol.send(TextMessage(data=text)))
+
+    def close(self, code: int = NORMAL, reason: str = "") -> None:
+        """The last frame, unless it is sent already. The handler's return ends the connection."""
+        if self._protocol.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
+            self._control(CloseConnection(code=code, reason=reason))
+        self._end()
+
+    def _control(self, event: Event) -> None:
+        with contextlib.suppress(ConnectionResetError):  # the caller has left
+            self._connection.write_raw(self._protocol.send(event))
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # Called by the connection.
+
+    def received(self, data: bytes) -> None:
+        self._heard_at, self._pinged = self._loop.time(), False
+        if self._protocol.state is not ConnectionState.OPEN:  # of closing ones nothing is read
+            return
+        self._protocol.receive_data(data)
+        for event in self._protocol.events():
+            self._take(event)
+            if self._protocol.state is not ConnectionState.OPEN:
+                return
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case TextMessage():
+                self._take_text(event.data, whole=event.message_finished)
+            case BytesMessage():
+                self.close(TEXT_ONLY, "only text is understood")
+            case Ping():
+                if self._connection.writable:
+                    self._control(event.response())
+            case CloseConnection():  # the caller's, or what is wrong with its frame
+                self.close(event.code, event.reason or "")
+
+    def _take_text(self, text: str, *, whole: bool) -> None:
+        self._chars += len(text)
+        if self._chars > self._most_chars:
+            self.close(TOO_LARGE, f"a message has at most {self._most_chars} characters")
+            return
+        if text:
+            self._parts.append(text)
+        if not whole or self._ended:
+            return
+        self._messages.append("".join(self._parts))
+        self._parts.clear()
+        self._chars = 0
+        self._connection.hold_input(len(self._messages) >= _MOST_WAITING)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def go_away(self) -> None:
+        self.leaving = True
+        self._messages.clear()
+        self._end()
+
+    def is_gone(self, now: float) -> bool:
+        """Whether the caller has been silent for too long. It is asked for a sign of life before."""
+        silent_s = now - self._heard_at
+        if silent_s > _PING_S and not self._pinged and self._protocol.state is ConnectionState.OPEN:
+            self._pinged = True
+            self._control(Ping())
+        return silent_s > _SILENCE_S
