@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
 _PHASE_S = random.uniform(0.0, 3600.0)  # of this process: other processes wake at other times
@@ -45,6 +45,18 @@ async def background(
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+_T = TypeVar("_T")
+_running: set[asyncio.Task[Any]] = set()
+
+
+async def uninterrupted(work: Coroutine[Any, Any, _T], name: str) -> _T:
+    """``work`` runs to its end even when its caller is cancelled."""
+    task = asyncio.create_task(work, name=name)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return await asyncio.shield(task)
 
 
 # A deadline on progress: every ``kick`` starts it anew, and a kick costs one clock reading.

@@ -44,7 +44,8 @@ _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1
 class JournalStore(Generic[J]):
     """Open with ``serve_journals``; ``run`` is its background work. ``open_journal`` opens the journal of a locked
     folder, and raises sqlite3.Error. ``elsewhere``: tags of the journals under the same root that this process does not
-    hold. ``leaving``: the process is about to end, and adopts nothing."""
+    hold. ``leaving``: the process is about to end, and adopts nothing. ``on_left`` is awaited after a journal was left
+    to others."""
 
     def __init__(self, root: Path, own: J, open_journal: OpenJournal[J], adopt_after_s: float) -> None:
         self.root = root
@@ -52,6 +53,7 @@ class JournalStore(Generic[J]):
         self.own = own
         self.elsewhere: tuple[str, ...] = ()
         self.leaving: Callable[[], bool] = lambda: False
+        self.on_left: Callable[[J], Awaitable[None]] = _do_nothing
         self._adopt_after_s = adopt_after_s
         self._free_since: dict[Path, float] = {}
         self._held_elsewhere: set[Path] = set()
@@ -169,6 +171,7 @@ class JournalStore(Generic[J]):
         self._left[journal.folder.path] = asyncio.get_running_loop().time()
         await asyncio.shield(asyncio.create_task(journal.close(), name=f"close-{journal.tag}"))
         _log.info("left the journal %s to other processes", journal.folder.path.name)
+        await self.on_left(journal)
 
     def _serve(self, journal: J) -> None:
         journal.on_news = self._wake
@@ -209,6 +212,10 @@ class JournalStore(Generic[J]):
         await self.keep()
         for journal in self:
             await journal.close(remove=_is_spent(journal))
+
+
+async def _do_nothing(journal: Journal) -> None:
+    pass
 
 
 def _is_spent(journal: Journal) -> bool:

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +28,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_object
 from areal.services.http.process import report_stage
 from areal.services.http.service import Service, json_response
-from areal.services.http.tasks import until_beat
+from areal.services.http.tasks import uninterrupted, until_beat
 from areal.services.inference.engines.base import (
     EngineError,
     EngineRefused,
@@ -320,7 +320,6 @@ class EngineControl:
         self._in_flight = in_flight
         self._tracker = tracker
         self._lock = asyncio.Lock()
-        self._cleanups: set[asyncio.Task[Any]] = set()
         self.memory_released = False
 
     def add_to(self, service: Service) -> None:
@@ -382,14 +381,7 @@ class EngineControl:
                 await self._engine.resume()
             self._pause.set(False)
 
-        await self._uninterrupted(resume(), "undo-pause")
-
-    async def _uninterrupted(self, work: Coroutine[Any, Any, _T], name: str) -> _T:
-        """``work`` runs to its end even when the client disconnects."""
-        task = asyncio.create_task(work, name=name)
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
-        return await asyncio.shield(task)
+        await uninterrupted(resume(), "undo-pause")
 
     async def resume(self, request: Request) -> Response:
         await request.read(_BODY_BYTES)
@@ -457,7 +449,7 @@ class EngineControl:
         whether it failed or not, unless somebody else paused it. It runs to its end even when the client disconnects:
         half a swap would be weights under another version. Raises EngineError."""
         pausing = not self._engine.capabilities.swaps_between_steps
-        return await self._uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
+        return await uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
 
     async def _swap_locked(self, swap: Callable[[], Awaitable[None]], *, pausing: bool) -> float:
         async with self.locked():

@@ -1,0 +1,163 @@
+"""The RL sessions of an agent service's sessions, at the inference service that records their model calls.
+
+Each session has one: ours, started with the service's admin key, or one that its caller has brought. The keys of both
+stay here and in the journal; the agent gets its session's for its model calls. An RL session of ours that has ended, or
+that the inference service does not know any more, is replaced before the next turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from areal.services.agent.data_proxy.journal import AgentSession, RlSession
+from areal.services.http.auth import load_admin_key
+from areal.services.http.client import CallFailed, Fetched, HttpClient
+from areal.services.http.errors import ApiError, bad_request
+from areal.wire.agents import ExportSession, ModelAccess, RewardSession
+from areal.wire.processes import InferenceAccess
+
+_log = logging.getLogger(__name__)
+_TIMEOUT_S = 30.0
+_EXPORT_TIMEOUT_S = 600.0
+_END_TIMEOUT_S = 5.0
+_TRUSTED_S = 60.0  # an RL session that recorded a turn so long ago is asked for before the next one
+_TASK = "agent"
+_LONGEST_TASK = 256
+
+
+class RlSessions:
+    """``access`` None: sessions have only what their callers bring."""
+
+    def __init__(self, http: HttpClient, access: InferenceAccess | None) -> None:
+        self._http = http
+        self._access = access
+        key = load_admin_key(access.admin_key_file) if access is not None else None
+        self._admin = key.bearer() if key is not None else {}
+
+    async def start(self, metadata: Mapping[str, Any]) -> RlSession | None:
+        """One of ours; None without an inference service. Raises 502, 503 where that starts none."""
+        if self._access is None:
+            return None
+        task = metadata.get("task_id")
+        named = isinstance(task, str) and 1 <= len(task) <= _LONGEST_TASK and task.isprintable()
+        body = {"task_id": task if named else _TASK, "model": self._access.model}
+        reply = await self._send("POST", self._access.addr, "/rl/start_session", self._admin, body)
+        if reply.status != 201:
+            raise _refused("start an RL session", reply)
+        started = reply.object()["sessions"][0]
+        return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
+
+    async def prepare(self, session: AgentSession) -> dict[str, Any] | None:
+        """The session has an RL session that records, where it is to have one. What to tell its caller, where it has
+        another one than before. Raises 502, 503."""
+        rl = session.inference
+        if self._access is None or (rl is not None and rl.session_id is None):
+            return None
+        if rl is not None and time.monotonic() - session.checked_at < _TRUSTED_S:
+            return None
+        reason = await self._fault(rl) if rl is not None else ""
+        if reason is not None:
+            started = await self.start(session.metadata)
+            assert started is not None
+            await session.journal.set_inference(session, started)
+        session.checked_at = time.monotonic()
+        if not reason or rl is None or session.inference is None:
+            return None
+        return {"session_id": session.inference.session_id, "replaced": rl.session_id, "reason": reason}
+
+    async def _fault(self, rl: RlSession) -> str | None:
+        """The reason why an RL session of ours records nothing any more."""
+        path = f"/rl/sessions/{quote(rl.session_id or '', safe='')}"
+        reply = await self._send("GET", self._own(rl).base_url, path, self._admin)
+        if reply.status == 404:
+            return "the inference service does not know it any more"
+        if reply.status != 200:
+            raise _refused("look at the RL session", reply)
+        return None if reply.object().get("state") == "active" else "it has ended"
+
+    def access(self, session: AgentSession) -> ModelAccess | None:
+        """What the session's agent calls its model with."""
+        if session.inference is None:
+            return None
+        rl = self._own(session.inference)
+        return ModelAccess(base_url=rl.base_url, api_key=rl.api_key, model=rl.model)
+
+    def _own(self, rl: RlSession) -> RlSession:
+        """An RL session of ours as it is reached now: the inference service may have moved since it was started."""
+        if rl.session_id is None or self._access is None:
+            return rl
+        return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
+
+    async def reward(self, session: AgentSession, reward: RewardSession) -> Fetched:
+        rl = self._of(session)
+        body = {"reward": reward.reward, "interaction_id": reward.interaction_id}
+        return await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
+
+    async def export(self, session: AgentSession, export: ExportSession) -> Fetched:
+        """Takes what is exported: the session's next turn has an RL session of its own."""
+        rl = self._of(session)
+        if rl.session_id is None:
+            message = "the session records into an RL session of its caller: export that at the inference service"
+            raise bad_request(message, code="not_our_rl_session")
+        session.checked_at = -math.inf
+        body = {
+            "session_ids": [rl.session_id],
+            "trajectory_id": export.trajectory_id,
+            "discount": export.discount,
+            "style": export.style,
+        }
+        return await self._send(
+            "POST", rl.base_url, "/export_trajectories", self._admin, body, timeout_s=_EXPORT_TIMEOUT_S
+        )
+
+    async def end(self, rl: RlSession | None) -> None:
+        """One of ours. What does not end now ends by its time to live."""
+        if rl is None or rl.session_id is None or self._access is None:
+            return
+        try:
+            await self._end(self._own(rl))
+        except ApiError as error:
+            _log.warning("the RL session %s was not ended: %s", rl.session_id, error)
+
+    async def _end(self, rl: RlSession) -> None:
+        await self._send("POST", rl.base_url, "/rl/end_session", _bearer(rl), {}, timeout_s=_END_TIMEOUT_S)
+
+    def _of(self, session: AgentSession) -> RlSession:
+        """Raises 400."""
+        if session.inference is None:
+            raise bad_request("this agent service records no model calls: it has no inference", code="no_inference")
+        return self._own(session.inference)
+
+    async def _send(
+        self,
+        method: str,
+        base: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = _TIMEOUT_S,
+    ) -> Fetched:
+        """Raises 503 where the inference service does not answer."""
+        data = orjson.dumps(body) if body is not None else b""
+        sent = {**headers, "Content-Type": "application/json"}
+        try:
+            return await self._http.fetch(method, base, path, headers=sent, body=data, timeout_s=timeout_s)
+        except (CallFailed, TimeoutError) as error:
+            message = f"the inference service at {base} does not answer: {error!r}"
+            raise ApiError(503, message, code="inference_unavailable", headers={"Retry-After": "1"}) from error
+
+
+def _bearer(rl: RlSession) -> dict[str, str]:
+    return {"Authorization": f"Bearer {rl.api_key}"}
+
+
+def _refused(what: str, reply: Fetched) -> ApiError:
+    reason = reply.error().get("message") or f"status {reply.status}"
+    return ApiError(502, f"the inference service does not {what}: {reason}", code="inference_refused")

@@ -1,0 +1,284 @@
+"""Conversations of agents on disk: one journal's sessions and turns.
+
+Every open session is in memory, its conversation only while it is in use; what is in memory is on disk. A session that
+is closed is deleted. ``turns.id`` is session * 2^32 + number, so that a session's turns lie together and in order. A
+turn is written once, when it has ended, with the Idempotency-Keys of its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+from areal.services.http.errors import ApiError
+from areal.services.http.tasks import uninterrupted
+from areal.services.journal.keys import key_digest, new_session_key
+from areal.services.journal.storage import CorruptRecord, Journal, JournalFolder, journal_tag, open_writer
+
+Outcome = Literal["complete", "agent", "infra", "cancelled"]
+Message = Mapping[str, Any]
+_SEQUENCES = 2**32
+_FORMAT = 1
+_TABLES = """
+CREATE TABLE sessions (
+    number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, key TEXT NOT NULL, created REAL NOT NULL,
+    about BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE turns (
+    id INTEGER PRIMARY KEY, run_id TEXT NOT NULL, outcome TEXT NOT NULL, error TEXT, at REAL NOT NULL,
+    seconds REAL NOT NULL, messages BLOB NOT NULL, metadata BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE TABLE requests (
+    session INTEGER NOT NULL, key BLOB NOT NULL, message BLOB NOT NULL, turn INTEGER NOT NULL,
+    PRIMARY KEY (session, key)) WITHOUT ROWID;
+"""
+_CACHED_BYTES = 32 * 1024 * 1024  # of conversations
+
+
+@dataclass(frozen=True)
+class RlSession:
+    """An inference session that the session's model calls are recorded in. ``session_id`` None: it is the caller's,
+    who started it and ends it."""
+
+    base_url: str
+    api_key: str = field(repr=False)
+    model: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class AgentSession:
+    """``turns``: the number of the last one. ``used_at``: when that ended. ``checked_at`` (monotonic): when the RL
+    session was last known to record. ``ran``: this process's worker may hold something of it."""
+
+    journal: AgentJournal
+    number: int
+    digest: bytes
+    key: str
+    created: float
+    metadata: Mapping[str, Any]
+    inference: RlSession | None
+    turns: int
+    used_at: float
+    conversation: bytes | None = None  # the messages of complete turns, as JSON with commas between
+    checked_at: float = -math.inf
+    ran: bool = False
+    closing: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    """``at``: when it began. ``messages``: OpenAI chat messages, JSON. ``metadata``: the answer's, JSON."""
+
+    run_id: str
+    outcome: Outcome
+    error: str | None
+    at: float
+    seconds: float
+    messages: bytes
+    metadata: bytes = b"{}"
+
+    def crc(self, turn_id: int) -> int:
+        about = (turn_id, self.run_id, self.outcome, self.error, self.at, self.seconds)
+        return zlib.crc32(self.messages, zlib.crc32(self.metadata, zlib.crc32(repr(about).encode())))
+
+
+@dataclass(frozen=True)
+class TurnRequestKey:
+    """The digests of a request's Idempotency-Key and of its message."""
+
+    key: bytes
+    message: bytes
+
+
+class AgentJournal(Journal):
+    """Open with ``open_agent_journal``. ``sessions``: those that are open, by number, the longest unused first."""
+
+    def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str) -> None:
+        super().__init__(folder, db, tag)
+        self._read = self._reader()
+        self.sessions: dict[int, AgentSession] = {}
+        self._by_digest: dict[bytes, AgentSession] = {}
+        self._cached: OrderedDict[AgentSession, int] = OrderedDict()
+        self._cached_bytes = 0
+
+    def load(self) -> None:
+        """Read the open sessions. Raises sqlite3.Error."""
+        last = "SELECT id, at + seconds FROM turns WHERE id>? AND id<? ORDER BY id DESC LIMIT 1"
+        found = []
+        for number, digest, key, created, about, crc in self._read.execute("SELECT * FROM sessions"):
+            if _session_crc(digest, key, created, about) != crc:
+                self._note(CorruptRecord(f"session {number}: the checksum does not match"))
+                continue
+            turn = self._read.execute(last, (number * _SEQUENCES, (number + 1) * _SEQUENCES)).fetchone()
+            turns, used_at = (turn[0] % _SEQUENCES, turn[1]) if turn is not None else (0, created)
+            told = orjson.loads(about)
+            inference = RlSession(**told["inference"]) if told["inference"] is not None else None
+            found.append(AgentSession(self, number, digest, key, created, told["metadata"], inference, turns, used_at))
+        for session in sorted(found, key=lambda session: session.used_at):
+            self._keep(session)
+
+    def _keep(self, session: AgentSession) -> None:
+        self.sessions[session.number] = self._by_digest[session.digest] = session
+
+    # -- what the store asks for
+
+    def session_by_key(self, digest: bytes) -> int | None:
+        session = self._by_digest.get(digest)
+        return session.number if session is not None else None
+
+    def live_sessions(self) -> int:
+        return len(self.sessions)
+
+    def is_spent(self) -> bool:
+        return not (self.sessions or self._uses or self.corrupt)
+
+    async def sweep(self) -> int:
+        return 0
+
+    # -- changes
+
+    async def start(
+        self, key: str | None, metadata: Mapping[str, Any], inference: RlSession | None
+    ) -> tuple[AgentSession, bool]:
+        """The session with this key, and whether it is new."""
+        key = key if key is not None else new_session_key(self.tag)
+        digest, about, now = key_digest(key.encode()), _about(metadata, inference), self.clock()
+
+        def insert() -> tuple[int, bool]:
+            row = self._db.execute("SELECT number FROM sessions WHERE digest=?", (digest,)).fetchone()
+            if row is not None:
+                return row[0], False
+            values = (digest, key, now, about, _session_crc(digest, key, now, about))
+            added = self._db.execute("INSERT INTO sessions VALUES (NULL,?,?,?,?,?)", values)
+            return added.lastrowid or 0, True
+
+        async def started() -> tuple[AgentSession, bool]:
+            with self.in_use():
+                number, new = await self.commits.run(insert)
+                if new:
+                    self._keep(AgentSession(self, number, digest, key, now, metadata, inference, 0, now))
+                return self.sessions[number], new
+
+        return await uninterrupted(started(), "start-session")
+
+    async def set_inference(self, session: AgentSession, inference: RlSession) -> None:
+        about = _about(session.metadata, inference)
+        crc = _session_crc(session.digest, session.key, session.created, about)
+        update = "UPDATE sessions SET about=?, crc=? WHERE number=?"
+        session.inference = inference  # first: written or not, it is the one that is in use
+        await self.commits.run(lambda: self._db.execute(update, (about, crc, session.number)))
+
+    async def record(self, session: AgentSession, turn: RecordedTurn, requests: Iterable[TurnRequestKey]) -> None:
+        """The next turn of the session, which has one at a time."""
+        turn_id = session.number * _SEQUENCES + session.turns + 1
+        row = (turn_id, turn.run_id, turn.outcome, turn.error, turn.at, turn.seconds, turn.messages, turn.metadata)
+
+        def insert() -> None:
+            self._db.execute("INSERT INTO turns VALUES (?,?,?,?,?,?,?,?,?)", (*row, turn.crc(turn_id)))
+            for request in requests:
+                values = (session.number, request.key, request.message, turn_id)
+                self._db.execute("INSERT OR REPLACE INTO requests VALUES (?,?,?,?)", values)
+
+        await self.commits.run(insert)
+        session.turns += 1
+        session.used_at = turn.at + turn.seconds
+        self.sessions[session.number] = self.sessions.pop(session.number)
+        if turn.outcome == "complete" and session.conversation is not None:
+            more = turn.messages[1:-1]
+            self._cache(session, session.conversation + b"," + more if session.conversation else more)
+
+    async def delete(self, session: AgentSession) -> None:
+        """It is gone at once for whoever looks for it."""
+        number = session.number
+        del self.sessions[number], self._by_digest[session.digest]
+        self._uncache(session)
+
+        def delete() -> None:
+            self._db.execute("DELETE FROM sessions WHERE number=?", (number,))
+            self._db.execute("DELETE FROM requests WHERE session=?", (number,))
+            self._db.execute("DELETE FROM turns WHERE id>? AND id<?", (number * _SEQUENCES, (number + 1) * _SEQUENCES))
+
+        async def deleted() -> None:
+            try:
+                with self.in_use():
+                    await self.commits.run(delete)
+            except ApiError:
+                self._keep(session)
+                raise
+
+        await uninterrupted(deleted(), "delete-session")
+
+    # -- reads
+
+    def conversation(self, session: AgentSession) -> bytes:
+        """The messages of its complete turns: JSON, without the list's brackets. Raises 500 for a damaged turn."""
+        if session.conversation is None:
+            turns = (turn.messages[1:-1] for turn in self.turns(session) if turn.outcome == "complete")
+            self._cache(session, b",".join(turns))
+        else:
+            self._cached.move_to_end(session)
+        assert session.conversation is not None
+        return session.conversation
+
+    def turns(self, session: AgentSession) -> list[RecordedTurn]:
+        """All of them, in their order. Raises 500 for a damaged one."""
+        query = "SELECT * FROM turns WHERE id>? AND id<? ORDER BY id"
+        span = (session.number * _SEQUENCES, (session.number + 1) * _SEQUENCES)
+        with self._reading():
+            return [_turn(row) for row in self._read.execute(query, span)]
+
+    def requested(self, session: AgentSession, key: bytes) -> tuple[TurnRequestKey, RecordedTurn] | None:
+        """The turn that was recorded with this Idempotency-Key. Raises 500 for a damaged one."""
+        query = "SELECT message, turns.* FROM requests JOIN turns ON turns.id=turn WHERE session=? AND key=?"
+        with self._reading():
+            row = self._read.execute(query, (session.number, key)).fetchone()
+            return (TurnRequestKey(key, row[0]), _turn(row[1:])) if row is not None else None
+
+    # -- conversations in memory
+
+    def _cache(self, session: AgentSession, conversation: bytes) -> None:
+        self._uncache(session)
+        session.conversation = conversation
+        self._cached[session] = len(conversation)
+        self._cached_bytes += len(conversation)
+        while self._cached_bytes > _CACHED_BYTES and len(self._cached) > 1:
+            self._uncache(next(iter(self._cached)))
+
+    def _uncache(self, session: AgentSession) -> None:
+        self._cached_bytes -= self._cached.pop(session, 0)
+        session.conversation = None
+
+
+def _about(metadata: Mapping[str, Any], inference: RlSession | None) -> bytes:
+    return orjson.dumps({"metadata": metadata, "inference": asdict(inference) if inference is not None else None})
+
+
+def _session_crc(digest: bytes, key: str, created: float, about: bytes) -> int:
+    return zlib.crc32(about, zlib.crc32(repr((digest, key, created)).encode()))
+
+
+def _turn(row: tuple[Any, ...]) -> RecordedTurn:
+    """Raises CorruptRecord."""
+    turn = RecordedTurn(*row[1:-1])
+    if turn.crc(row[0]) != row[-1]:
+        raise CorruptRecord(
+            f"turn {row[0] % _SEQUENCES} of session {row[0] // _SEQUENCES}: the checksum does not match"
+        )
+    return turn
+
+
+async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
+    """Recovers the journal of a killed predecessor. Raises sqlite3.Error."""
+    db = open_writer(folder.database, _TABLES, _FORMAT)
+    journal = AgentJournal(folder, db, journal_tag(db))
+    journal.clock = clock
+    journal.load()
+    return journal

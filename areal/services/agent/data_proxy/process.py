@@ -1,0 +1,57 @@
+"""The data proxy's process, wired together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from areal.services.agent.data_proxy.inference import RlSessions
+from areal.services.agent.data_proxy.journal import open_agent_journal
+from areal.services.agent.data_proxy.routes import SessionRoutes
+from areal.services.agent.data_proxy.turns import Slots, TurnMetrics, TurnRunner, Worker
+from areal.services.http.client import HttpClient
+from areal.services.http.lease import RouterLease
+from areal.services.http.process import ServeOptions
+from areal.services.http.service import Service
+from areal.services.http.tasks import background
+from areal.services.journal.store import JournalRoutes, serve_journals, store_details
+from areal.wire.processes import AgentDataProxyConfig
+
+
+@contextlib.asynccontextmanager
+async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    async with (
+        HttpClient() as http,
+        serve_journals(config.state_dir, open_agent_journal, config.adopt_after) as store,
+    ):
+        worker = Worker(config, http, options.headers)
+        slots = Slots(config.max_concurrent)
+
+        def details() -> dict[str, Any]:
+            return {
+                "model": config.service,
+                "worker_url": config.worker_url,
+                "turns_running": slots.taken,
+                **store_details(store),
+            }
+
+        service = Service(
+            "data-proxy", key=options.key, loopback=options.loopback, not_ready=lambda: worker.fault, details=details
+        )
+        worker.on_change = service.lifetime.news.set
+        rl = RlSessions(http, config.inference)
+        runner = TurnRunner(config, worker, rl, TurnMetrics(service.metrics), slots)
+        routes = SessionRoutes(config, store, runner, worker, rl, slots)
+        JournalRoutes(store).add_to(service)
+        routes.add_to(service)
+        store.on_left = routes.forget_all
+        service.add_lifespan(lambda: background("worker-probes", worker.run))
+        service.add_lifespan(lambda: background("session-expiry", routes.expire))
+        if config.registration is not None:
+            lease = RouterLease(config.registration, service, http, options.headers, config.service)
+            service.add_lifespan(lambda: background("registration", lease.run))
+        try:
+            yield service
+        finally:
+            await runner.close()

@@ -1,0 +1,338 @@
+"""Sessions and turns over HTTP (``areal.wire.agents``)."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from areal.services.agent.data_proxy.inference import RlSessions
+from areal.services.agent.data_proxy.journal import (
+    AgentJournal,
+    AgentSession,
+    RecordedTurn,
+    RlSession,
+    TurnRequestKey,
+)
+from areal.services.agent.data_proxy.turns import (
+    Caller,
+    Slots,
+    TurnFailed,
+    TurnRunner,
+    Worker,
+    accepted_event,
+    recorded_events,
+)
+from areal.services.http.auth import Access
+from areal.services.http.client import Fetched
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, query_int, read_body
+from areal.services.http.service import Service, json_response
+from areal.services.http.tasks import until_beat
+from areal.services.journal.keys import tag_of_key
+from areal.services.journal.storage import held_elsewhere
+from areal.services.journal.store import JournalStore
+from areal.wire.agents import (
+    EVENTS,
+    ConfigureSessions,
+    ExportSession,
+    RewardSession,
+    StartAgentSession,
+    TurnRequest,
+    is_session_key,
+)
+from areal.wire.processes import AgentDataProxyConfig
+
+_log = logging.getLogger(__name__)
+_BODY_BYTES = 1024 * 1024
+_PAGE = 100
+_EXPIRY_S = 1.0
+_EXPIRED_AT_ONCE = 64
+_STREAM = {"Content-Type": EVENTS}
+_RESERVED = "areal_inference"
+
+
+class SessionRoutes:
+    def __init__(
+        self,
+        config: AgentDataProxyConfig,
+        store: JournalStore[AgentJournal],
+        runner: TurnRunner,
+        worker: Worker,
+        rl: RlSessions,
+        slots: Slots,
+    ) -> None:
+        self._service_name = config.service
+        self._max_body_bytes = config.max_body_bytes
+        self._idle_timeout = config.idle_timeout
+        self._store = store
+        self._runner = runner
+        self._worker = worker
+        self._rl = rl
+        self._slots = slots
+
+    def add_to(self, service: Service) -> None:
+        counter = service.metrics.counter
+        self._started = counter("areal_sessions_started_total", "Sessions started.")
+        self._rewards = counter("areal_rewards_total", "Rewards accepted.")
+        service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
+        service.route("GET", "/sessions", self.sessions, Access.ADMIN)
+        service.route("GET", "/session/{key}", self.session, Access.ADMIN)
+        service.route("GET", "/session/{key}/history", self.session, Access.ADMIN)
+        service.route("POST", "/session/{key}/turn", self.turn, Access.INFERENCE)
+        service.route("DELETE", "/session/{key}/turn", self.cancel, Access.ADMIN)
+        service.route("POST", "/session/{key}/close", self.close, Access.ADMIN)
+        service.route("POST", "/session/{key}/reward", self.reward, Access.ADMIN)
+        service.route("POST", "/session/{key}/export", self.export, Access.ADMIN)
+        service.route("POST", "/configure", self.configure, Access.ADMIN)
+
+    # -- sessions
+
+    async def start(self, request: Request) -> Response:
+        """A session; one that has the key already is the answer, too."""
+        body = await read_body(request, StartAgentSession, _BODY_BYTES)
+        if body.model not in (None, self._service_name):
+            raise ApiError(404, f"no agent service {body.model!r}", code="model_not_found", param="model")
+        _check_metadata(body.metadata)
+        theirs = RlSession(**vars(body.inference)) if body.inference is not None else None
+        session, new = self._find(body.api_key) if body.api_key is not None else None, False
+        if session is not None and session.closing is not None:
+            await asyncio.wait([session.closing])
+            session = self._find(session.key)
+        if session is None:
+            journal = self._journal_for(body.api_key)
+            inference = theirs or await self._rl.start(body.metadata)
+            session, new = await journal.start(body.api_key, body.metadata, inference)
+            if new:
+                self._started.inc()
+                session.checked_at = time.monotonic()
+            else:
+                await self._rl.end(inference)
+        if not new and theirs is not None and session.inference != theirs:
+            await session.journal.set_inference(session, theirs)
+        rl = session.inference
+        started = {
+            "session_id": session.key,
+            "session_api_key": session.key,
+            "created": new,
+            "inference_session_id": rl.session_id if rl is not None else None,
+        }
+        return json_response({"sessions": [started], "journal": session.journal.tag}, status=201)
+
+    def _journal_for(self, key: str | None) -> AgentJournal:
+        """Where a new session goes. Raises 421 for a key of a journal that is elsewhere."""
+        tag = tag_of_key(key) if key is not None else None
+        journal = self._store.journal(tag) if tag is not None else self._store.own
+        if journal is None:
+            raise held_elsewhere()
+        return journal
+
+    def _find(self, key: str) -> AgentSession | None:
+        held = self._store.holder_of_key(key.encode())
+        return held[0].sessions[held[1]] if held is not None else None
+
+    def _named(self, request: Request) -> AgentSession:
+        """Raises 400, 404, and 421 for a session of a journal that is elsewhere."""
+        key = request.match_info["key"]
+        if not is_session_key(key):
+            raise bad_request("this is no session key", param="session_key")
+        session = self._find(key)
+        if session is None or session.closing is not None:
+            tag = tag_of_key(key)
+            if tag is not None and self._store.journal(tag) is None:
+                raise held_elsewhere()
+            raise ApiError(404, "no session has this key", code="session_not_found", param="session_key")
+        return session
+
+    async def sessions(self, request: Request) -> Response:
+        """A page in the order of their keys; ``after`` is the last one of the page before."""
+        limit, after = query_int(request, "limit", _PAGE, 1, 1000), request.query.get("after", "")
+        later = (each for journal in self._store for each in journal.sessions.values() if each.key > after)
+        page = heapq.nsmallest(limit + 1, later, key=lambda session: session.key)
+        following = page[limit - 1].key if len(page) > limit else None
+        return json_response({"sessions": [self._summary(each) for each in page[:limit]], "next": following})
+
+    async def session(self, request: Request) -> Response:
+        """One session with its conversation, and with every turn, failed ones too."""
+        session = self._named(request)
+        history = orjson.Fragment(b"[%b]" % session.journal.conversation(session))
+        turns = [_turn(each) for each in session.journal.turns(session)]
+        return json_response({**self._summary(session), "history": history, "recorded_turns": turns})
+
+    def _summary(self, session: AgentSession) -> dict[str, Any]:
+        queue, rl = self._runner.queue(session), session.inference
+        return {
+            "session_key": session.key,
+            "state": "idle" if queue is None else "running",
+            "created": session.created,
+            "used": session.used_at,
+            "turns": session.turns,
+            "running": queue.running.run_id if queue is not None else None,
+            "waiting": sum(len(turn.callers) for turn in queue.waiting) if queue is not None else 0,
+            "inference_session_id": rl.session_id if rl is not None else None,
+            "metadata": session.metadata,
+        }
+
+    async def close(self, request: Request) -> Response:
+        """End its turns, then the session: the worker forgets it, and its RL session ends."""
+        session = self._named(request)
+        await request.read(_BODY_BYTES)
+        await self._close(session)
+        return json_response({"session_key": session.key, "closed": True})
+
+    async def _close(self, session: AgentSession) -> None:
+        """Raises 507, 500 where that cannot be written."""
+        if session.closing is None:
+            session.closing = asyncio.create_task(self._end(session), name=f"close-{session.number}")
+        await asyncio.shield(session.closing)
+
+    async def _end(self, session: AgentSession) -> None:
+        try:
+            await self._runner.abort(session, TurnFailed("cancelled", "the session was closed"), waiting=True)
+            await asyncio.gather(self._forget(session), self._rl.end(session.inference))
+            await session.journal.delete(session)
+        finally:
+            session.closing = None
+
+    async def _forget(self, session: AgentSession) -> None:
+        if session.ran:
+            await self._worker.close_session(f"/session/{quote(session.key, safe='')}/close")
+
+    async def expire(self) -> None:
+        """Close sessions that are idle for too long, for as long as the process lives."""
+        while True:
+            await asyncio.sleep(until_beat(_EXPIRY_S))
+            for journal in self._store:
+                oldest = journal.clock() - self._idle_timeout
+                idle: list[AgentSession] = []
+                for session in journal.sessions.values():
+                    if session.used_at > oldest or len(idle) >= _EXPIRED_AT_ONCE:
+                        break
+                    if self._runner.queue(session) is None:
+                        idle.append(session)
+                closed = await asyncio.gather(*map(self._close, idle), return_exceptions=True)
+                for error in filter(None, closed):
+                    _log.warning("an idle session was not closed: %r", error)
+
+    async def forget_all(self, journal: AgentJournal) -> None:
+        """The journal was left to another process: our worker need not hold anything of its sessions."""
+        for session in journal.sessions.values():
+            if self._worker.fault is None:
+                await self._forget(session)
+
+    async def configure(self, request: Request) -> Response:
+        body = await read_body(request, ConfigureSessions, _BODY_BYTES)
+        if body.idle_timeout is not None:
+            self._idle_timeout = body.idle_timeout
+        if body.max_concurrent is not None:
+            self._slots.limit = body.max_concurrent
+        return json_response({"status": "ok", "idle_timeout": self._idle_timeout, "max_concurrent": self._slots.limit})
+
+    # -- turns
+
+    async def turn(self, request: Request) -> AnyResponse:
+        session = self._named(request)
+        asked = await read_body(request, TurnRequest, self._max_body_bytes)
+        _check_metadata(asked.metadata)
+        journal = session.journal
+        with journal.in_use():
+            wanted = _request_key(asked)
+            if wanted is not None and (ended := await self._repeated(session, asked, wanted)) is not None:
+                return Response(body=recorded_events(ended), content_type=EVENTS)
+            await journal.check_writable()
+            out = StreamResponse(headers=_STREAM)
+            caller = Caller(asked.message, wanted, out)
+            turn = self._runner.add(self._named(request), asked, caller)
+            try:
+                out.begin(request, accepted_event(turn.run_id))
+                await turn.ended.wait()
+            except BaseException:
+                self._runner.leave(session, turn, caller)
+                raise
+            return out
+
+    async def _repeated(self, session: AgentSession, asked: TurnRequest, wanted: TurnRequestKey) -> RecordedTurn | None:
+        """The turn of an earlier request with the same Idempotency-Key, once it has ended; None where there is none.
+        Raises 422 for a request with another message."""
+        running = self._runner.find(session, wanted.key)
+        if running is not None:
+            turn, before = running
+            _check_same(before, wanted)
+            caller = Caller(asked.message, wanted, None)
+            turn.callers.append(caller)
+            try:
+                await turn.ended.wait()
+            finally:
+                self._runner.leave(session, turn, caller)
+            if turn.recorded is None:
+                raise ApiError(507, "the turn could not be recorded", code="storage_full")
+            return turn.recorded
+        recorded = session.journal.requested(session, wanted.key)
+        if recorded is None:
+            return None
+        _check_same(recorded[0], wanted)
+        return recorded[1]
+
+    async def cancel(self, request: Request) -> Response:
+        session = self._named(request)
+        await request.read(_BODY_BYTES)
+        cancelled = await self._runner.abort(session, TurnFailed("cancelled", "the turn was cancelled"))
+        return json_response({"session_key": session.key, "cancelled": cancelled})
+
+    # -- the RL session
+
+    async def reward(self, request: Request) -> Response:
+        session = self._named(request)
+        reply = await self._rl.reward(session, await read_body(request, RewardSession, _BODY_BYTES))
+        self._rewards.inc(int(reply.status == 200))
+        return _passed_on(reply)
+
+    async def export(self, request: Request) -> Response:
+        session = self._named(request)
+        body = await read_body(request, ExportSession, _BODY_BYTES)
+        if self._runner.queue(session) is not None:
+            raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
+        return _passed_on(await self._rl.export(session, body))
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    if _RESERVED in metadata:
+        message = f"metadata.{_RESERVED} is reserved: the service sets it"
+        raise bad_request(message, param=f"metadata.{_RESERVED}", code="reserved_metadata")
+
+
+def _request_key(asked: TurnRequest) -> TurnRequestKey | None:
+    if asked.idempotency_key is None:
+        return None
+    return TurnRequestKey(
+        *(blake2b(text.encode(), digest_size=16).digest() for text in (asked.idempotency_key, asked.message))
+    )
+
+
+def _check_same(before: TurnRequestKey, now: TurnRequestKey) -> None:
+    if before.message != now.message:
+        message = "the Idempotency-Key was used with another message"
+        raise ApiError(422, message, code="idempotency_key_reused", param="idempotency_key")
+
+
+def _turn(turn: RecordedTurn) -> dict[str, Any]:
+    return {
+        "run_id": turn.run_id,
+        "outcome": turn.outcome,
+        "error": turn.error,
+        "at": turn.at,
+        "seconds": turn.seconds,
+        "messages": orjson.Fragment(turn.messages),
+        "metadata": orjson.Fragment(turn.metadata),
+    }
+
+
+def _passed_on(reply: Fetched) -> Response:
+    return Response(reply.status, reply.body, content_type=reply.headers.get("Content-Type", "application/json"))
