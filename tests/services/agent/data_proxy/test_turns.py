@@ -1,0 +1,238 @@
+"""Turns of a session: their events, what they leave in its history, and their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.services.agent.data_proxy.pair import Pair
+from tests.services.processes import wait_until
+
+
+def kinds(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"] for event in events]
+
+
+def test_turn_has_events_as_they_come_and_ends_with_the_answer(pair: Pair) -> None:
+    session = pair.start(metadata={"who": "me"})
+    stream = pair.stream(session, "wait", metadata={"more": 1})
+    events = iter(stream)
+    assert [next(events)["type"], next(events)["text"]] == ["accepted", "begun"]
+    assert pair.show(session)["state"] == "running"
+    pair.release()
+    assert list(events) == [{"type": "complete", "summary": "wait 0", "metadata": {"of": "wait"}}]
+    (call,) = pair.calls(session)
+    assert (call["metadata"], call["session_key"], call["history"]) == ({"who": "me", "more": 1}, session, [])
+    shown = pair.show(session)
+    assert (shown["state"], shown["turns"], shown["metadata"]) == ("idle", 1, {"who": "me"})
+    assert shown["history"] == [{"role": "user", "content": "wait"}, {"role": "assistant", "content": "wait 0"}]
+
+
+def test_history_goes_to_the_worker_with_the_next_turn(pair: Pair) -> None:
+    session = pair.start()
+    assert [pair.say(session, text) for text in ("a", "b", "c")] == ["a 0", "b 2", "c 4"]
+    assert pair.calls(session)[2]["history"] == pair.show(session)["history"][:4]
+
+
+def test_results_of_parallel_tools_belong_to_their_calls(pair: Pair) -> None:
+    session = pair.start()
+    assert kinds(pair.turn(session, "tools")) == [
+        "accepted",
+        *["tool_call"] * 2,
+        *["tool_result"] * 2,
+        "tool_call",
+        "delta",
+        "complete",
+    ]
+    user, both, a, b, alone, c, last = pair.show(session)["history"]
+    assert [call["id"] for call in both["tool_calls"]] == ["call-a", "call-b"]
+    assert both["tool_calls"][0]["function"] == {"name": "a", "arguments": '{"of": "a"}'}
+    assert [(a["tool_call_id"], a["content"]), (b["tool_call_id"], b["content"])] == [
+        ("call-a", "result a"),
+        ("call-b", "result b"),
+    ]
+    assert [call["id"] for call in alone["tool_calls"]] == ["call-c"]
+    assert (c["role"], c["tool_call_id"], c["content"]) == ("tool", "call-c", "")
+    assert (user["content"], last["content"]) == ("tools", "tools 0")
+
+
+def test_stream_of_the_agent_is_passed_on(pair: Pair) -> None:
+    session = pair.start()
+    assert kinds(pair.turn(session, "stream")) == ["accepted", "response", "data", "complete"]
+    assert len(pair.show(session)["history"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("message", "failure", "error"),
+    [
+        ("fail", "agent", "ValueError: no"),
+        ("nonsense", "infra", "an event of the worker cannot be read"),
+        ("cut", "infra", "the worker's answer ended before the turn"),
+    ],
+)
+def test_failed_turn_is_recorded_and_not_part_of_the_history(
+    pair: Pair, message: str, failure: str, error: str
+) -> None:
+    session = pair.start()
+    pair.say(session, "before")
+    last = pair.turn(session, message)[-1]
+    assert (last["type"], last["failure"]) == ("failed", failure)
+    assert error in last["error"]
+    assert pair.say(session, "after") == "after 2"
+    shown = pair.show(session)
+    assert [turn["outcome"] for turn in shown["recorded_turns"]] == ["complete", failure, "complete"]
+    assert error in shown["recorded_turns"][1]["error"]
+    assert len(shown["history"]) == 4
+
+
+def test_two_followups_at_once_run_one_after_the_other(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.later(session, "wait", queue_mode="followup")
+    pair.wait_begun(session)
+    second = pair.later(session, "b", queue_mode="followup")
+    wait_until(lambda: pair.show(session)["waiting"] == 1)
+    third = pair.later(session, "c", queue_mode="followup")
+    wait_until(lambda: pair.show(session)["waiting"] == 2)
+    assert len(pair.calls(session)) == 1
+    pair.release()
+    assert [each.result()[-1]["summary"] for each in (first, second, third)] == ["wait 0", "b 2", "c 4"]
+
+
+def test_collected_messages_are_one_turn_whose_answer_all_get(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.later(session, "wait")
+    pair.wait_begun(session)
+    collected = []
+    for number, message in enumerate(("b", "c", "d")):
+        collected.append(pair.later(session, message, metadata={message: number}))
+        wait_until(lambda: pair.show(session)["waiting"] == len(collected))
+    pair.release()
+    first.result()
+    answers = [each.result() for each in collected]
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][-1]["summary"] == "b\n\nc\n\nd 2"
+    _, call = pair.calls(session)
+    assert call["metadata"] == {"b": 0, "c": 1, "d": 2}
+
+
+def test_caller_that_leaves_cancels_its_turn(pair: Pair) -> None:
+    session = pair.start()
+    stream = pair.stream(session, "wait")
+    assert kinds([next(iter(stream))]) == ["accepted"]
+    pair.wait_begun(session)
+    stream.close()
+    wait_until(lambda: pair.calls(session)[0]["ended"] == "cancelled")
+    wait_until(lambda: pair.show(session)["state"] == "idle")
+    (turn,) = pair.show(session)["recorded_turns"]
+    assert (turn["outcome"], turn["error"]) == ("cancelled", "its caller left")
+    assert pair.say(session, "after") == "after 0"
+
+
+def test_caller_that_leaves_while_it_waits_takes_its_message_along(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.later(session, "wait")
+    pair.wait_begun(session)
+    leaving = pair.stream(session, "b")
+    staying = pair.later(session, "c")
+    wait_until(lambda: pair.show(session)["waiting"] == 2)
+    leaving.close()
+    wait_until(lambda: pair.show(session)["waiting"] == 1)
+    pair.release()
+    first.result()
+    assert staying.result()[-1]["summary"] == "c 2"
+
+
+def test_cancelled_turn_is_on_disk_when_that_is_answered(pair: Pair) -> None:
+    session = pair.start()
+    running = pair.later(session, "wait")
+    pair.wait_begun(session)
+    answer = pair.call("DELETE", pair.path(session, "/turn"))
+    assert answer.json() == {"session_key": session, "cancelled": True}
+    assert pair.show(session)["recorded_turns"][0]["outcome"] == "cancelled"
+    assert running.result()[-1] == {"type": "failed", "failure": "cancelled", "error": "the turn was cancelled"}
+    assert pair.call("DELETE", pair.path(session, "/turn")).json()["cancelled"] is False
+
+
+# -- idempotency
+
+
+def test_retry_is_answered_from_the_record(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.turn(session, "tools", idempotency_key="k")
+    again = pair.turn(session, "tools", idempotency_key="k")
+    assert len(pair.calls(session)) == 1
+    assert [event for event in first if event["type"] == "complete"] == again[-1:]
+    assert {event["id"]: event["arguments"] for event in again if event["type"] == "tool_call"} == {
+        "call-a": '{"of": "a"}',
+        "call-b": '{"of": "b"}',
+        "call-c": "{}",
+    }
+    assert again[0] == first[0]
+
+
+def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.later(session, "wait", idempotency_key="k")
+    pair.wait_begun(session)
+    later = pair.later(session, "b", idempotency_key="l")
+    wait_until(lambda: pair.show(session)["waiting"] == 1)
+    again = [pair.later(session, "wait", idempotency_key="k"), pair.later(session, "b", idempotency_key="l")]
+    wait_until(lambda: pair.show(session)["waiting"] == 2)
+    pair.release()
+    assert again[0].result()[-1] == first.result()[-1]
+    assert again[1].result()[-1] == later.result()[-1]
+    assert len(pair.calls(session)) == 2
+
+
+def test_turn_with_an_idempotency_key_outlives_its_caller(pair: Pair) -> None:
+    session = pair.start()
+    stream = pair.stream(session, "wait", idempotency_key="k")
+    pair.wait_begun(session)
+    stream.close()
+    again = pair.later(session, "wait", idempotency_key="k")
+    pair.release()
+    assert again.result()[-1]["summary"] == "wait 0"
+    assert pair.calls(session)[0]["ended"] == "finished"
+
+
+def test_idempotency_key_with_another_message_is_422(pair: Pair) -> None:
+    session, other = pair.start(), pair.start()
+    pair.turn(session, "a", idempotency_key="k")
+    body = {"message": "b", "run_id": "r", "idempotency_key": "k"}
+    refused = pair.call("POST", pair.path(session, "/turn"), body)
+    assert (refused.status, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    assert pair.say(other, "b", idempotency_key="k") == "b 0"
+
+
+def test_retry_of_a_failed_turn_runs_only_what_was_lost(pair: Pair) -> None:
+    session = pair.start()
+    for message, calls in (("fail", 1), ("cut", 3)):
+        for _ in range(2):
+            assert pair.turn(session, message, idempotency_key=message)[-1]["type"] == "failed"
+        assert len(pair.calls(session)) == calls
+
+
+def test_no_more_turns_than_configured_run_at_once(own: Pair) -> None:
+    assert own.call("POST", "/configure", {"max_concurrent": 2}).json()["max_concurrent"] == 2
+    sessions = [own.start() for _ in range(4)]
+    turns = [own.later(session, "wait") for session in sessions]
+    own.told("any", 2)
+    wait_until(lambda: sum(own.show(session)["state"] == "running" for session in sessions) == 4)
+    assert len(own.told()["calls"]) == 2
+    own.call("POST", "/configure", {"max_concurrent": 3})
+    own.told("any", 3)
+    own.release()
+    own.told("any", 4)
+    own.release()
+    assert {turn.result()[-1]["summary"] for turn in turns} == {"wait 0"}
+
+
+def test_agent_that_says_nothing_fails_its_turn(own: Pair) -> None:
+    own.proxy.kill()
+    own.flags = ("--turn-timeout", "0.3")
+    own.restart()
+    session = own.start()
+    last = own.turn(session, "wait")[-1]
+    assert (last["failure"], last["error"]) == ("agent", "the agent gave no sign of life for 0.3 s")
+    assert own.told("cancelled")["calls"][0]["ended"] == "cancelled"
