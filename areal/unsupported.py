@@ -11,10 +11,6 @@ _SCHEDULER = (
     "processes are started by areal apply and areal train run, not by the driver; RolloutController needs no scheduler"
 )
 _LAUNCHER = "scheduler.type is local only: python -m areal.infra.launcher.local, or areal train run"
-_AGENTS = (
-    "an AgentService runs agents (areal apply, areal agent run); in a rollout, any object with async run(data, "
-    "base_url=, api_key=, **extra) is an agent (areal.rollout.workflows)"
-)
 _AGENT_CLIENT = (
     "a class with async run(data, base_url=, api_key=, http_client=, **extra) is a workflow, and gets the base URL and "
     "key of a recorded session; areal.experimental.openai.ArealOpenAI is the client for a workflow of its own"
@@ -48,7 +44,6 @@ UNSUPPORTED = {
     "of rows; trainer.type null, or areal inf collect, evaluates",
     "areal.utils.environ": "a driver is the same on every rank: Trainer.ranks.is_first tells the first one",
     "areal.utils.proc": "areal's own processes are ended by areal train stop and areal inf stop",
-    "areal.v2.agent_service.controller": _AGENTS,
 }
 
 

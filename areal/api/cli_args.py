@@ -29,6 +29,7 @@ from areal.api.config.experiment import (
 from areal.api.config.loading import ConfigError, load_expr_config
 from areal.api.config.rollout import (
     AgentConfig,
+    AgentServiceConfig,
     ClusterSpecConfig,
     EngineArgs,
     GenerationHyperparameters,
@@ -58,6 +59,7 @@ from areal.api.config.training import (
 __all__ = [
     "PRESETS",
     "AgentConfig",
+    "AgentServiceConfig",
     "BaseExperimentConfig",
     "CheckpointerConfig",
     "ClusterSpecConfig",

@@ -78,25 +78,25 @@ INF: dict[str, Leaf | Branch] = {
 }
 
 SESSIONS: dict[str, Leaf | Branch] = {
-    "list": _leaf("agent:sessions_list", "List sessions."),
-    "show": _leaf("agent:sessions_show", "One session's history."),
-    "new": _leaf("agent:sessions_new", "Open a session."),
-    "switch": _leaf("agent:sessions_switch", "Make a session the current one."),
-    "close": _leaf("agent:sessions_close", "Close a session."),
+    "list": _leaf("agent.sessions:sessions_list", "List sessions."),
+    "show": _leaf("agent.sessions:sessions_show", "One session's history."),
+    "new": _leaf("agent.sessions:sessions_new", "Open a session."),
+    "switch": _leaf("agent.sessions:sessions_switch", "Make a session the current one."),
+    "close": _leaf("agent.sessions:sessions_close", "Close a session."),
 }
 
 AGENT: dict[str, Leaf | Branch] = {
-    "run": _leaf("agent:run", "Start an agent service."),
-    "stop": _leaf("agent:stop", "Stop an agent service."),
-    "status": _leaf("agent:status", "Health of one agent service."),
-    "ps": _leaf("agent:ps", "List agent services."),
-    "logs": _leaf("agent:logs", "Logs of an agent service's processes."),
-    "scaleup": _leaf("agent:scaleup", "Add worker and data-proxy pairs."),
-    "scaledown": _leaf("agent:scaledown", "Drain and remove pairs."),
-    "chat": _leaf("agent:chat", "Talk to the agent: one shot or a REPL."),
+    "run": _leaf("agent.service:run", "Start an agent service."),
+    "stop": _leaf("agent.service:stop", "Stop an agent service."),
+    "status": _leaf("agent.service:status", "Health of one agent service."),
+    "ps": _leaf("agent.service:ps", "List agent services."),
+    "logs": _leaf("agent.service:logs", "Logs of an agent service's processes."),
+    "scaleup": _leaf("agent.service:scaleup", "Add worker and data-proxy pairs."),
+    "scaledown": _leaf("agent.service:scaledown", "Drain and remove pairs."),
+    "chat": _leaf("agent.chat:chat", "Talk to the agent: one shot or a REPL."),
     "sessions": Branch("List, show, open, switch and close sessions.", SESSIONS),
-    "reward": _leaf("agent:reward", "Give a reward to a session's interaction."),
-    "export": _leaf("agent:export", "Export a session's trajectory."),
+    "reward": _leaf("agent.sessions:reward", "Give a reward to a session's interaction."),
+    "export": _leaf("agent.sessions:export", "Export a session's trajectory."),
 }
 
 TRAIN: dict[str, Leaf | Branch] = {

@@ -186,7 +186,7 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
     ref = stored(cli.home, Ref(kind, service_name(cli, service))).ref
     address = HomeView(cli.home).address(ref)
     if not address:
-        raise ArealError(f"{ref} does not run", hint=f"start it: areal {namespace(kind)} run {ref.name} -d")
+        raise ArealError(f"{ref} does not run", hint=f"start it: areal {namespace(kind)} run --service {ref.name} -d")
     key = read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, ref.name, kind)
     return GatewayClient(address, key)
 

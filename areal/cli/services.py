@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +13,13 @@ import click
 
 from areal.cli.apply import converge, preview
 from areal.cli.logs import LogQuery, show_logs
-from areal.cli.objects import PROCESS_COLUMNS, HomeView, manifest, process_row, recorded, stored
+from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, manifest, process_row, recorded, stored
 from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace
 from areal.errors import ArealError, UsageFault
-from areal.resources.kinds import Ref, check_name
+from areal.resources.kinds import BACKENDS, Ref, check_name
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome
@@ -36,6 +37,33 @@ def noun(kind: str) -> str:
 
 
 # -- run and stop
+
+
+def gateway_options(port: int) -> Decorator[Any]:
+    """Where the service runs, and how its gateway is reached."""
+    return stack(
+        click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1]."),
+        click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port  [default: {port}]."),
+        click.option(
+            "--admin-api-key-file",
+            metavar="FILE",
+            callback=lambda ctx, param, file: os.path.abspath(os.path.expanduser(file)) if file else None,  # noqa: PTH100, PTH111 - symlinks stay
+            help="File with the admin key  [default: generated, 0600].",
+        ),
+        click.option(
+            "--scheduler",
+            metavar="BACKEND",
+            shell_complete=complete(lambda ctx: BACKENDS.names()),
+            help="Where processes run: local, or a backend that a package brings.",
+        ),
+        click.option(
+            "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of gateway and router."
+        ),
+        click.option(
+            "-d", "--detach", is_flag=True, help="Return when ready; otherwise follow the logs, and Ctrl-C stops."
+        ),
+        click.option("--force", is_flag=True, help="Replace a service of this name, whatever it is."),
+    )
 
 
 def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
@@ -173,7 +201,7 @@ class ScaleFlags(NamedTuple):
     force_conflicts: bool
 
 
-def scale_options(flag: str) -> Decorator[Any]:
+def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
     """Hands the verb a ``scale``. ``flag`` says to how many. A verb's last decorator."""
     return stack(
         gather(
@@ -185,7 +213,7 @@ def scale_options(flag: str) -> Decorator[Any]:
                 click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it."),
             ),
         ),
-        change_options(timeout("30m")),
+        change_options(timeout("30m"), destructive=destructive),
     )
 
 

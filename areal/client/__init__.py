@@ -1,4 +1,4 @@
-"""Clients over HTTP for what the services serve, and the controller of rollouts.
+"""Clients over HTTP for what the services serve, and the controllers of agents and rollouts.
 
 ``http`` and ``loop_thread`` need nothing but the standard library: the command line uses them. All else is the SDK (the
 extra ``client``), imported on first use.
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from areal.lazy import lazy
 
 if TYPE_CHECKING:
-    from areal.client.blocking import Group, InferenceClient, Session
+    from areal.client.agent import AsyncAgentClient, AsyncAgentSession, response_text
+    from areal.client.blocking import AgentClient, AgentSession, Group, InferenceClient, Session
+    from areal.client.controller import AgentController, BlockingAgentController
     from areal.client.errors import (
         Blame,
         CallerError,
@@ -35,10 +37,16 @@ if TYPE_CHECKING:
     from areal.rollout.staleness import Rollout
 
 __all__ = [
+    "AgentClient",
+    "AgentController",
+    "AgentSession",
+    "AsyncAgentClient",
+    "AsyncAgentSession",
     "AsyncGroup",
     "AsyncInferenceClient",
     "AsyncSession",
     "Blame",
+    "BlockingAgentController",
     "CallerError",
     "ClientError",
     "ConnectionLost",
@@ -63,9 +71,12 @@ __all__ = [
     "Unauthorized",
     "UnknownName",
     "Unreachable",
+    "response_text",
 ]
 _ELSEWHERE = {
-    "areal.client.blocking": ("Group", "InferenceClient", "Session"),
+    "areal.client.agent": ("AsyncAgentClient", "AsyncAgentSession", "response_text"),
+    "areal.client.controller": ("AgentController", "BlockingAgentController"),
+    "areal.client.blocking": ("AgentClient", "AgentSession", "Group", "InferenceClient", "Session"),
     "areal.client.inference": ("AsyncGroup", "AsyncInferenceClient", "AsyncSession", "Rewarded"),
     "areal.client.trajectories": ("Lease", "Trajectories"),
     "areal.client.transport": ("RetryPolicy",),

@@ -1,4 +1,4 @@
-"""The inference service over HTTP, blocking: the async client on a thread of its own."""
+"""The services over HTTP, blocking: each async client on a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from areal.client.agent import AsyncAgentClient, AsyncAgentSession, Input
 from areal.client.inference import AsyncGroup, AsyncInferenceClient, AsyncSession, AsyncWorkers, Message
 from areal.client.loop_thread import LoopThread
 
@@ -17,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     """The same method of the blocking form, whose ``_thread`` runs it on the object that ``_async`` is."""
 
     @wraps(method)
@@ -35,10 +36,10 @@ class Session:
     _thread: LoopThread = field(repr=False)
     _async: AsyncSession
 
-    chat = _blocking(AsyncSession.chat)
-    reward = _blocking(AsyncSession.reward)
-    end = _blocking(AsyncSession.end)
-    export = _blocking(AsyncSession.export)
+    chat = blocking(AsyncSession.chat)
+    reward = blocking(AsyncSession.reward)
+    end = blocking(AsyncSession.end)
+    export = blocking(AsyncSession.export)
 
     @property
     def session_id(self) -> str:
@@ -56,7 +57,7 @@ class Group:
     _thread: LoopThread = field(repr=False)
     _async: AsyncGroup
 
-    export = _blocking(AsyncGroup.export)
+    export = blocking(AsyncGroup.export)
 
     @property
     def group_id(self) -> str:
@@ -74,28 +75,26 @@ class Workers:
     _thread: LoopThread = field(repr=False)
     _async: AsyncWorkers
 
-    list = _blocking(AsyncWorkers.list)
-    pause = _blocking(AsyncWorkers.pause)
-    resume = _blocking(AsyncWorkers.resume)
-    release_memory = _blocking(AsyncWorkers.release_memory)
-    resume_memory = _blocking(AsyncWorkers.resume_memory)
-    set_version = _blocking(AsyncWorkers.set_version)
-    get_version = _blocking(AsyncWorkers.get_version)
-    versions = _blocking(AsyncWorkers.versions)
-    drain = _blocking(AsyncWorkers.drain)
-    undrain = _blocking(AsyncWorkers.undrain)
-    register_model = _blocking(AsyncWorkers.register_model)
-    deregister_model = _blocking(AsyncWorkers.deregister_model)
+    list = blocking(AsyncWorkers.list)
+    pause = blocking(AsyncWorkers.pause)
+    resume = blocking(AsyncWorkers.resume)
+    release_memory = blocking(AsyncWorkers.release_memory)
+    resume_memory = blocking(AsyncWorkers.resume_memory)
+    set_version = blocking(AsyncWorkers.set_version)
+    get_version = blocking(AsyncWorkers.get_version)
+    versions = blocking(AsyncWorkers.versions)
+    drain = blocking(AsyncWorkers.drain)
+    undrain = blocking(AsyncWorkers.undrain)
+    register_model = blocking(AsyncWorkers.register_model)
+    deregister_model = blocking(AsyncWorkers.deregister_model)
 
 
-class InferenceClient:
-    """The blocking form of AsyncInferenceClient, with its arguments. Safe to use from several threads. Use it as
-    ``with``, or close it."""
+class _Client:
+    """What blocking clients share. Safe to use from several threads. Use it as ``with``, or close it."""
 
-    def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
-        self._async = AsyncInferenceClient(base_url, api_key, **options)
+    def __init__(self, client: AsyncInferenceClient | AsyncAgentClient) -> None:
+        self._async: Any = client
         self._thread = LoopThread("areal-client")
-        self.workers = Workers(self._thread, self._async.workers)
 
     def __enter__(self) -> Self:
         return self
@@ -111,17 +110,42 @@ class InferenceClient:
             self._thread.run(self._async.close())
         self._thread.close()
 
-    models = _blocking(AsyncInferenceClient.models)
-    wait_ready = _blocking(AsyncInferenceClient.wait_ready)
-    chat = _blocking(AsyncInferenceClient.chat)
-    complete = _blocking(AsyncInferenceClient.complete)
-    set_reward = _blocking(AsyncInferenceClient.set_reward)
-    end_session = _blocking(AsyncInferenceClient.end_session)
-    session = _blocking(AsyncInferenceClient.session)
-    export = _blocking(AsyncInferenceClient.export)
-    acknowledge = _blocking(AsyncInferenceClient.acknowledge)
-    lend = _blocking(AsyncInferenceClient.lend)
-    acknowledge_leases = _blocking(AsyncInferenceClient.acknowledge_leases)
+
+def _items(thread: LoopThread, items: Any) -> Iterator[dict[str, Any]]:
+    while (item := thread.run(_coroutine(anext, items, None))) is not None:
+        yield item
+
+
+@contextlib.contextmanager
+def _streamed(thread: LoopThread, context: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    """What the async ``context`` yields, as it comes."""
+    pieces = thread.run(_coroutine(context.__aenter__))
+    try:
+        yield _items(thread, pieces)
+    finally:
+        thread.run(_coroutine(context.__aexit__, None, None, None))
+
+
+class InferenceClient(_Client):
+    """The blocking form of AsyncInferenceClient, with its arguments. Safe to use from several threads. Use it as
+    ``with``, or close it."""
+
+    def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
+        client = AsyncInferenceClient(base_url, api_key, **options)
+        super().__init__(client)
+        self.workers = Workers(self._thread, client.workers)
+
+    models = blocking(AsyncInferenceClient.models)
+    wait_ready = blocking(AsyncInferenceClient.wait_ready)
+    chat = blocking(AsyncInferenceClient.chat)
+    complete = blocking(AsyncInferenceClient.complete)
+    set_reward = blocking(AsyncInferenceClient.set_reward)
+    end_session = blocking(AsyncInferenceClient.end_session)
+    session = blocking(AsyncInferenceClient.session)
+    export = blocking(AsyncInferenceClient.export)
+    acknowledge = blocking(AsyncInferenceClient.acknowledge)
+    lend = blocking(AsyncInferenceClient.lend)
+    acknowledge_leases = blocking(AsyncInferenceClient.acknowledge_leases)
 
     def start_group(self, task_id: str, group_size: int = 1, **options: Any) -> Group:
         return Group(self._thread, self._thread.run(self._async.start_group(task_id, group_size, **options)))
@@ -129,22 +153,66 @@ class InferenceClient:
     def start_session(self, task_id: str, **options: Any) -> Session:
         return Session(self._thread, self._thread.run(self._async.start_session(task_id, **options)))
 
-    @contextlib.contextmanager
-    def stream_chat(self, messages: Sequence[Message], **fields: Any) -> Iterator[Iterator[dict[str, Any]]]:
+    def stream_chat(
+        self, messages: Sequence[Message], **fields: Any
+    ) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
         """Chunks while they come. Leaving the context ends the generation."""
-        context = self._async.stream_chat(messages, **fields)
-        chunks = self._thread.run(_coroutine(context.__aenter__))
-        try:
-            yield self._items(chunks)
-        finally:
-            self._thread.run(_coroutine(context.__aexit__, None, None, None))
+        return _streamed(self._thread, self._async.stream_chat(messages, **fields))
 
     def sessions(self, page: int = 1000) -> Iterator[dict[str, Any]]:
-        return self._items(self._async.sessions(page))
+        return _items(self._thread, self._async.sessions(page))
 
-    def _items(self, items: Any) -> Iterator[dict[str, Any]]:
-        while (item := self._thread.run(_coroutine(anext, items, None))) is not None:
-            yield item
+
+@dataclass(frozen=True)
+class AgentSession:
+    """The blocking form of AsyncAgentSession."""
+
+    _thread: LoopThread = field(repr=False)
+    _async: AsyncAgentSession
+
+    respond = blocking(AsyncAgentSession.respond)
+    show = blocking(AsyncAgentSession.show)
+    cancel = blocking(AsyncAgentSession.cancel)
+    reward = blocking(AsyncAgentSession.reward)
+    export = blocking(AsyncAgentSession.export)
+    close = blocking(AsyncAgentSession.close)
+
+    @property
+    def key(self) -> str:
+        return self._async.key
+
+    def stream(self, input: Input, **options: Any) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
+        """Events while they come. Leaving the context cancels the turn."""
+        return _streamed(self._thread, self._async.stream(input, **options))
+
+
+class AgentClient(_Client):
+    """The blocking form of AsyncAgentClient, with its arguments. Safe to use from several threads. Use it as ``with``,
+    or close it."""
+
+    def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
+        super().__init__(AsyncAgentClient(base_url, api_key, **options))
+
+    respond = blocking(AsyncAgentClient.respond)
+    show = blocking(AsyncAgentClient.show)
+    cancel = blocking(AsyncAgentClient.cancel)
+    reward = blocking(AsyncAgentClient.reward)
+    export = blocking(AsyncAgentClient.export)
+    close_session = blocking(AsyncAgentClient.close_session)
+
+    def start_session(self, key: str | None = None, **options: Any) -> AgentSession:
+        return AgentSession(self._thread, self._thread.run(self._async.start_session(key, **options)))
+
+    def session(self, key: str) -> AgentSession:
+        return AgentSession(self._thread, self._async.session(key))
+
+    def sessions(self, page: int = 1000) -> Iterator[dict[str, Any]]:
+        return _items(self._thread, self._async.sessions(page))
+
+    def stream(
+        self, input: Input, key: str, **options: Any
+    ) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
+        return _streamed(self._thread, self._async.stream(input, key, **options))
 
 
 async def _coroutine(call: Callable[..., Any], *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The synchronous HTTP client of the command line: JSON calls and streamed chat, with the standard library alone.
+"""The synchronous HTTP client of the command line: JSON calls, streamed chat and turns. Standard library alone.
 
 No proxy variables, no redirects, one connection per call, a timeout on the connect and on each read. A streamed answer
 is a context: leaving it closes the connection, which ends the generation.
@@ -123,18 +123,28 @@ class ChatClient:
         text = choice["message"].get("content") or ""
         return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
 
-    @contextlib.contextmanager
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> Iterator[http.client.HTTPResponse]:
-        try:
-            with _answer(self.base_url, self.api_key, self.timeout_s, method, path, body) as response:
-                if response.status != 200:
-                    raise _refusal(response, self.base_url)
-                yield response
-        except TimeoutError as error:
-            raise TimedOut(f"{self.base_url} was silent for {self.timeout_s:g} s") from error
-        except (OSError, http.client.HTTPException) as error:
-            what = str(error) or type(error).__name__
-            raise ArealError(f"cannot talk to {self.base_url}: {what}", hint="areal inf status") from error
+    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> _Answers:
+        return _checked_answer(self.base_url, self.api_key, self.timeout_s, method, path, body, "inf")
+
+
+_Answers = contextlib.AbstractContextManager[http.client.HTTPResponse]
+
+
+@contextlib.contextmanager
+def _checked_answer(
+    base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any, namespace: str
+) -> Iterator[http.client.HTTPResponse]:
+    """An answer of 200. Errors of the call and of its reading name the next command of ``areal {namespace}``."""
+    try:
+        with _answer(base_url, key, timeout_s, method, path, body) as response:
+            if response.status != 200:
+                raise _refusal(response, base_url, namespace)
+            yield response
+    except TimeoutError as error:
+        raise TimedOut(f"{base_url} was silent for {timeout_s:g} s") from error
+    except (OSError, http.client.HTTPException) as error:
+        what = str(error) or type(error).__name__
+        raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {namespace} status") from error
 
 
 def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,13 +153,21 @@ def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, A
 
 
 def _deltas(response: http.client.HTTPResponse) -> Iterator[ChatDelta]:
-    """Parts of the answer until ``[DONE]``. Raises ArealError for a stream that ends without it."""
+    return map(_delta, _events(response))
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
+    """Server-sent events until ``[DONE]``, or the last of a response. Raises ArealError for a stream that ends without
+    it."""
     while line := response.readline():
         payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
         if payload == b"[DONE]":
             return
         if payload:
-            yield _delta(json.loads(payload))
+            data = json.loads(payload)
+            yield data
+            if data.get("type") == "response.completed":
+                return
     raise ArealError("the answer was cut short: the connection ended in the middle", hint="areal logs")
 
 
@@ -170,20 +188,71 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(entry["token"], entry["logprob"]) for entry in content)
 
 
-def _refusal(response: http.client.HTTPResponse, base_url: str) -> ArealError:
+def _refusal(response: http.client.HTTPResponse, base_url: str, namespace: str) -> ArealError:
     raw = response.read()
     try:
         error = json.loads(raw)["error"]
     except (ValueError, KeyError, TypeError):
         text = raw.decode("utf-8", "replace")[:200]
         return ArealError(f"{base_url} answered {response.status}: {text}", hint="is it the address of a gateway?")
-    return _error(error, response.status)
+    hint = {"inf": "areal inf models", "agent": "areal agent sessions list"}[namespace]
+    return _error(error, response.status, hint)
 
 
-def _error(error: Mapping[str, Any], status: int) -> ArealError:
+def _error(error: Mapping[str, Any], status: int, hint: str | None = None) -> ArealError:
     message, detail = str(error.get("message")), f"request {error.get('request_id')}"
     if status == 404:
-        return NotFound(message, hint="areal inf models", detail=detail)
+        return NotFound(message, hint=hint, detail=detail)
     if status in (401, 403):
         return ArealError(message, hint="pass the service's key with --api-key-file", detail=detail)
     return ArealError(message, detail=detail)
+
+
+# Turns of an agent for a terminal
+
+
+@dataclass(frozen=True)
+class TurnDelta:
+    """A part of a turn, as it came: text, a tool call (``name``, ``arguments``), or a tool's ``result``."""
+
+    text: str = ""
+    name: str | None = None
+    arguments: str = ""
+    result: str | None = None
+
+
+@dataclass
+class TurnClient:
+    """``base_url`` is an agent gateway's, without ``/v1``. ``timeout_s`` bounds the connect and each silence."""
+
+    base_url: str
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float = 600.0
+
+    @contextlib.contextmanager
+    def stream(self, message: str, session: str) -> Iterator[Iterator[TurnDelta]]:
+        """Pieces of the turn while they come. Leaving the context cancels it. Raises TimedOut, and ArealError for all
+        else, also a turn that failed."""
+        body = {"input": message, "user": session, "stream": True}
+        path = "/v1/responses"
+        with _checked_answer(self.base_url, self.api_key, self.timeout_s, "POST", path, body, "agent") as response:
+            yield (delta for data in _events(response) if (delta := _turn_delta(data)) is not None)
+
+
+def _turn_delta(data: Mapping[str, Any]) -> TurnDelta | None:
+    match data.get("type"):
+        case "response.output_text.delta":
+            return TurnDelta(data["delta"])
+        case "response.output_item.done":
+            item = data["item"]
+            if item["type"] == "function_call":
+                return TurnDelta(name=item["name"], arguments=item["arguments"])
+            if item["type"] == "function_call_output":
+                return TurnDelta(result=item["output"])
+        case "response.failed":
+            raise _error(data["response"].get("error") or {}, 0)
+        case "error":
+            raise _error(data.get("error") or data, 0)
+        case None if "error" in data:
+            raise _error(data["error"], 0)
+    return None

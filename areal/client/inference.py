@@ -39,6 +39,10 @@ class Rewarded:
     interaction_count: int
 
 
+def rewarded_from_json(data: Mapping[str, Any]) -> Rewarded:
+    return Rewarded(**{name: data[name] for name in Rewarded.__dataclass_fields__})
+
+
 @dataclass(frozen=True)
 class AsyncSession:
     """One recorded session. Its model calls carry its key: what the engine samples for them is recorded."""
@@ -353,7 +357,7 @@ class AsyncInferenceClient:
         the loop's). Setting the same reward again is answered; another one on a sealed trajectory is StateConflict."""
         body = SetReward(reward=reward, interaction_id=interaction_id, session_id=session_id, model=model)
         answer = await self._transport.json("POST", "/rl/set_reward", write_fields(body), key=key, repeatable=True)
-        return Rewarded(**{name: answer[name] for name in Rewarded.__dataclass_fields__})
+        return rewarded_from_json(answer)
 
     async def end_session(self, *, key: str | None = None, session_id: str | None = None) -> list[int]:
         body = write_fields(EndSession(session_id=session_id))

@@ -211,9 +211,12 @@ def checked(answer: HttpAnswer, what: str) -> HttpAnswer:
     raise error_of_answer(answer.status, body, answer.headers, what)
 
 
+_LAST = ("response.completed", "response.incomplete")  # events that end a stream of the Responses API
+
+
 async def events(response: aiohttp.ClientResponse, what: str, silence_s: float) -> AsyncIterator[Any]:
-    """Decoded server-sent events until ``[DONE]``. Raises ConnectionLost for a stream that ends without it, and the
-    typed error of an error event."""
+    """Decoded server-sent events until ``[DONE]``, or the last of a response. Raises ConnectionLost for a stream that
+    ends without it, and the typed error of an error event."""
     while True:
         with failures(what, silence_s):
             line = await response.content.readline()
@@ -224,6 +227,17 @@ async def events(response: aiohttp.ClientResponse, what: str, silence_s: float) 
             return
         if payload:
             data = orjson.loads(payload)
-            if isinstance(data, dict) and isinstance(data.get("error"), dict):
-                raise error_of_answer(500, data, response.headers, what)
+            kind = data.get("type") if isinstance(data, dict) else None
+            if isinstance(data, dict) and (error := _stream_error(kind, data)) is not None:
+                raise error_of_answer(500, {"error": error}, response.headers, what)
             yield data
+            if kind in _LAST:
+                return
+
+
+def _stream_error(kind: object, data: Mapping[str, Any]) -> Any:
+    """The error of an error event of any API; None of another event."""
+    if kind == "response.failed":
+        return data["response"].get("error") or {}
+    error = data.get("error")
+    return error if isinstance(error, dict) else data if kind == "error" else None

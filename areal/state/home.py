@@ -44,6 +44,7 @@ class Home:
     data = _HomePath("data")  # data/<model>: records of the data proxies of a Model
     sessions = _HomePath("sessions")  # sessions/<agent service>: its conversations
     config = _HomePath("config.yaml")
+    current_sessions = _HomePath("current-sessions.json")  # of agent services, by name or URL
 
     @classmethod
     def resolve(cls, flag: str | None = None) -> Home:

@@ -16,7 +16,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -30,6 +29,7 @@ from areal import hub
 from areal.api.alloc_mode import AllocationMode
 from areal.api.cli_args import PPOConfig
 from areal.api.engine_api import TrainEngine
+from areal.client.command import AREAL, free_port, run_areal
 from areal.client.http import AdminClient
 from areal.errors import ArealError, TimedOut, UsageFault
 from areal.resources.backend import engine_arguments
@@ -112,13 +112,6 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 # -- publication of the trainer's weights
@@ -210,7 +203,8 @@ def is_probed(version: int, first: int) -> bool:
 
 # -- an inference service of the run's own
 
-_AREAL = (sys.executable, "-m", "areal.cli.main")
+_WHAT = "the run's own inference service"
+_HINT = "rollout.gateway_addr=http://HOST:PORT names one that is there"
 _STOP_S = 60.0
 
 
@@ -249,7 +243,7 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     section: Mapping[str, Any] = {"sglang": config.sglang, "vllm": config.vllm}.get(kind, {})
     if arguments := engine_arguments(kind, section, config.actor.dtype):
         model += ["--engine-args", json.dumps(arguments)]
-    found = bool(_areal("get", f"inferenceservice/{name}", "-o", "name", missing_is_fine=True))
+    found = bool(_areal("get", f"inferenceservice/{name}", "-o", "name", absent=True))
     if found and config.rollout.shutdown_server_on_exit:
         # Its engines would wait for the weights that the driver before us published last, and nobody has them now.
         _areal("inf", "stop", "--service", name, "-y")
@@ -261,32 +255,14 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
     return address
 
 
-def _areal(*words: str, missing_is_fine: bool = False) -> str:
-    """The output of an areal command. Raises ArealError with the command's error and hint."""
-    ran = subprocess.run([*_AREAL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if ran.returncode == 0:
-        return ran.stdout
-    if missing_is_fine and ran.returncode == 4:
-        return ""
-    why = _last_line(ran.stderr, "error: ") or ran.stderr.strip()[-500:]
-    failure = ArealError(
-        f"the run's own inference service, areal {' '.join(words[:2])}: {why}",
-        hint=_last_line(ran.stderr, "hint: ") or "rollout.gateway_addr=http://HOST:PORT names one that is there",
-    )
-    failure.exit_code = ran.returncode
-    raise failure
-
-
-def _last_line(output: str, mark: str) -> str:
-    """The text of the last line that begins with ``mark``."""
-    lines = [line.strip() for line in output.splitlines()]
-    return next((line.removeprefix(mark) for line in reversed(lines) if line.startswith(mark)), "")
+def _areal(*words: str, absent: bool = False) -> str:
+    return run_areal(*words, what=_WHAT, hint=_HINT, absent=absent)
 
 
 @contextlib.contextmanager
 def _supervised(name: str, folder: RunFolder) -> Iterator[None]:
     """The service ends with the block, or with this process."""
-    guard = _start([*_AREAL, "inf", "run", name], folder.logs / "service.log")
+    guard = _start([*AREAL, "inf", "run", name], folder.logs / "service.log")
     try:
         yield
     finally:

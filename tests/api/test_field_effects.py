@@ -318,15 +318,19 @@ DTYPES = f"{FSDP}::test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_
 TRACKER = "training/test_trackers.py::test_setting_of_a_tracker_reaches_it"
 TENSORBOARD = "training/test_trackers.py::test_tensorboard_writes_to_its_path"
 AGENT = "rollout/test_workflows.py::test_agent_that_is_configured_runs_where_no_workflow_is_given"
+NO_SERVICE = "rollout/test_workflows.py::test_settings_of_an_agent_service_are_refused_where_agents_run_inline"
 ONE_NUMBER = f"{GRPO}::test_sizes_that_do_not_fit_are_an_error"
 
 NAMED: dict[str, dict[str, str]] = {
-    "AgentConfig": {
+    "AgentConfig": {"mode": "rollout/test_workflows.py::test_online_mode_takes_what_users_have_made"},
+    "AgentServiceConfig": {
         "agent_cls_path": AGENT,
         "export_style": TURNS,
         "turn_discount": TURNS,
-        "mode": "rollout/test_workflows.py::test_online_mode_takes_what_users_have_made",
         "admin_api_key": f"{OFFLINE}::test_config_that_a_run_has_written_is_that_run_again",
+        **dict.fromkeys(("service", "gateway_addr", "admin_api_key_file", "request_timeout"), NO_SERVICE),
+        **dict.fromkeys(("inference", "model", "num_pairs", "setup_timeout", "health_poll_interval"), NO_SERVICE),
+        **dict.fromkeys(("drain_timeout", "session_timeout", "log_level", "env"), NO_SERVICE),
     },
     "BaseExperimentConfig": {
         "allocation_mode": LAYOUT,

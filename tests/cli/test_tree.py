@@ -26,7 +26,6 @@ CHANGING = {"apply", "diff", "delete", "scale", "restart", "suspend", "resume", 
 CHANGING |= {f"inf {verb}" for verb in ("run", "stop", "register", "deregister", "scaleup", "scaledown")}
 CHANGING |= {f"agent {verb}" for verb in ("run", "stop", "scaleup", "scaledown")}
 CHANGING |= {"train start", "train stop"}
-PENDING = [path for path in COMMANDS if path[0] == "agent"]
 
 
 def flags(command: click.Command) -> set[str]:
@@ -74,25 +73,6 @@ def test_command_that_reads_or_talks_takes_a_gateway(path: tuple[str, ...]) -> N
 def test_command_that_changes_something_takes_timeouts(path: tuple[str, ...]) -> None:
     if " ".join(path) in CHANGING:
         assert flags(COMMANDS[path][0]) >= {"--lock-timeout", "--timeout"}
-
-
-@pytest.mark.parametrize("path", PENDING, ids=lambda path: " ".join(path))
-def test_pending_verb_says_so_in_one_line_and_fails(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    code = run([*path, *required(COMMANDS[path][0])])
-    captured = capsys.readouterr()
-    assert code == 1
-    assert captured.out == ""
-    assert captured.err == f"error: `areal {' '.join(path)}` is not implemented yet\n"
-
-
-def required(command: click.Command) -> list[str]:
-    words: list[str] = []
-    for param in command.params:
-        if isinstance(param, click.Option) and param.required:
-            words += [param.opts[-1], __file__]
-        elif isinstance(param, click.Argument) and param.required:
-            words.append("1")
-    return words
 
 
 @pytest.mark.parametrize(

@@ -437,3 +437,27 @@ async def test_samples_that_are_left_out_are_counted_and_said(caplog: pytest.Log
         await group.arun_episode(Engines(), {"failing": [1]})
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4]
     assert "member 1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"service": "tau"},
+        {"gateway_addr": "http://127.0.0.1:1"},
+        {"admin_api_key_file": "k"},
+        {"inference": "default"},
+        {"model": "tiny"},
+        {"num_pairs": 2},
+        {"setup_timeout": 1.0},
+        {"health_poll_interval": 1.0},
+        {"drain_timeout": 1.0},
+        {"session_timeout": 1.0},
+        {"request_timeout": 1.0},
+        {"log_level": "debug"},
+        {"env": {"A": "1"}},
+    ],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_settings_of_an_agent_service_are_refused_where_agents_run_inline(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"agent.{next(iter(setting))} is an agent service's: agents of a rollout"):
+        InferenceEngineConfig(agent=AgentConfig(**setting))

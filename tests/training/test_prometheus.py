@@ -18,10 +18,10 @@ from areal.api.cli_args import (
     TrainDatasetConfig,
     TrainEngineConfig,
 )
+from areal.client.command import free_port
 from areal.client.prometheus import Page, parse
 from areal.errors import UsageFault
 from areal.training.metrics import prometheus
-from areal.training.services import free_port
 from areal.training.trainers.offline import SFTTrainer
 from tests.services.test_metrics import documented
 from tests.training.trainers.reversing import engine, experiment, solved

@@ -3,7 +3,7 @@ stale they may be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
 
 from areal.api.config.fields import (
@@ -124,15 +124,43 @@ class vLLMConfig(EngineArgs):
 
 
 @dataclass
-class AgentConfig:
-    """Agents that talk to an OpenAI or Anthropic base URL. ``turn_discount``: how much a turn's reward counts for the
-    turn before it. ``mode`` online: episodes are conversations of real users, not of a data set."""
+class AgentServiceConfig:
+    """An agent service that an ``AgentController`` starts: ``agent_cls_path`` in ``num_pairs`` worker processes, which
+    have ``env`` in their environment. Or one that is there: ``gateway_addr`` with the key in ``admin_api_key_file``
+    (or ``admin_api_key``); it is not stopped.
 
-    mode: Literal["inline", "online"] = "inline"
+    ``inference`` names the InferenceService that records its sessions, ``model`` the model to call there.
+    ``turn_discount``: how much a turn's reward counts for the turn before it. Timeouts are in seconds.
+    """
+
+    agent_cls_path: str = ""
+    service: str = ""  # the name of the service; "": a new one
+    gateway_addr: str = ""
+    admin_api_key: str = field(default="", repr=False)
+    admin_api_key_file: str = ""
+    inference: str = ""
+    model: str = ""
+    num_pairs: Annotated[int, COUNT] = 1
+    setup_timeout: Annotated[float, POSITIVE] = 120.0
+    health_poll_interval: Annotated[float, POSITIVE] = 5.0
+    drain_timeout: Annotated[float, NOT_NEGATIVE] = 30.0
+    session_timeout: Annotated[float, POSITIVE] = 1800.0
+    request_timeout: Annotated[float, POSITIVE] = 600.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    env: dict[str, str] = field(default_factory=dict)
     turn_discount: Annotated[float, SHARE] = 1.0
     export_style: Literal["individual", "concat"] = "individual"
-    agent_cls_path: str = ""
-    admin_api_key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass
+class AgentConfig(AgentServiceConfig):
+    """Agents that talk to an OpenAI or Anthropic base URL: of a rollout, where they run inline, or of an agent service.
+    ``mode`` online: episodes are conversations of real users, not of a data set."""
+
+    mode: Literal["inline", "online"] = "inline"
     set_reward_finish_timeout: Annotated[float, Inert("the service's rewardFinishTimeout says it")] = 0.0
     session_timeout_seconds: Annotated[int, Inert("the service expires sessions")] = 3600
     tool_call_parser: Annotated[str, _PROXY] = "qwen"
@@ -147,9 +175,15 @@ class AgentConfig:
     drop_retry_orphans: Annotated[bool, Inert("retries are never recorded twice")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
+    def check_inline(self) -> None:
+        """Raises ValueError for a setting that agents of a rollout do not have, as nothing runs but tasks."""
+        plain = AgentServiceConfig()
+        for each in fields(AgentServiceConfig):
+            if each.name not in _OF_ROLLOUTS and getattr(self, each.name) != getattr(plain, each.name):
+                raise ValueError(f"agent.{each.name} is an agent service's: agents of a rollout run inline")
 
+
+_OF_ROLLOUTS = ("agent_cls_path", "admin_api_key", "turn_discount", "export_style")
 
 OpenAIProxyConfig = AgentConfig
 
@@ -213,6 +247,8 @@ class InferenceEngineConfig:
         agent = self.agent or self.openai
         if self.agent is not None and self.openai is not None:
             raise ValueError("agent and openai are one thing: give one of them")
+        if agent is not None:
+            agent.check_inline()
         self.admin_api_key = self.admin_api_key or (agent.admin_api_key if agent is not None else "")
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,7 +12,6 @@ import click
 from areal.cli.apply import converge, preview, resource, spec_of
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import (
-    complete,
     complete_names,
     missing,
     model_name_option,
@@ -27,6 +25,7 @@ from areal.cli.operate import mutate
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.cli.services import (
     ScaleFlags,
+    gateway_options,
     run_service,
     scale_options,
     scale_service,
@@ -35,7 +34,7 @@ from areal.cli.services import (
     with_applied,
 )
 from areal.errors import Conflict, UsageFault
-from areal.resources.kinds import BACKENDS, INFERENCE_SERVICE, MODEL, Ref
+from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref
 
 if TYPE_CHECKING:
     from areal.state.records import StoredObject
@@ -145,20 +144,9 @@ def _typed(text: str) -> Any:
 @click.command(cls=DryRunCommand)
 @click.argument("name", required=False, shell_complete=complete_names(INFERENCE_SERVICE))
 @service_option
-@click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1].")
-@click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help="Its port  [default: 8080].")
-@click.option("--admin-api-key-file", metavar="FILE", help="File with the admin key  [default: generated, 0600].")
+@gateway_options(8080)
 @click.option("--routing-strategy", type=click.Choice(tuple(_STRATEGIES)), help="How replicas are picked.")
-@click.option(
-    "--scheduler",
-    metavar="BACKEND",
-    shell_complete=complete(lambda ctx: BACKENDS.names()),
-    help="Where processes run: local, or a backend that a package brings.",
-)
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of gateway and router.")
 @click.option("--launch-timeout", type=Seconds(), metavar="TIME", help="Gateway and router must be up within  [60s].")
-@click.option("-d", "--detach", is_flag=True, help="Return when ready; otherwise follow the logs, and Ctrl-C stops.")
-@click.option("--force", is_flag=True, help="Replace a service of this name, whatever it is.")
 @click.option("--model", "--model-name", "model", metavar="NAME", help="Also serve this model.")
 @model_options
 @dry_run_option
@@ -189,8 +177,6 @@ def run(
         raise UsageFault(f"{flags.given[0]} describes a model, and --model NAME is missing")
     if strategy := settings["routing_strategy"]:
         settings["routing_strategy"] = _STRATEGIES[strategy]
-    if file := settings["admin_api_key_file"]:
-        settings["admin_api_key_file"] = os.path.abspath(os.path.expanduser(file))  # noqa: PTH100, PTH111 - symlinks stay
     manifests = [with_applied(cli, resource(INFERENCE_SERVICE, ref.name, spec_of(settings)), force=force)]
     seconds = launch_timeout if launch_timeout is not None else _LAUNCH_S
     if model:

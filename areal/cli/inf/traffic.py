@@ -65,12 +65,12 @@ def _sample(chosen: GatewayClient) -> TrafficSample:
     workers = chosen.get("/workers").get("workers", [])
     addresses = [str(worker["worker_addr"]) for worker in workers]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:
-        pages = pool.map(lambda address: _page(address, chosen.key), addresses)
+        pages = pool.map(lambda address: metrics_page(address, chosen.key), addresses)
         replicas = {address: page for address, page in zip(addresses, pages, strict=True) if page is not None}
     return TrafficSample(time.monotonic(), gateway, replicas, workers)
 
 
-def _page(url: str, key: str | None) -> Page | None:
+def metrics_page(url: str, key: str | None) -> Page | None:
     try:
         status, text = AdminClient(url, key, timeout_s=_TIMEOUT_S).get("/metrics")
     except OSError:
@@ -93,8 +93,8 @@ def compared(before: TrafficSample, after: TrafficSample) -> Document:
     return {
         "seconds": round(seconds, 3),
         "tokensPerSecond": round(sum(rates), 3) if rates else None,
-        "firstTokenSeconds": _quantiles(first, seconds),
-        "perTokenSeconds": _quantiles(pace, seconds),
+        "firstTokenSeconds": quantiles(first, seconds),
+        "perTokenSeconds": quantiles(pace, seconds),
         "gateway": _gateway(before.gateway, after.gateway, seconds),
         "replicas": replicas,
     }
@@ -108,11 +108,11 @@ def _gateway(before: Page, after: Page, seconds: float) -> Document:
         return calls(labels) and labels.get("status", "").startswith("5")
 
     return {
-        "requestsPerSecond": _rate(growth(before, after, "areal_http_requests_total", calls), seconds),
-        "failuresPerSecond": _rate(growth(before, after, "areal_http_requests_total", failed), seconds),
-        "retriesPerSecond": _rate(growth(before, after, "areal_gateway_retries_total"), seconds),
-        "requestSeconds": _quantiles(buckets(before, after, "areal_http_request_seconds", calls), seconds),
-        "overheadSeconds": _quantiles(buckets(before, after, "areal_overhead_seconds"), seconds),
+        "requestsPerSecond": rate(growth(before, after, "areal_http_requests_total", calls), seconds),
+        "failuresPerSecond": rate(growth(before, after, "areal_http_requests_total", failed), seconds),
+        "retriesPerSecond": rate(growth(before, after, "areal_gateway_retries_total"), seconds),
+        "requestSeconds": quantiles(buckets(before, after, "areal_http_request_seconds", calls), seconds),
+        "overheadSeconds": quantiles(buckets(before, after, "areal_overhead_seconds"), seconds),
         "inFlight": after.total("areal_http_in_flight"),
         "queued": after.total("areal_gateway_queued"),
     }
@@ -137,21 +137,21 @@ def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, A
         **row,
         "inFlight": page.total("areal_http_in_flight"),
         "inFlightTokens": page.total("areal_tokens_in_flight"),
-        "tokensPerSecond": _rate(growth(since, page, "areal_generated_tokens_total"), seconds),
-        "promptTokensPerSecond": _rate(growth(since, page, "areal_prompt_tokens_total"), seconds),
+        "tokensPerSecond": rate(growth(since, page, "areal_generated_tokens_total"), seconds),
+        "promptTokensPerSecond": rate(growth(since, page, "areal_prompt_tokens_total"), seconds),
         "sessions": page.total("areal_sessions_open"),
         "ready": page.total("areal_trajectories_ready"),
-        "exportsPerSecond": _rate(growth(since, page, "areal_exports_total"), seconds),
-        "firstTokenSeconds": _quantiles(buckets(since, page, "areal_time_to_first_token_seconds"), seconds),
-        "commitSeconds": _quantiles(buckets(since, page, "areal_commit_seconds"), seconds),
+        "exportsPerSecond": rate(growth(since, page, "areal_exports_total"), seconds),
+        "firstTokenSeconds": quantiles(buckets(since, page, "areal_time_to_first_token_seconds"), seconds),
+        "commitSeconds": quantiles(buckets(since, page, "areal_commit_seconds"), seconds),
     }
 
 
-def _rate(count: float, seconds: float) -> float | None:
+def rate(count: float, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds > 0 else None
 
 
-def _quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
+def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
     """p50 and p99; None in the first sample and without requests since the one before."""
     middle, far = quantile(cumulative, 0.5), quantile(cumulative, 0.99)
     if seconds <= 0 or middle is None or far is None:
@@ -171,17 +171,17 @@ def duration(seconds: float | None) -> str:
     return f"{seconds * 1e3:.3g}ms" if seconds < 1 else f"{seconds:.3g}s"
 
 
-def _pair(row: Row, name: str) -> str:
+def pair_of(row: Row, name: str) -> str:
     found = row[name]
     return "-" if found is None else f"{duration(found['p50'])} / {duration(found['p99'])}"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
 def _figure(title: str, name: str, *, wide: bool = False) -> Column:
-    return Column(title, lambda row: _number(row[name]), wide=wide, right=True)
+    return Column(title, lambda row: number(row[name]), wide=wide, right=True)
 
 
 _REPLICAS = (
@@ -193,8 +193,8 @@ _REPLICAS = (
     _figure("TOKENS HELD", "inFlightTokens", wide=True),
     _figure("TOK/S", "tokensPerSecond"),
     _figure("PROMPT/S", "promptTokensPerSecond", wide=True),
-    Column("FIRST TOKEN", lambda row: _pair(row, "firstTokenSeconds"), right=True),
-    Column("COMMIT", lambda row: _pair(row, "commitSeconds"), right=True, wide=True),
+    Column("FIRST TOKEN", lambda row: pair_of(row, "firstTokenSeconds"), right=True),
+    Column("COMMIT", lambda row: pair_of(row, "commitSeconds"), right=True, wide=True),
     _figure("SESSIONS", "sessions"),
     _figure("READY", "ready"),
     _figure("EXPORTS/S", "exportsPerSecond", wide=True),
@@ -204,14 +204,14 @@ _REPLICAS = (
 def page(document: Document, *, wide: bool) -> str:
     """Pairs are p50 and p99 since the look before."""
     gateway = document["gateway"]
-    failed = f", {_number(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
-    load = f"{_number(gateway['inFlight'])} in flight, {_number(gateway['queued'])} waiting"
-    ours, first = _pair(gateway, "overheadSeconds"), _pair(document, "firstTokenSeconds")
+    failed = f", {number(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
+    load = f"{number(gateway['inFlight'])} in flight, {number(gateway['queued'])} waiting"
+    ours, first = pair_of(gateway, "overheadSeconds"), pair_of(document, "firstTokenSeconds")
     lines = [
-        f"requests   {_number(gateway['requestsPerSecond'])}/s{failed}, {load}",
-        f"latency    {_pair(gateway, 'requestSeconds')}  (p50 / p99; the gateway's own part {ours})",
-        f"tokens     {_number(document['tokensPerSecond'])}/s  {bars(document['tokensPerSecondHistory'])}",
-        f"           first after {first}, then one every {_pair(document, 'perTokenSeconds')}",
+        f"requests   {number(gateway['requestsPerSecond'])}/s{failed}, {load}",
+        f"latency    {pair_of(gateway, 'requestSeconds')}  (p50 / p99; the gateway's own part {ours})",
+        f"tokens     {number(document['tokensPerSecond'])}/s  {bars(document['tokensPerSecondHistory'])}",
+        f"           first after {first}, then one every {pair_of(document, 'perTokenSeconds')}",
     ]
     return "\n".join(lines) + "\n\n" + render_table(document["replicas"], _REPLICAS, wide=wide)
 

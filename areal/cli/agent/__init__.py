@@ -1,0 +1,1 @@
+"""``areal agent``: agent services, their sessions, conversations and rewards."""

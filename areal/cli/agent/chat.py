@@ -1,0 +1,193 @@
+"""``areal agent chat``: one shot with ``-m`` or piped stdin, else a prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli.agent.service import service_option
+from areal.cli.agent.sessions import (
+    agent_gateway,
+    call_session,
+    current_session,
+    new_session,
+    result_line,
+    set_current,
+    tool_line,
+    turn_lines,
+)
+from areal.cli.options import Invocation, Seconds, read_options
+from areal.cli.output import compact, dump, show, write
+from areal.cli.remote import GatewayClient
+from areal.cli.repl import Repl, message_of, message_option, read_line
+from areal.errors import NotFound, UsageFault
+
+if TYPE_CHECKING:
+    from areal.client.http import TurnClient
+
+_ANSWER_S = 600.0
+
+
+@click.command()
+@service_option
+@click.option("--session", metavar="ID", help="Go on with this session  [default: the current one, else a new one].")
+@message_option
+@click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
+@click.option("--timeout", "answer_timeout", type=Seconds(), metavar="TIME", help="Give up on an answer after.")
+@read_options()
+def chat(
+    cli: Invocation,
+    /,
+    service: str,
+    session: str | None,
+    message: str | None,
+    no_stream: bool,
+    answer_timeout: float | None,
+) -> int:
+    """Talk to the agent: one shot with -m or piped stdin, else a prompt (/? lists its commands).
+
+    \b
+    areal agent chat -m "What is the weather in Paris?"
+    areal agent chat --session ID
+
+    Tool calls are shown on stderr. Ctrl-C cancels the turn.
+    """
+    from areal.client.http import TurnClient
+
+    chosen = agent_gateway(cli, service)
+    text = message_of(message, "areal agent chat")
+    if text is None and not cli.format.is_table:
+        raise UsageFault("-o json needs one shot: give -m TEXT or pipe the text in")
+    key = _session(cli, chosen, service, session)
+    client = TurnClient(chosen.url, chosen.key, answer_timeout or _ANSWER_S)
+    talk = AgentTalk(client, key, cli.say, streamed=not no_stream)
+    if text is None:
+        cli.say(f"talking to the agent at {chosen.url}, session {key}; /? for help")
+        return Repl(cli, talk, read_line, _commands(cli, chosen, service, talk), _HELP).run()
+    if session is None:
+        cli.say(f"session {key}")
+    return _one_shot(cli, talk, text)
+
+
+def _session(cli: Invocation, chosen: GatewayClient, service: str, given: str | None) -> str:
+    """The session that is named; the current one, if it is still there; else a new one. Raises NotFound."""
+    if given is not None:
+        call_session(chosen, "GET", given)
+        return given
+    key = current_session(cli, service)
+    if key is not None:
+        with contextlib.suppress(NotFound):
+            call_session(chosen, "GET", key)
+            return key
+        cli.say(f"the current session {key} is closed; a new one begins")
+        set_current(cli, service, None)
+    return new_session(chosen)
+
+
+def _one_shot(cli: Invocation, talk: AgentTalk, text: str) -> int:
+    readable = cli.format.is_table or cli.format.kind == "name"
+    turn = talk.ask(text, show=readable)
+    if turn.stopped:
+        return 130
+    if not readable:
+        document = {"session": talk.session, **turn.document()}
+        write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
+    return 0
+
+
+@dataclass
+class Turn:
+    """``stopped``: the user cancelled it."""
+
+    text: str = ""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    tool_results: list[str] = field(default_factory=list)
+    stopped: bool = False
+
+    def document(self) -> dict[str, Any]:
+        message = {"role": "assistant", "content": self.text}
+        return {"message": message, "toolCalls": self.tool_calls, "toolResults": self.tool_results}
+
+
+@dataclass
+class AgentTalk:
+    """A conversation in one session. ``say`` prints for people, beside the answer."""
+
+    client: TurnClient
+    session: str
+    say: Callable[[str], None]
+    streamed: bool = True
+
+    def answer(self, text: str) -> str:
+        return "(cancelled)" if self.ask(text, show=True).stopped else ""
+
+    def ask(self, text: str, *, show: bool) -> Turn:
+        """Say ``text`` and take the answer, printing it while it comes when ``show``. Ctrl-C cancels the turn."""
+        turn = Turn()
+        ended = True  # the line that was printed last
+        try:
+            with self.client.stream(text, self.session) as pieces:
+                for piece in pieces:
+                    if show and piece.text and self.streamed:
+                        sys.stdout.write(piece.text)
+                        sys.stdout.flush()
+                        ended = piece.text.endswith("\n")
+                    turn.text += piece.text
+                    if piece.text:
+                        continue
+                    if show and not ended:
+                        write("\n")
+                        ended = True
+                    if piece.name is not None:
+                        turn.tool_calls.append({"name": piece.name, "arguments": piece.arguments})
+                        self.say(tool_line(piece.name, piece.arguments))
+                    elif piece.result is not None:
+                        turn.tool_results.append(piece.result)
+                        self.say(result_line(piece.result))
+        except KeyboardInterrupt:
+            turn.stopped = True
+        if show and not self.streamed:
+            write(turn.text)
+        elif show and not ended:
+            write("\n")
+        sys.stdout.flush()
+        return turn
+
+
+_HELP = """/session [ID]     which session this is; go on with another one
+/new              go on in a new session
+/history          what was said in this session
+/close            close this session, and go on in a new one"""
+
+
+def _commands(
+    cli: Invocation, chosen: GatewayClient, service: str, talk: AgentTalk
+) -> dict[str, Callable[[str], None]]:
+    def session(rest: str) -> None:
+        if rest:
+            call_session(chosen, "GET", rest)
+            talk.session = rest
+        cli.say(f"session {talk.session}")
+
+    def new(rest: str) -> None:
+        talk.session = new_session(chosen)
+        cli.say(f"session {talk.session}")
+
+    def history(rest: str) -> None:
+        found = call_session(chosen, "GET", talk.session)
+        show("\n".join(turn_lines(found)).strip("\n") or "nothing was said")
+
+    def close(rest: str) -> None:
+        body = {"session_key": talk.session}
+        chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", body))
+        if current_session(cli, service) == talk.session:
+            set_current(cli, service, None)
+        cli.say("closed")
+        new(rest)
+
+    return {"session": session, "new": new, "history": history, "close": close}

@@ -1,0 +1,226 @@
+"""``areal agent run``, ``stop``, ``status``, ``ps``, ``logs``, ``scaleup`` and ``scaledown``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli.apply import resource, spec_of
+from areal.cli.logs import LogQuery, log_options, show_logs
+from areal.cli.manifest import DryRunCommand, dry_run_option
+from areal.cli.objects import HomeView, complete_names, stored
+from areal.cli.options import Invocation, Seconds, change_options, read_options, timeout, watch_options
+from areal.cli.output import field
+from areal.cli.remote import GatewayClient, gateway, local_options
+from areal.cli.services import (
+    ScaleFlags,
+    gateway_options,
+    list_services,
+    run_service,
+    scale_options,
+    scale_service,
+    service_columns,
+    service_status,
+    service_stop_options,
+    status_page,
+    stop_service,
+    watch_service,
+    with_applied,
+)
+from areal.errors import ArealError, UsageFault
+from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL, Ref, check_name
+
+if TYPE_CHECKING:
+    from areal.cli.agent.traffic import AgentTraffic
+    from areal.state.records import StoredObject
+
+_LAUNCH_S = 60.0
+_SETUP_S = 120.0
+
+service_option = click.option(
+    "--service",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    shell_complete=complete_names(AGENT_SERVICE),
+    help="The agent service.",
+)
+
+
+@click.command(cls=DryRunCommand)
+@service_option
+@click.option("--agent", metavar="MODULE:CLASS", required=True, help="The agent.")
+@click.option("--pairs", type=click.IntRange(min=0), metavar="N", help="Worker and data-proxy pairs  [default: 1].")
+@gateway_options(8090)
+@click.option(
+    "--inf", metavar="SERVICE", shell_complete=complete_names(INFERENCE_SERVICE), help="Inference service to record at."
+)
+@click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="Its model.")
+@click.option("--session-timeout", type=Seconds(), metavar="TIME", help="An idle session ends after  [default: 30m].")
+@click.option("--drain-timeout", type=Seconds(), metavar="TIME", help="Running turns may end within  [default: 10m].")
+@click.option("--health-poll-interval", type=Seconds(), metavar="TIME", help="Between health checks  [default: 5s].")
+@click.option("--setup-timeout", type=Seconds(), metavar="TIME", help="A pair must be ready within  [default: 2m].")
+@click.option("--env", multiple=True, metavar="K=V", help="Environment of the workers; may be repeated.")
+@dry_run_option
+@change_options(timeout(what="Give up waiting after this long in all (exit 7)"), destructive=True)
+def run(
+    cli: Invocation,
+    /,
+    service: str,
+    detach: bool,
+    force: bool,
+    env: tuple[str, ...],
+    dry_run: str | None,
+    **settings: Any,
+) -> int:
+    """Start an agent service: a gateway, a router, and pairs of worker and data proxy.
+
+    \b
+    areal agent run -d --agent my_agent:MyAgent
+    areal agent run -d --agent my_agent:MyAgent --pairs 4 --inf default --model qwen
+
+    The agent is imported from the folder that this is run in. With --inf its model calls are recorded there.
+    """
+    if settings["model"] and not settings["inf"]:
+        raise UsageFault("--model is a model of an inference service, and --inf SERVICE is missing")
+    ref = Ref(AGENT_SERVICE, check_name(service))
+    spec = spec_of({**settings, "env": _environment(env)})
+    manifest = with_applied(cli, resource(AGENT_SERVICE, ref.name, spec), force=force)
+    seconds = cli.timeout_s or _LAUNCH_S + (settings["setup_timeout"] or _SETUP_S)
+    return run_service(cli, ref, [manifest], seconds=seconds, detach=detach, force=force, dry_run=dry_run)
+
+
+def _environment(words: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UsageFault(f"--env {word!r} is no NAME=VALUE")
+        found[name] = value
+    return found
+
+
+@click.command()
+@service_option
+@service_stop_options
+@change_options(destructive=True)
+def stop(cli: Invocation, service: str, **given: Any) -> int:
+    """Stop an agent service, and forget it with its sessions. Running turns may end within the grace.
+
+    A TrainJob that takes its episodes from it is not taken along without --cascade and a yes.
+    """
+    return stop_service(cli, AGENT_SERVICE, service, **given)
+
+
+@click.command()
+@service_option
+@log_options([AGENT_SERVICE], replica="One pair.")
+@local_options
+def logs(cli: Invocation, service: str, query: LogQuery) -> int:
+    """Logs of an agent service's processes, merged in order of time."""
+    return show_logs(cli, stored(cli.home, Ref(AGENT_SERVICE, check_name(service))).ref, query)
+
+
+@click.command()
+@service_option
+@scale_options("--pairs", destructive=True)
+def scaleup(cli: Invocation, service: str, scale: ScaleFlags) -> int:
+    """Add pairs: to --pairs N, or --by N. They get new sessions once they are ready."""
+    return _scale(cli, service, scale, up=True)
+
+
+@click.command()
+@service_option
+@scale_options("--pairs", destructive=True)
+def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
+    """Remove pairs: to --pairs N, or --by N. Their turns end, their sessions go on at other pairs."""
+    return _scale(cli, service, scale, up=False)
+
+
+def _scale(cli: Invocation, service: str, scale: ScaleFlags, *, up: bool) -> int:
+    found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
+    other = f"areal agent {'scaledown' if up else 'scaleup'} --service {service}"
+    return scale_service(cli, found, scale, other, up=up, flag="--pairs")
+
+
+# -- ps, status
+
+_SERVICES = service_columns(field("PAIRS", "pairs", right=True), field("AGENT", "agent", wide=True))
+
+
+@click.command()
+@click.option("-a", "--all", "all_", is_flag=True, help="Also services that are stopped.")
+@read_options()
+def ps(cli: Invocation, all_: bool) -> int:
+    """List agent services; those that run, or with --all every one."""
+    return list_services(cli, AGENT_SERVICE, _SERVICES, all_=all_, own=_about, remote=_remote)
+
+
+def _about(home: HomeView, item: StoredObject) -> dict[str, Any]:
+    return {"pairs": item.spec.get("pairs", 1), "agent": item.spec.get("agent") or item.spec.get("command")}
+
+
+@click.command()
+@service_option
+@watch_options("Refresh until Ctrl-C, with rates and latencies.")
+@read_options()
+def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
+    """Health of one agent service, each process asked. Exit status 1 when something is down.
+
+    With --watch also what goes through it, from the metrics of its gateway and data proxies: sessions, turns a second,
+    p50 and p99 of latencies since the last refresh, failures and rewards.
+    """
+
+    def page(document: Mapping[str, Any]) -> str:
+        from areal.cli.agent.traffic import page
+
+        return status_page(document, traffic=page)
+
+    def traffic(chosen: GatewayClient) -> AgentTraffic:
+        from areal.cli.agent.traffic import AgentTraffic
+
+        return AgentTraffic(chosen, partial(_data_proxies, cli, service))
+
+    look = partial(_status, cli, service)
+    return watch_service(cli, AGENT_SERVICE, service, look, page, traffic, watch=watch, interval=interval)
+
+
+def _status(cli: Invocation, service: str) -> dict[str, Any]:
+    chosen = gateway(cli)
+    if chosen is not None:
+        return _remote(chosen)
+    home = HomeView(cli.home)
+    found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
+    document, _ = service_status(home, found)
+    return document | _about(home, found)
+
+
+def _data_proxies(cli: Invocation, service: str) -> dict[str, str]:
+    """The addresses of this home's data proxies, by the number of their pair; none of a remote service's."""
+    if gateway(cli) is not None:
+        return {}
+    states = HomeView(cli.home).states([Ref(AGENT_SERVICE, service)])
+    alive = (state.spec for state in states if state.spec.component == "data-proxy" and state.pid)
+    return {f"data-proxy/{spec.replica}": spec.url for spec in alive if spec.url}
+
+
+def _remote(chosen: GatewayClient) -> dict[str, Any]:
+    """The status of a service that another home runs, as its gateway tells it."""
+    document: dict[str, Any] = {
+        "service": "remote",
+        "address": chosen.url,
+        "ready": None,
+        "components": [],
+        "pairs": None,
+    }
+    try:
+        status, told = chosen.ask("GET", "/ready")
+    except ArealError as error:
+        return {**document, "phase": "Unreachable", "healthy": False, "message": error.message}
+    reason = told.get("reason") if isinstance(told, Mapping) else None
+    phase = {200: "Ready", 503: "Progressing"}.get(status, "Unknown")
+    message = "" if status == 200 else f"the gateway is not ready: {reason or f'it answers {status}'}"
+    return {**document, "phase": phase, "healthy": status == 200, "message": message}

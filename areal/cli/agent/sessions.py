@@ -1,0 +1,340 @@
+"""``areal agent sessions``, ``reward`` and ``export``. The current session of a service is remembered in the home."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from areal.cli.agent.service import service_option
+from areal.cli.options import Invocation, common, output, pass_invocation, read_options, remote, stack
+from areal.cli.output import Column, age, clock, emit_one, emit_rows, field
+from areal.cli.remote import GatewayClient, gateway, gateway_of
+from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.resources.kinds import AGENT_SERVICE
+from areal.terminal import spelled
+
+_PAGE = 500
+_CALL_S = 60.0  # an RL session is started, or exported, on the way
+_TEXT = 600  # characters of a tool's arguments and result on a page
+
+
+# -- the gateway
+
+
+def agent_gateway(cli: Invocation, service: str) -> GatewayClient:
+    """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
+    return gateway_of(cli, service, AGENT_SERVICE)._replace(timeout_s=cli.timeout_s or _CALL_S)
+
+
+def session_path(key: str, verb: str = "") -> str:
+    return f"/sessions/{quote(key, safe='')}{verb}"
+
+
+def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> dict[str, Any]:
+    """The answer of one of a session's routes. Raises NotFound, Conflict, and ArealError with the gateway's words."""
+    status, document = chosen.ask(method, session_path(key, verb), body)
+    error = document.get("error") if isinstance(document, Mapping) else None
+    if status < 400 or status in (401, 403) or not isinstance(error, Mapping):
+        return dict(chosen.checked(method, f"/sessions/...{verb}", status, document))
+    if error.get("code") == "session_not_found":
+        raise NotFound(f"{chosen.url} has no session {key}", hint="areal agent sessions list")
+    fault = Conflict if status in (409, 422, 425) else UsageFault if status == 400 else ArealError
+    raise fault(str(error.get("message")), detail=f"request {error.get('request_id')}")
+
+
+def new_session(chosen: GatewayClient, key: str | None = None) -> str:
+    body = {} if key is None else {"session_key": key}
+    document = chosen.checked("POST", "/sessions", *chosen.ask("POST", "/sessions", body))
+    return str(document["session_key"])
+
+
+# -- the current session
+
+
+def _current(cli: Invocation) -> dict[str, str]:
+    """The current session of each service, by its name or its gateway's URL."""
+    from areal.state.files import read_json
+
+    try:
+        found: dict[str, str] = read_json(cli.home.current_sessions)
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def _place(cli: Invocation, service: str) -> str:
+    chosen = gateway(cli)
+    return service if chosen is None else chosen.url
+
+
+def current_session(cli: Invocation, service: str) -> str | None:
+    return _current(cli).get(_place(cli, service))
+
+
+def set_current(cli: Invocation, service: str, key: str | None) -> None:
+    """Make ``key`` the current session; None: there is no current one any more."""
+    from areal.state.files import write_json
+
+    place, found = _place(cli, service), _current(cli)
+    if found.get(place) != key:
+        now = {**found, place: key}
+        write_json(cli.home.ensure().current_sessions, {name: key for name, key in now.items() if key is not None})
+
+
+def named_session(cli: Invocation, service: str, given: str | None) -> str:
+    """The session that is named, else the current one. Raises UsageFault where there is none."""
+    key = given or current_session(cli, service)
+    if key is None:
+        raise UsageFault("which session? There is no current one", hint="--session ID, or areal agent sessions switch")
+    return key
+
+
+# -- sessions
+
+
+_COLUMNS = (
+    Column("", lambda row: "*" if row["current"] else ""),
+    field("SESSION", "session_key"),
+    field("STATE", "state", state=True),
+    field("TURNS", "turns", right=True),
+    Column("AGE", lambda row: age(time.time() - row["created"]), right=True),
+    Column("IDLE", lambda row: age(time.time() - row["used"]) if not row["running"] else None, right=True),
+    field("RECORDED AS", "inference_session_id", wide=True),
+    field("METADATA", "metadata", wide=True),
+)
+_session = click.argument("session", metavar="SESSION")
+_session_option = click.option("--session", metavar="ID", help="The session  [default: the current one].")
+
+
+@click.command()
+@service_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most so many."
+)
+@read_options()
+def sessions_list(cli: Invocation, service: str, limit: int) -> int:
+    """List sessions: state, turns, age. The current one is marked."""
+    current = current_session(cli, service)
+    found = list(islice(_sessions(cli, agent_gateway(cli, service)), limit + 1))
+    if len(found) > limit:
+        cli.say(f"there are more than {limit}; --limit shows them")
+    rows = [{**row, "current": row["session_key"] == current} for row in found[:limit]]
+    columns = _COLUMNS if any(row["current"] for row in rows) else _COLUMNS[1:]
+    emit_rows(cli, rows, columns, name=lambda row: str(row["session_key"]), empty="no session")
+    return 0
+
+
+def _sessions(cli: Invocation, chosen: GatewayClient) -> Iterator[dict[str, Any]]:
+    """All of them, a page at a time; journals that nobody serves just now are named."""
+    after: str | None = ""
+    while after is not None:
+        page = chosen.get(f"/sessions?limit={_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
+        yield from page["sessions"]
+        after = page["next"]
+        if after is None and page.get("journals_away"):
+            cli.say(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
+
+
+@click.command()
+@_session
+@service_option
+@read_options()
+def sessions_show(cli: Invocation, session: str, service: str) -> int:
+    """Print the history of SESSION: its turns, with the agent's tool calls and their results."""
+    document = call_session(agent_gateway(cli, service), "GET", session)
+    emit_one(cli, document, name=session, text=lambda: _page(document))
+    return 0
+
+
+def _page(document: Mapping[str, Any]) -> str:
+    old = age(time.time() - document["created"])
+    head = f"{spelled(document['session_key'])}: {document['state']}, {document['turns']} turns, {old} old"
+    return "\n".join([head, *turn_lines(document)])
+
+
+def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
+    """Each turn of a session, those that failed too."""
+    for turn in document["recorded_turns"]:
+        yield f"\n[{clock(turn['at'])}, {turn['seconds']:.3g} s, {turn['outcome']}]"
+        yield from _message_lines(turn["messages"])
+        if turn["error"]:
+            yield f"failed: {_short(turn['error'])}"
+
+
+def _message_lines(messages: list[Mapping[str, Any]]) -> Iterator[str]:
+    """OpenAI chat messages, with a line for each tool call and for its result."""
+    for message in messages:
+        role, content = message.get("role"), _content(message.get("content"))
+        if role == "tool":
+            yield result_line(content)
+            continue
+        if content:
+            yield f"{role}: {spelled(content)}"
+        for call in message.get("tool_calls") or ():
+            yield tool_line(call["function"]["name"], call["function"]["arguments"])
+
+
+def tool_line(name: str, arguments: str) -> str:
+    return f"  -> {spelled(name)}({_short(arguments)})"
+
+
+def result_line(text: str) -> str:
+    return f"  <- {_short(text)}"
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "" if content is None else "\n".join(str(part.get("text", part)) for part in content)
+
+
+def _short(text: str) -> str:
+    line = spelled(" ".join(text.split()))
+    return line if len(line) <= _TEXT else f"{line[:_TEXT]}... ({len(line)} characters)"
+
+
+@click.command()
+@click.argument("session", metavar="[SESSION]", required=False)
+@service_option
+@read_options()
+def sessions_new(cli: Invocation, session: str | None, service: str) -> int:
+    """Open a session and make it the current one. SESSION: the key that it is to have."""
+    key = new_session(agent_gateway(cli, service), session)
+    set_current(cli, service, key)
+    emit_one(cli, {"session": key}, name=key, text=lambda: key)
+    return 0
+
+
+@click.command()
+@_session
+@service_option
+@read_options()
+def sessions_switch(cli: Invocation, session: str, service: str) -> int:
+    """Make SESSION the current one."""
+    call_session(agent_gateway(cli, service), "GET", session)
+    set_current(cli, service, session)
+    emit_one(cli, {"session": session}, name=session, text=lambda: f"{session} is the current session")
+    return 0
+
+
+@click.command()
+@_session
+@service_option
+@read_options()
+def sessions_close(cli: Invocation, session: str, service: str) -> int:
+    """Close SESSION: its running turn is cancelled, its history is forgotten."""
+    chosen = agent_gateway(cli, service)
+    call_session(chosen, "GET", session)
+    body = {"session_key": session}
+    chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", body))
+    if current_session(cli, service) == session:
+        set_current(cli, service, None)
+    emit_one(cli, {"session": session, "closed": True}, name=session, text=lambda: f"{session} is closed")
+    return 0
+
+
+# -- reward and export
+
+
+@click.command()
+@click.argument("value", type=float)
+@_session_option
+@click.option("--interaction", metavar="ID", help="The interaction  [default: the last one].")
+@service_option
+@read_options()
+def reward(cli: Invocation, value: float, session: str | None, interaction: str | None, service: str) -> int:
+    """Give the reward VALUE to an interaction of a session. That of the last one seals the trajectory."""
+    key = named_session(cli, service, session)
+    body = {"reward": value, **({"interaction_id": interaction} if interaction else {})}
+    document = call_session(agent_gateway(cli, service), "POST", key, "/reward", body)
+
+    def text() -> str:
+        ready = "ready to be exported" if document["trajectory_ready"] else "not sealed yet"
+        count = document["interaction_count"]
+        return f"reward {value:g}: trajectory {document['trajectory_id']} of {count} interactions is {ready}"
+
+    emit_one(cli, {"session": key, **document}, name=key, text=text)
+    return 0
+
+
+@click.command()
+@_session_option
+@click.option("--output", "file", metavar="FILE", required=True, help="Write it here: .json, .jsonl or .parquet.")
+@click.option("--trajectory", type=click.IntRange(min=0), metavar="N", help="Which one  [default: all that are ready].")
+@click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
+@click.option(
+    "--style",
+    type=click.Choice(["individual", "concat"]),
+    default="individual",
+    show_default=True,
+    help="A row an interaction, or a conversation.",
+)
+@service_option
+@stack(remote, output(dest=None), common, pass_invocation)
+def export(
+    cli: Invocation,
+    session: str | None,
+    file: str,
+    trajectory: int | None,
+    discount: float,
+    style: str,
+    service: str,
+) -> int:
+    """Export a session's trajectory: tokens, logprobs, versions, rewards.
+
+    `areal inf trajectories show FILE` shows it.
+    """
+    path = Path(file)
+    if path.suffix not in _WRITERS:
+        raise UsageFault(f"{file}: the name says no format", hint=f"end it with {', '.join(_WRITERS)}")
+    if not path.absolute().parent.is_dir():
+        raise NotFound(f"there is no folder {path.absolute().parent}")
+    key = named_session(cli, service, session)
+    body = {"discount": discount, "style": style, **({"trajectory_id": trajectory} if trajectory is not None else {})}
+    document = call_session(agent_gateway(cli, service), "POST", key, "/export", body)
+    try:
+        _WRITERS[path.suffix](document, path.absolute())
+    except OSError as error:
+        raise ArealError(
+            f"cannot write {file}: {error.strerror}", hint="the same export can be asked for again"
+        ) from error
+    rows = len(document["rows"])
+    about = {"session": key, "file": file, "rows": rows, "export_id": document.get("export_id")}
+    emit_one(cli, about, name=file, text=lambda: f"{rows} rows in {file}")
+    return 0
+
+
+def _write_json(document: Mapping[str, Any], path: Path) -> None:
+    import json
+
+    from areal.state.files import write_atomic
+
+    write_atomic(path, json.dumps(document) + "\n", 0o644)
+
+
+def _write_lines(document: Mapping[str, Any], path: Path) -> None:
+    import json
+
+    from areal.state.files import write_atomic
+    from areal.trajectories.record import episodes_of_export
+
+    lines = [json.dumps(each.document()) + "\n" for each in episodes_of_export(document)]
+    write_atomic(path, "".join(lines), 0o644)
+
+
+def _write_parquet(document: Mapping[str, Any], path: Path) -> None:
+    from areal.trajectories.reading import write_parquet
+    from areal.trajectories.record import episodes_of_export
+
+    draft = path.with_name(f".{path.name}.tmp")
+    write_parquet(episodes_of_export(document), draft)
+    draft.replace(path)
+
+
+_WRITERS = {".json": _write_json, ".jsonl": _write_lines, ".parquet": _write_parquet}

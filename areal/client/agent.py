@@ -1,0 +1,220 @@
+"""An agent service over HTTP, from asyncio: sessions with an agent, their turns, rewards and exports.
+
+A client holds one pool of connections; make one and share it. Every call has a deadline (``timeout_s``, the client's
+own by default) and raises the errors of ``areal.client.errors``. The answer to a turn is an OpenAI response, as a plain
+dict. A session's key is opaque.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+from uuid import uuid4
+
+from areal.client.errors import ClientError
+from areal.client.inference import Rewarded, Style, rewarded_from_json
+from areal.client.trajectories import Trajectories, from_json
+from areal.client.transport import HttpCall, RetryPolicy, Transport, events
+from areal.wire.agents import ExportSession, ModelAccess, RewardSession
+from areal.wire.fields import write_fields
+
+RESPONSES = "/v1/responses"
+_CANCEL_S = 10.0
+
+Input = str | Sequence[Mapping[str, Any]]
+"""What is said to an agent: text, or items of the Responses API."""
+
+
+@dataclass(frozen=True)
+class AsyncAgentSession:
+    """One conversation with the agent. ``inference_session_id``: where its model calls are recorded."""
+
+    client: AsyncAgentClient = field(repr=False)
+    key: str
+    inference_session_id: str | None = None
+
+    async def respond(self, /, input: Input, **options: Any) -> dict[str, Any]:
+        return await self.client.respond(input, self.key, **options)
+
+    def stream(
+        self, input: Input, **options: Any
+    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
+        return self.client.stream(input, self.key, **options)
+
+    async def show(self) -> dict[str, Any]:
+        """Its state, its turns and its history: OpenAI chat messages."""
+        return await self.client.show(self.key)
+
+    async def cancel(self) -> bool:
+        return await self.client.cancel(self.key)
+
+    async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
+        return await self.client.reward(value, self.key, interaction_id=interaction_id)
+
+    async def export(self, /, **options: Any) -> Trajectories:
+        return await self.client.export(self.key, **options)
+
+    async def close(self) -> None:
+        await self.client.close_session(self.key)
+
+
+class AsyncAgentClient:
+    """``base_url`` is the agent gateway's address, without ``/v1``. Use it as ``async with``, or close it."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 600.0,
+        retry: RetryPolicy | None = None,
+        connections: int = 1024,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.timeout_s = timeout_s
+        self._transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+    # -- sessions
+
+    async def start_session(
+        self,
+        key: str | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        inference: ModelAccess | None = None,
+    ) -> AsyncAgentSession:
+        """Open a session, under a new key where none is given. ``inference``: an RL session of the caller's own, at an
+        inference service that the agent service is configured with; else the service starts one, where it has any."""
+        body: dict[str, Any] = {"session_key": key, "metadata": dict(metadata or {}), **_routing(inference)}
+        body = {name: value for name, value in body.items() if value not in (None, {})}
+        answer = await self._transport.json("POST", "/sessions", body, repeatable=key is not None)
+        return AsyncAgentSession(self, answer["session_key"], answer.get("inference_session_id"))
+
+    def session(self, key: str) -> AsyncAgentSession:
+        """A session by its key; nothing is asked."""
+        return AsyncAgentSession(self, key)
+
+    async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
+        """Every session, by its key, without its history."""
+        after = ""
+        while True:
+            path = f"/sessions?limit={page}" + (f"&after={_segment(after)}" if after else "")
+            answer = await self._transport.json("GET", path, repeatable=True)
+            for session in answer["sessions"]:
+                yield session
+            if not (after := answer["next"] or ""):
+                return
+
+    async def show(self, key: str) -> dict[str, Any]:
+        found: dict[str, Any] = await self._transport.json("GET", f"/sessions/{_segment(key)}", repeatable=True)
+        return found
+
+    async def close_session(self, key: str) -> None:
+        """A turn that runs is cancelled. Closing it again changes nothing."""
+        await self._transport.call(HttpCall("POST", "/sessions/close", {"session_key": key}, repeatable=True))
+
+    async def cancel(self, key: str, *, timeout_s: float | None = None) -> bool:
+        """Cancel the turn that runs. Whether one did."""
+        path = f"/sessions/{_segment(key)}/turn"
+        answer = await self._transport.json("DELETE", path, timeout_s=timeout_s, repeatable=True)
+        return bool(answer["cancelled"])
+
+    # -- turns
+
+    async def respond(
+        self,
+        /,
+        input: Input,
+        key: str,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """One turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that it is
+        sent again where it got no answer, and done once. A cancelled call cancels the turn."""
+        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
+        call = HttpCall("POST", RESPONSES, _body(input, key, fields), None, headers, timeout_s, repeatable=True)
+        try:
+            answer: dict[str, Any] = (await self._transport.call(call)).json()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ClientError):
+                await self.cancel(key, timeout_s=_CANCEL_S)
+            raise
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, input: Input, key: str, *, timeout_s: float | None = None, **fields: Any
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """One turn: the events of its response while they come. Leaving the context cancels the turn. ``timeout_s``
+        bounds each silence."""
+        call = HttpCall("POST", RESPONSES, _body(input, key, {**fields, "stream": True}), timeout_s=timeout_s)
+        silence_s = self.timeout_s if timeout_s is None else timeout_s
+        async with self._transport.stream(call) as response:
+            yield events(response, f"POST {self.base_url}{RESPONSES}", silence_s)
+
+    # -- rewards
+
+    async def reward(self, value: float, key: str, *, interaction_id: str | None = None) -> Rewarded:
+        """Reward the session's last model call, which seals its trajectory, or the one that is named."""
+        body = write_fields(RewardSession(reward=value, interaction_id=interaction_id))
+        path = f"/sessions/{_segment(key)}/reward"
+        return rewarded_from_json(await self._transport.json("POST", path, body, repeatable=True))
+
+    async def export(
+        self,
+        key: str,
+        *,
+        trajectory_id: int | None = None,
+        discount: float = 1.0,
+        style: Style = "individual",
+        timeout_s: float | None = None,
+    ) -> Trajectories:
+        """Training rows of the session's model calls. Raises NotReady, UnknownName."""
+        body = write_fields(ExportSession(trajectory_id=trajectory_id, discount=discount, style=style))
+        path = f"/sessions/{_segment(key)}/export"
+        return from_json(await self._transport.json("POST", path, body, timeout_s=timeout_s, repeatable=True))
+
+
+def response_text(response: Mapping[str, Any]) -> str:
+    """The text of a response's messages."""
+    messages = (item for item in response["output"] if item["type"] == "message")
+    return "".join(part.get("text", "") for item in messages for part in item["content"])
+
+
+def _body(input: Input, key: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The session is named in the body: a key may have characters that a header cannot."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"input": input if isinstance(input, str) else list(input), "user": key, **given}
+
+
+def _routing(inference: ModelAccess | None) -> dict[str, Any]:
+    """The fields that bring a caller's own RL session."""
+    if inference is None:
+        return {}
+    return {
+        "inf_base_url": inference.base_url,
+        "session_api_key": inference.api_key,
+        "inf_model": inference.model,
+    }
+
+
+def _segment(key: str) -> str:
+    return quote(key, safe="")

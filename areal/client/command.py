@@ -1,0 +1,43 @@
+"""``areal`` as a subprocess: a program starts services by the same commands as its user."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+from areal.errors import ArealError
+
+AREAL = (sys.executable, "-m", "areal.cli.main")
+_NOT_FOUND = 4
+
+
+def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = False) -> str:
+    """The output of an areal command; "" where it finds nothing and that is no failure (``absent``). Raises ArealError
+    with the command's own error, after ``what``, its hint (else ``hint``) and its exit status."""
+    ran = subprocess.run([*AREAL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if ran.returncode == 0:
+        return ran.stdout
+    if absent and ran.returncode == _NOT_FOUND:
+        return ""
+    why = _last_line(ran.stderr, "error: ") or ran.stderr.strip()[-500:]
+    failure = ArealError(
+        f"{what}, areal {' '.join(words[:2])}: {why}",
+        hint=_last_line(ran.stderr, "hint: ") or hint,
+        detail="\n".join(line[4:] for line in ran.stderr.splitlines() if line.startswith("  | ")) or None,
+    )
+    failure.exit_code = ran.returncode
+    raise failure
+
+
+def _last_line(output: str, mark: str) -> str:
+    """The text of the last line that begins with ``mark``."""
+    lines = [line.strip() for line in output.splitlines()]
+    return next((line.removeprefix(mark) for line in reversed(lines) if line.startswith(mark)), "")
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

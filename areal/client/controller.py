@@ -1,0 +1,323 @@
+"""``AgentController``: an agent service of a program's own, and the episodes that run in it.
+
+``areal agent run`` starts the service and ``areal agent stop`` stops it, so that it is seen and supervised like any
+other. Calls run on a loop of their own thread with one pool of connections: the controller may be used from any event
+loop, from several, and from a notebook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine, Mapping
+from functools import wraps
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar
+
+from areal.client.agent import AsyncAgentClient, Input
+from areal.client.blocking import blocking
+from areal.client.command import free_port, run_areal
+from areal.client.errors import ClientError, UnknownName
+from areal.client.inference import AsyncInferenceClient, AsyncSession, Rewarded, Style
+from areal.client.loop_thread import LoopThread
+from areal.client.trajectories import Trajectories
+from areal.errors import NotFound, UsageFault
+from areal.wire.agents import ModelAccess
+
+if TYPE_CHECKING:
+    from areal.api.config.rollout import AgentServiceConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class StartedSession(TypedDict):
+    """``api_key``: of the RL session where the caller's own was started; the service's never leave it."""
+
+    session_id: str
+    inference_session_id: str | None
+    api_key: str | None
+
+
+class UnknownSession(UnknownName, KeyError):
+    """A session that this controller has not started."""
+
+    __str__ = UnknownName.__str__
+
+
+class Episodes:
+    """The calls of a controller, on its thread's loop."""
+
+    def __init__(self, agents: AsyncAgentClient, config: AgentServiceConfig) -> None:
+        self.agents = agents
+        self._config = config
+        self._sessions: dict[str, AsyncSession | None] = {}  # with the RL session that was started here
+        self._inference: dict[tuple[str, str | None], AsyncInferenceClient] = {}
+
+    async def start_session(
+        self,
+        task_id: str,
+        *,
+        inference_gateway_addr: str | None = None,
+        inference_admin_api_key: str | None = None,
+        inference_model: str | None = None,
+        api_key: str | None = None,
+    ) -> StartedSession:
+        """A session for one episode. The service starts its RL session; with ``inference_gateway_addr`` it is started
+        here, under the key ``api_key`` where one is given. It has to be the gateway that the service is configured
+        with."""
+        about = {"task_id": task_id}
+        if inference_gateway_addr is None:
+            if inference_admin_api_key or inference_model or api_key:
+                raise UsageFault("a key or a model without inference_gateway_addr: whose would it be?")
+            own = await self.agents.start_session(metadata=about)
+            self._sessions[own.key] = None
+            return {"session_id": own.key, "inference_session_id": own.inference_session_id, "api_key": None}
+        place = (inference_gateway_addr, inference_admin_api_key)
+        client = self._inference.get(place) or AsyncInferenceClient(*place, timeout_s=self._config.request_timeout)
+        self._inference[place] = client
+        recorded = await client.start_session(task_id, api_key=api_key, model=inference_model)
+        access = ModelAccess(base_url=client.base_url, api_key=recorded.api_key, model=inference_model)
+        try:
+            session = await self.agents.start_session(metadata=about, inference=access)
+        except BaseException:
+            with contextlib.suppress(ClientError):
+                await recorded.end()
+            raise
+        self._sessions[session.key] = recorded
+        return {
+            "session_id": session.key,
+            "inference_session_id": recorded.session_id,
+            "api_key": recorded.api_key,
+        }
+
+    async def step(self, input: Input, session_id: str, *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One turn: the response, with the agent's text and tool calls in its ``output``."""
+        self._recorded(session_id)
+        return await self.agents.respond(input, session_id, metadata=metadata)
+
+    async def set_reward(self, reward: float, session_id: str, *, interaction_id: str | None = None) -> Rewarded:
+        """Without ``interaction_id``, of the last model call: the trajectory is sealed."""
+        recorded = self._recorded(session_id)
+        if recorded is not None:
+            return await recorded.reward(reward, interaction_id)
+        return await self.agents.reward(reward, session_id, interaction_id=interaction_id)
+
+    async def export_trajectory(
+        self,
+        session_id: str,
+        *,
+        trajectory_id: int | None = None,
+        discount: float | None = None,
+        style: Style | None = None,
+    ) -> Trajectories:
+        """Training rows. ``discount`` and ``style`` are the configuration's ``turn_discount`` and ``export_style``
+        where they are not given."""
+        recorded = self._recorded(session_id)
+        discount = self._config.turn_discount if discount is None else discount
+        style = style or self._config.export_style
+        if recorded is not None:
+            return await recorded.export(trajectory_id=trajectory_id, discount=discount, style=style)
+        return await self.agents.export(session_id, trajectory_id=trajectory_id, discount=discount, style=style)
+
+    async def close_session(self, session_id: str) -> None:
+        recorded = self._recorded(session_id)
+        await self.agents.close_session(session_id)
+        del self._sessions[session_id]
+        if recorded is not None:
+            await recorded.end()
+
+    def _recorded(self, session_id: str) -> AsyncSession | None:
+        """The RL session that was started here for the session. Raises UnknownSession."""
+        if session_id not in self._sessions:
+            raise UnknownSession("this controller has started no such session", param="session_id")
+        return self._sessions[session_id]
+
+    async def close(self, *, sessions: bool) -> None:
+        """``sessions``: close those that were started here, too."""
+        if sessions:
+            closing = (self.close_session(key) for key in list(self._sessions))
+            await asyncio.gather(*closing, return_exceptions=True)
+        await self.agents.close()
+        for client in self._inference.values():
+            await client.close()
+
+
+def run_flags(config: AgentServiceConfig, key_file: str = "") -> list[str]:
+    """The flags of ``areal agent run`` that the configuration stands for."""
+    agent = config.agent_cls_path
+    if ":" not in agent:  # a.b.Class, as AReaL writes it
+        agent = ":".join(agent.rsplit(".", 1))
+    given = {
+        "--agent": agent,
+        "--pairs": str(config.num_pairs),
+        "--inf": config.inference,
+        "--model": config.model,
+        "--setup-timeout": f"{config.setup_timeout}s",
+        "--health-poll-interval": f"{config.health_poll_interval}s",
+        "--drain-timeout": f"{config.drain_timeout}s",
+        "--session-timeout": f"{config.session_timeout}s",
+        "--log-level": config.log_level,
+        "--admin-api-key-file": key_file,
+    }
+    words = [word for flag, value in given.items() if value for word in (flag, value)]
+    return [*words, *(word for item in config.env.items() for word in ("--env", "=".join(item)))]
+
+
+class _Controller:
+    """Starts and stops the service. Use it as ``with``, or call ``initialize`` and ``destroy``."""
+
+    def __init__(self, config: AgentServiceConfig) -> None:
+        self.config = config
+        self.gateway_addr = ""
+        self.num_pairs = 0
+        self._service = ""
+        self._thread: LoopThread | None = None
+        self._opened = contextlib.ExitStack()
+        self._calls: Episodes | None = None
+
+    def __enter__(self) -> Self:
+        self.initialize()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.initialize)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.destroy)
+
+    def initialize(self, *_: Any, **__: Any) -> None:
+        """Start the service and wait until it is ready. Raises ArealError as ``areal agent run`` does. Arguments are
+        accepted for drivers that pass what they start servers with, and not needed."""
+        if self._calls is not None:
+            return
+        try:
+            address, key = self._attach() if self.config.gateway_addr else self._start()
+            client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout)
+            thread = LoopThread("areal-agents")
+            self._opened.callback(thread.close)
+            calls = Episodes(client, self.config)
+            attached = bool(self.config.gateway_addr)
+            self._opened.callback(lambda: thread.run(calls.close(sessions=attached)))
+            self.gateway_addr, self._thread, self._calls = address, thread, calls
+        except BaseException:
+            self.destroy()
+            raise
+
+    def _attach(self) -> tuple[str, str | None]:
+        config = self.config
+        if config.admin_api_key or not config.admin_api_key_file:
+            return config.gateway_addr, config.admin_api_key or None
+        try:
+            return config.gateway_addr, Path(config.admin_api_key_file).expanduser().read_text("utf-8").strip()
+        except OSError as error:
+            raise NotFound(f"the key file {config.admin_api_key_file} cannot be read: {error.strerror}") from error
+
+    def _start(self) -> tuple[str, str]:
+        """The address and the key of a service that is started."""
+        config = self.config
+        if not config.agent_cls_path:
+            raise UsageFault("nothing says which agent runs", hint="AgentServiceConfig(agent_cls_path='module:Class')")
+        self._service = config.service or f"agents-{secrets.token_hex(4)}"
+        flags = run_flags(config, self._key_file())
+        self._opened.callback(self._stop)
+        self._areal("run", "-d", "--port", str(free_port()), *flags)
+        about = json.loads(self._areal("status", "-o", "json"))
+        self.num_pairs = config.num_pairs
+        return about["address"], Path(about["keyFile"]).read_text("utf-8").strip()
+
+    def _key_file(self) -> str:
+        """The file of the key that is configured; "" where one is to be generated."""
+        if not self.config.admin_api_key:
+            return self.config.admin_api_key_file
+        folder = Path(tempfile.mkdtemp(prefix="areal-agents-"))  # 0700
+        self._opened.push(lambda *_: shutil.rmtree(folder, ignore_errors=True))
+        file = folder / "admin.key"
+        file.touch(mode=0o600)
+        file.write_text(self.config.admin_api_key)
+        return str(file)
+
+    def _stop(self) -> None:
+        self._areal("stop", "--yes", absent=True)
+
+    def _areal(self, verb: str, *words: str, absent: bool = False) -> str:
+        what = f"the agent service {self._service}"
+        return run_areal("agent", verb, "--service", self._service, *words, what=what, absent=absent)
+
+    def destroy(self) -> None:
+        """Stop the service that was started here, with its sessions; of another one, close the sessions that were
+        started here. Idempotent."""
+        self._calls = self._thread = None
+        self.num_pairs = 0
+        self._opened.close()
+
+    def scale_up(self, count: int = 1) -> list[int]:
+        """Add so many pairs. Their numbers."""
+        return self._scale("scaleup", count, self.num_pairs + count)
+
+    def scale_down(self, count: int = 1) -> list[int]:
+        """Remove so many pairs; their turns end, their sessions go to other pairs. Their numbers."""
+        return self._scale("scaledown", count, self.num_pairs - count)
+
+    def _scale(self, verb: str, count: int, wanted: int) -> list[int]:
+        if not self._service or self._calls is None:
+            raise UsageFault("no service was started here: its pairs are not ours to change")
+        if count < 1 or wanted < 0:
+            raise UsageFault(f"{count} of {self.num_pairs} pairs: there is no such change")
+        self._areal(verb, "--pairs", str(wanted))
+        before, self.num_pairs = self.num_pairs, wanted
+        return list(range(before, wanted)) or list(range(before - 1, wanted - 1, -1))
+
+    @property
+    def _async(self) -> Episodes:
+        if self._calls is None:
+            raise RuntimeError("the controller is not initialized")
+        return self._calls
+
+
+def _awaited(
+    method: Callable[Concatenate[Episodes, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[_Controller, P], Coroutine[Any, Any, T]]:
+    """The same method of a controller, whose ``_thread`` runs it; the caller's own loop awaits it."""
+
+    @wraps(method)
+    async def call(self: _Controller, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        calls = self._async
+        assert self._thread is not None
+        return await asyncio.wrap_future(self._thread.start(method(calls, *args, **kwargs)))
+
+    return call
+
+
+class AgentController(_Controller):
+    """An agent service of the program's own; its calls are awaited, from any event loop. ``BlockingAgentController`` is
+    the same for programs without one. Use it as ``with`` or ``async with``, or call ``initialize`` and ``destroy``."""
+
+    start_session = _awaited(Episodes.start_session)
+    step = _awaited(Episodes.step)
+    set_reward = _awaited(Episodes.set_reward)
+    export_trajectory = _awaited(Episodes.export_trajectory)
+    close_session = _awaited(Episodes.close_session)
+
+
+class BlockingAgentController(_Controller):
+    """The blocking form of AgentController."""
+
+    start_session = blocking(Episodes.start_session)
+    step = blocking(Episodes.step)
+    set_reward = blocking(Episodes.set_reward)
+    export_trajectory = blocking(Episodes.export_trajectory)
+    close_session = blocking(Episodes.close_session)

@@ -1,0 +1,109 @@
+"""The manifests that ``areal agent`` flags stand for, and errors that name the flags."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from areal.cli.apply import flag_of
+from tests.cli.conftest import Areal
+
+
+def printed(areal: Areal, *words: str) -> dict[str, Any]:
+    result = areal("agent", "run", *words, "--dry-run", "-o", "yaml")
+    assert result.code == 0, result.err
+    (document,) = yaml.safe_load_all(result.out)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_run_with_an_agent_alone_sets_nothing_else(areal: Areal) -> None:
+    assert printed(areal, "--agent", "my_agent:MyAgent") == {
+        "apiVersion": "areal.dev/v1alpha1",
+        "kind": "AgentService",
+        "metadata": {"name": "default"},
+        "spec": {"agent": "my_agent:MyAgent"},
+    }
+
+
+def test_run_with_every_flag(areal: Areal) -> None:
+    words = ["--service", "tau", "--agent", "a.b:C", "--pairs", "4", "--host", "::1", "--port", "9000"]
+    words += ["--inf", "default", "--model", "qwen", "--session-timeout", "10m", "--drain-timeout", "5s"]
+    words += ["--health-poll-interval", "2s", "--setup-timeout", "1m", "--env", "A=1", "--env", "B=x=y"]
+    words += ["--admin-api-key-file", "/keys/k", "--log-level", "debug", "--scheduler", "local"]
+    document = printed(areal, *words)
+    assert document["metadata"]["name"] == "tau"
+    assert document["spec"] == {
+        "agent": "a.b:C",
+        "pairs": 4,
+        "gateway": {"host": "::1", "port": 9000},
+        "auth": {"adminKeyFrom": {"file": "/keys/k"}},
+        "scheduler": {"type": "local"},
+        "logLevel": "debug",
+        "inference": {"service": "default", "model": "qwen"},
+        "session": {"idleTimeoutSeconds": 600.0},
+        "drainTimeoutSeconds": 5.0,
+        "healthPollSeconds": 2.0,
+        "setupTimeoutSeconds": 60.0,
+        "env": {"A": "1", "B": "x=y"},
+    }
+
+
+def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[..., Any]) -> None:
+    record("AgentService", "default", {"agent": "a:B", "pairs": 3, "env": {"A": "1"}})
+    assert printed(areal, "--agent", "a:C")["spec"] == {"agent": "a:C", "pairs": 3, "env": {"A": "1"}}
+    assert printed(areal, "--agent", "a:C", "--force")["spec"] == {"agent": "a:C"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--agent", "a:B", "--env", "A"), "--env 'A' is no NAME=VALUE"),
+        (("--agent", "a:B", "--model", "m"), "--inf SERVICE is missing"),
+        (("--pairs", "2"), "--agent"),
+    ],
+)
+def test_run_with_flags_that_do_not_fit_is_refused(areal: Areal, words: tuple[str, ...], said: str) -> None:
+    result = areal("agent", "run", *words)
+    assert result.code == 2 and said in result.err
+
+
+@pytest.mark.parametrize(
+    ("path", "flag"),
+    [
+        ("spec.agent", "--agent"),
+        ("spec.inference.service", "--inf"),
+        ("spec.inference.model", "--model"),
+        ("spec.session.idleTimeoutSeconds", "--session-timeout"),
+        ("spec.env.A", "--env"),
+    ],
+)
+def test_errors_name_the_flag(path: str, flag: str) -> None:
+    assert flag_of(path) == flag
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "scaleup", "stop", "chat"])
+def test_verb_on_a_service_that_is_not_there_is_not_found(areal: Areal, record: Callable[..., Any], verb: str) -> None:
+    record("AgentService", "default", {"agent": "a:B", "suspend": True})
+    words = ["-m", "x"] if verb == "chat" else []
+    result = areal("agent", verb, "--service", "defautl", *words)
+    assert result.code == 4 and 'did you mean "default"' in result.err
+
+
+def test_service_that_does_not_run_is_said_so_with_the_command_that_starts_it(
+    areal: Areal, record: Callable[..., Any]
+) -> None:
+    record("AgentService", "default", {"agent": "a:B", "suspend": True})
+    result = areal("agent", "sessions", "list")
+    assert result.code == 1 and "areal agent run default -d" not in result.err
+    assert "AgentService/default does not run" in result.err and "areal agent run --service default -d" in result.err
+
+
+def test_ps_shows_what_runs_and_with_all_what_is_stopped(areal: Areal, record: Callable[..., Any]) -> None:
+    record("AgentService", "default", {"agent": "a:B", "pairs": 2, "suspend": True})
+    assert "no agent service runs" in areal("agent", "ps").err
+    (row,) = areal("agent", "ps", "--all", "--json").json
+    assert (row["service"], row["phase"], row["pairs"], row["agent"]) == ("default", "Suspended", 2, "a:B")
