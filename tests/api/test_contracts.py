@@ -46,7 +46,8 @@ def test_allocation_of_one_engine_has_areals_names() -> None:
     parallel = ModelAllocation.from_str("sglang:d4t2", "rollout").parallel
     assert (parallel.data_parallel_size, parallel.tensor_parallel_size, parallel.world_size) == (4, 2, 8)
     assert (parallel.pipeline_parallel_size, parallel.cp_size, parallel.ep_size) == (1, 1, 1)
-    assert ParallelStrategy().world_size == 1
+    assert ParallelStrategy() == ModelAllocation.from_str("sglang").parallel
+    assert (ParallelStrategy().world_size, ParallelStrategy().ep_size) == (1, 1)
     with pytest.raises(BackendError, match="one engine only"):
         ModelAllocation.from_str("sglang:d4+fsdp:d8")
 

@@ -152,6 +152,7 @@ def test_plan_of_a_changed_engine_argument_rolls_one_replica_at_a_time() -> None
     plan = plan_of(unchanged(home), target, observed=observed)
     part = next(part for part in plan.objects if part.ref == MODEL)
     assert (part.action, part.decided_by) == ("configure", "spec.engineArgs.maxBatchSize")
+    assert part.cause == "rolling update"
     one = [
         "spawn engine/{}",
         "await-ready engine/{}",

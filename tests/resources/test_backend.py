@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
 
 from areal.resources.backend import (
     ENGINES,
@@ -17,7 +16,6 @@ from areal.resources.backend import (
     Part,
     embedded_flags,
     engine_arg_faults,
-    engine_args_schema,
     engine_arguments,
     flag_name,
     parse_backend,
@@ -179,13 +177,3 @@ def test_arguments_of_a_job_are_without_what_areal_sets_and_what_says_nothing() 
     assert engine_arguments("vllm", section, "bfloat16") == {"max_model_len": 10}
     assert engine_arguments("embedded", {"threads": 2}, "bfloat16") == {"dtype": "bfloat16", "threads": 2}
     assert engine_arguments("embedded", {"dtype": "float32"}, "bfloat16") == {"dtype": "float32"}
-
-
-ARGUMENTS = st.sampled_from(["model", "modelPath", "port", "max_model_len", "max-batch-size", "maxBatchSiz", "dtype"])
-VALUES = st.sampled_from([None, True, 0, 1, -1, 1.5, "1", "auto", "float64"])
-
-
-@given(st.sampled_from(["embedded", "vllm", "sglang"]), st.dictionaries(ARGUMENTS, VALUES))
-def test_schema_of_arguments_takes_what_the_check_takes(engine: str, arguments: dict[str, Any]) -> None:
-    faultless = not list(engine_arg_faults(engine, arguments))
-    assert Draft202012Validator(engine_args_schema(engine)).is_valid(arguments) == faultless

@@ -102,6 +102,10 @@ def test_partition_is_never_further_apart_than_the_longest_row(lengths, parts) -
     assert max(sums) - min(sums) <= max(lengths)
 
 
+def test_partition_of_nothing_is_as_many_empty_parts() -> None:
+    assert [partition([], parts) for parts in (1, 3)] == [[[]], [[], [], []]]
+
+
 def test_partition_beats_taking_turns() -> None:
     sums = sorted(sum([8, 7, 6, 5, 4][n] for n in members) for members in partition([8, 7, 6, 5, 4], 2))
     assert sums == [14, 16]

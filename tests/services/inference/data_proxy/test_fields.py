@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,7 @@ def test_sampling_is_the_same_unsaid_and_said_to_be_the_default(codec: TextCodec
     unsaid = read_sampling(Fields({}), codec, options, Capabilities(), 7)
     assert unsaid == read_sampling(Fields(said), codec, options, Capabilities(), 7)
     assert unsaid == SamplingParams(7, stop_token_ids=(2,))
+    assert read_sampling(Fields({"seed": 1}), codec, options, Capabilities(), 7) == replace(unsaid, seed=1)
 
 
 @pytest.mark.parametrize("more", [{}, {"seed": 1}])
@@ -169,6 +171,17 @@ def test_engine_is_asked_for_as_many_alternatives_as_are_told(
 ) -> None:
     options = read_response_options(Fields({}), asked, Capabilities())
     assert read_sampling(Fields(more), codec, options, Capabilities(), 7).top_logprobs == of_the_engine
+
+
+def test_temperature_is_greedy_at_nothing_and_refused_below_the_engines_lowest(codec: TextCodec) -> None:
+    options, engine = read_response_options(Fields({}), None, Capabilities()), Capabilities(lowest_temperature=0.01)
+
+    def read(temperature: float) -> float:
+        return read_sampling(Fields({"temperature": temperature}), codec, options, engine, 7).temperature
+
+    assert [read(temperature) for temperature in (0, 1e-9, 0.01, 2)] == [0.0, 0.0, 0.01, 2.0]
+    with pytest.raises(ApiError, match=r"samples at 0\.01 at least"):
+        read(0.009)
 
 
 def test_stop_that_is_a_special_token_stops_by_its_id(codec: TextCodec) -> None:
