@@ -143,7 +143,8 @@ async def serve_uvicorn(service: Service, host: str) -> None:
     async def call(scope: dict[str, Any], receive: Callable[[], Any], send: Callable[[dict[str, Any]], Any]) -> None:
         query = scope["query_string"]
         target = scope["raw_path"] + (b"?" + query if query else b"")
-        request = Request(AsgiConnection(send), scope["method"], target.decode(), Headers(dict(scope["headers"])))
+        connection: Any = AsgiConnection(send)  # no call is upgraded to another protocol
+        request = Request(connection, scope["method"], target.decode(), Headers(dict(scope["headers"])))
         more = True
         while more:
             message = await receive()
@@ -168,7 +169,7 @@ async def serve_granian(service: Service, host: str) -> None:
         query = scope.query_string
         target = f"{scope.path}?{query}" if query else scope.path
         headers = Headers({name.encode(): value.encode() for name, value in scope.headers.items()})
-        connection = RsgiConnection(protocol)
+        connection: Any = RsgiConnection(protocol)
         request = Request(connection, scope.method, target, headers)
         request.received(await protocol())
         if await _answer(service, request, protocol.client_disconnect()) and connection.sending is not None:

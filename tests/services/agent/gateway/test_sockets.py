@@ -13,7 +13,7 @@ from tests.services.agent.gateway.socket_client import ACCEPTED, Caller
 from tests.services.processes import TERM, wait_until
 
 
-def connect(service: AgentService, **headers: str | None) -> Caller:
+def connect(service: AgentService, **headers: Any) -> Caller:
     caller = Caller(service.gateway.port, key=service.key, **headers)
     assert caller.status == 101, caller.head
     return caller
@@ -38,7 +38,7 @@ def test_handshake(service: AgentService) -> None:
         ({"Sec-WebSocket-Key": None}, 400),
     ],
 )
-def test_bad_handshake_is_refused(service: AgentService, headers: dict[str, str | None], status: int) -> None:
+def test_bad_handshake_is_refused(service: AgentService, headers: dict[str, Any], status: int) -> None:
     with Caller(service.gateway.port, key=service.key, **headers) as caller:
         assert caller.status == status
     assert service.call("POST", "/ws").status == 405
