@@ -284,7 +284,7 @@ class Scheduler(SpecModel):
         return self
 
 
-class Rollout(SpecModel):
+class RolloutStrategy(SpecModel):
     """Rollout of a change that needs new processes. Only the next rollout reads it."""
 
     type: Annotated[Literal["Rolling", "Recreate", "BlueGreen"], UpdateClass.META] = "Rolling"
@@ -298,7 +298,7 @@ class Rollout(SpecModel):
     """`BlueGreen` only: how long the old set is kept after the switch."""
 
 
-class Strategy(Rollout):
+class Strategy(RolloutStrategy):
     """Rollout of a change that needs new processes. Only the next rollout reads it."""
 
     max_unavailable: Annotated[Count, UpdateClass.META] = 0

@@ -39,7 +39,7 @@ from areal.resources.fields import (
     Replicas,
     Resources,
     Restart,
-    Rollout,
+    RolloutStrategy,
     Scheduler,
     Schema,
     Seconds,
@@ -391,7 +391,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Keys of the service."""
     scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler()
     """Backend of the processes."""
-    strategy: Annotated[Rollout, UpdateClass.META] = Rollout()
+    strategy: Annotated[RolloutStrategy, UpdateClass.META] = RolloutStrategy()
     """Rollout of changes: a pair is a replica."""
     restart: Annotated[Restart, UpdateClass.META] = Restart()
     """Restart of a process that exits by itself."""

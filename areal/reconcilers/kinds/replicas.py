@@ -25,7 +25,7 @@ from areal.reconcilers.planning import (
     key_input,
     unseen,
 )
-from areal.resources.fields import Rollout
+from areal.resources.fields import RolloutStrategy
 
 PROXY = "data-proxy"
 
@@ -196,7 +196,7 @@ class ReplicaWork(ObjectWork):
         return 0
 
     @property
-    def strategy(self) -> Rollout:
+    def strategy(self) -> RolloutStrategy:
         raise NotImplementedError
 
     @property

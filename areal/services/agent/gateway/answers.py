@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ _NOT_PASSED_ON = frozenset(
 )
 
 
-class Answer:
+class TurnAnswer(ABC):
     """Of one turn: ``event`` takes its events, ``end`` gives what the handler returns."""
 
     def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
@@ -36,11 +37,11 @@ class Answer:
         self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
         self._out = StreamResponse(headers={**_SSE, **self._headers})
 
-    async def event(self, event: Event) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def event(self, event: Event) -> None: ...
 
-    async def end(self, complete: Event) -> AnyResponse:
-        raise NotImplementedError
+    @abstractmethod
+    async def end(self, complete: Event) -> AnyResponse: ...
 
     async def _write(self, data: bytes) -> None:
         """Raises ConnectionResetError when the caller is gone."""
@@ -72,7 +73,7 @@ class _TurnWriter(ResponsesWriter):
         return done + self._event("response.completed", response=response), response
 
 
-class ResponsesAnswer(Answer):
+class ResponsesAnswer(TurnAnswer):
     _writer: _TurnWriter
     _calls = 0
 
@@ -101,7 +102,7 @@ class ResponsesAnswer(Answer):
         return self._out
 
 
-class ChatAnswer(Answer):
+class CompletionAnswer(TurnAnswer):
     """``_said``: the deltas. ``_passed_on``: the agent's own stream is the answer."""
 
     _head: Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from areal.services.agent.gateway.answers import Answer, ChatAnswer, ResponsesAnswer
+from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnswer, TurnAnswer
 from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header
 from areal.services.agent.gateway.sockets import SocketRoutes
@@ -36,11 +36,11 @@ class TurnRoutes:
 
     def add_to(self, service: Service) -> None:
         for prefix in ("/v1", ""):
-            responses, chat = self._turn(read_responses, ResponsesAnswer), self._turn(read_chat, ChatAnswer)
+            responses, chat = self._turn(read_responses, ResponsesAnswer), self._turn(read_chat, CompletionAnswer)
             service.route("POST", f"{prefix}/responses", responses, Access.ADMIN)
             service.route("POST", f"{prefix}/chat/completions", chat, Access.ADMIN)
 
-    def _turn(self, read: ReadBody, answers: type[Answer]) -> Handler:
+    def _turn(self, read: ReadBody, answers: type[TurnAnswer]) -> Handler:
         async def handle(request: Request) -> AnyResponse:
             data = await read_object(request, self._table.limits.max_body_bytes)
             inference = self._sessions.model_access(data)
