@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +45,35 @@ class RouterLease:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._registered: bool | None = None
+        self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and what it said
 
     async def run(self) -> None:
         while True:
             ready = self._service.readiness()
             again_s = await self._renew(ready)
             await self._wait_for_change(ready, again_s)
+
+    @cached_property
+    def _lease(self) -> dict[str, Any]:
+        config, address = self._config, self._service.address
+        assert address is not None, "a lease is taken by a service that listens"
+        lease = RenewLease(
+            worker_id=config.worker_id,
+            worker_addr=address,
+            model=self._model,
+            expected=config.expected,
+            readiness=config.readiness,
+            held=config.held,
+        )
+        return asdict(lease)
+
+    def _router_url(self) -> str:
+        """Raises OSError, ValueError, KeyError or TypeError where the file does not say it."""
+        about = self._file.stat()
+        written = (about.st_ino, about.st_mtime_ns, about.st_size)
+        if written != self._read[0]:
+            self._read = written, json.loads(self._file.read_text())["url"]
+        return self._read[1]
 
     async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float) -> None:
         """Return when what was ``sent`` has changed, or after ``seconds``."""
@@ -69,19 +93,9 @@ class RouterLease:
 
     async def _renew(self, ready: Mapping[str, Any]) -> float:
         """Seconds until the next renewal."""
-        config, address = self._config, self._service.address
-        assert address is not None, "a lease is taken by a service that listens"
-        lease = RenewLease(
-            worker_id=config.worker_id,
-            worker_addr=address,
-            model=self._model,
-            expected=config.expected,
-            readiness=config.readiness,
-            held=config.held,
-        )
-        body = orjson.dumps({**ready, **asdict(lease)})
+        body = orjson.dumps({**ready, **self._lease})
         try:
-            url = json.loads(self._file.read_text())["url"]
+            url = self._router_url()
             response = await self._http.fetch(
                 "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S
             )

@@ -75,7 +75,9 @@ class JournalStore(Generic[J]):
 
     def others(self) -> tuple[str, ...]:
         """Tags of the journals under the root that this process does not hold and can read, as they are now."""
-        folders = other_folders(self.root, {journal.folder.path for journal in self})
+        return self._tags(other_folders(self.root, {journal.folder.path for journal in self}))
+
+    def _tags(self, folders: Iterable[Path]) -> tuple[str, ...]:
         return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
 
     def holder_of_key(self, key: bytes) -> tuple[J, int] | None:
@@ -132,7 +134,7 @@ class JournalStore(Generic[J]):
                 if (tag := await self._adopt(path, after_s)) is not None:
                     adopted.append(tag)
             self._siblings = any(path in self._held_elsewhere for path in candidates)
-            self.elsewhere = self.others()
+            self.elsewhere = self.others() if adopted else self._tags(candidates)
             if adopted:
                 self._wake()
             return adopted

@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 
 from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.records import checksum
 from areal.services.inference.recorder.rows import RewardOverflow, Style
 from areal.services.inference.recorder.session import (
@@ -261,10 +262,19 @@ def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int)
     """Whether ``sweep`` has any work; if not, nothing is written and no waiter is woken."""
     query = (
         "SELECT EXISTS (SELECT 1 FROM trajectories WHERE phase=1 AND due<=:now)"
-        " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now) OR EXISTS (SELECT 1 FROM trajectories WHERE session=0)"
+        " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now)"
         " OR coalesce(:old >= (SELECT created FROM sessions WHERE number>=max(1, :cursor) ORDER BY number LIMIT 1), 0)"
+        " OR coalesce(:old >= (SELECT at FROM interactions WHERE id<:hitl_end ORDER BY id LIMIT 1), 0)"
+        " OR coalesce((SELECT max(id) FROM interactions WHERE id<:hitl_end)"
+        " > :turns + (SELECT min(id) FROM interactions WHERE id<:hitl_end), 0)"
     )
-    values = {"now": now, "cursor": cursor, "old": now - _soonest(retention)}
+    values = {
+        "now": now,
+        "cursor": cursor,
+        "old": now - _soonest(retention),
+        "hitl_end": session_rows(HITL_SESSION)[1],
+        "turns": retention.hitl_turns,
+    }
     return bool(tables.db.execute(query, values).fetchone()[0]) or _free_pages(tables) > 2 * _FREE_PAGES
 
 

@@ -347,6 +347,7 @@ async def test_upkeep_with_nothing_due_commits_nothing_and_reads_no_session(
 ) -> None:
     numbers = [(await start(journal))[0] for _ in range(70)]
     await journal.record(numbers[0], calls.tokens([1]))
+    await journal.record(0, calls.tokens([1]))
     before = journal.commits.commits
     read: list[str] = []
     journal._read.db.set_trace_callback(read.append)
@@ -358,6 +359,7 @@ async def test_upkeep_with_nothing_due_commits_nothing_and_reads_no_session(
     while await journal.sweep():
         pass
     assert [journal.session(number) for number in numbers] == [None] * 70
+    assert journal.trajectories(0) == []
 
 
 async def test_sessions_are_counted_anew_only_when_one_may_have_begun_or_ended(
