@@ -100,6 +100,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self.closed = False
         self.idle_since = 0.0
+        self.on_lost: Callable[[], None] | None = None  # while it lies idle
         self._handed_on = -math.inf  # when the sink was given something last, in loop time
         self._fresh()
 
@@ -289,6 +290,8 @@ class Connection(asyncio.Protocol):
             self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self.on_lost is not None and not self.closed:
+            self.on_lost()
         self.closed = True
         self._hand_on_late()
         if not self._ended:
@@ -413,9 +416,11 @@ class HttpClient:
     """Calls to other services; ``async with`` closes what is idle at its end. ``base`` is a URL without the path that
     is asked for; entering a call raises NotConnected or ResponseLost."""
 
-    def __init__(self, *, idle_s: float = POOL_IDLE_S) -> None:
-        """``idle_s``: how long a connection may lie unused; less than the other side lets it."""
+    def __init__(self, *, idle_s: float = POOL_IDLE_S, on_lost: Callable[[], None] | None = None) -> None:
+        """``idle_s``: how long a connection may lie unused; less than the other side lets it. ``on_lost`` is called
+        when the other side closes one that lies so."""
         self._idle_s = idle_s
+        self._on_lost = on_lost
         self._addresses: dict[str, Address] = {}
         self._idle: dict[Address, list[Connection]] = {}
         self._loop = asyncio.get_running_loop()
@@ -461,6 +466,7 @@ class HttpClient:
         while idle:
             connection = idle.pop()
             if not connection.closed and self._loop.time() - connection.idle_since < self._idle_s:
+                connection.on_lost = None
                 return connection
             connection.abort()
         try:
@@ -476,7 +482,7 @@ class HttpClient:
         if not connection.reusable:
             connection.abort()
             return
-        connection.idle_since = self._loop.time()
+        connection.idle_since, connection.on_lost = self._loop.time(), self._on_lost
         self._idle.setdefault(address, []).append(connection)
         if self._sweep is None:
             self._sweep = self._loop.call_later(self._idle_s, self._close_old)

@@ -197,7 +197,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
-        self._server.connections.add(self)
+        self._server.keep(self)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -533,14 +533,20 @@ class HttpServer:
 
     async def listen(self, sock: socket.socket) -> None:
         self._listener = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=_BACKLOG)
-        self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
+
+    def keep(self, connection: HttpConnection) -> None:
+        self.connections.add(connection)
+        if self._sweeps is None:
+            self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
 
     def _sweep(self) -> None:
         """One timer for all connections: ten thousand idle ones cost a millisecond each time."""
+        self._sweeps = None
         now = self.loop.time()
         for connection in list(self.connections):
             connection.sweep(now)
-        self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
+        if self.connections:
+            self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
 
     def forget(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)

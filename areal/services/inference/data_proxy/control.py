@@ -97,9 +97,10 @@ OWN_WEIGHTS = ""  # the pair of the weights that an engine starts with
 
 
 class EngineWatch:
-    """Polls engine health, more often during startup. ``state`` is the newest answer; a single failed poll after good
-    ones is ignored. ``on_progress`` is called when the engine reports more sampled tokens than before. ``losses``: how
-    often the engine was lost or replaced, and with it every weight update since its start."""
+    """Polls engine health, more often during startup, half as often while the engine is not ``busy``, and soon after
+    ``suspect``. ``state`` is the newest answer; a single failed poll after good ones is ignored. ``on_progress`` is
+    called when the engine reports more sampled tokens than before. ``losses``: how often the engine was lost or
+    replaced, and with it every weight update since its start."""
 
     def __init__(
         self,
@@ -108,9 +109,12 @@ class EngineWatch:
         period_s: float = _PERIOD_S,
         pause: PauseState | None = None,
         on_progress: Callable[[], None] = lambda: None,
+        busy: Callable[[], bool] = lambda: True,
     ) -> None:
         self._ask = ask
         self._on_progress = on_progress
+        self._busy = busy
+        self._suspected = asyncio.Event()
         self.on_change: Callable[[], None] = lambda: None
         self._period_s = period_s
         self._pause = pause
@@ -121,9 +125,20 @@ class EngineWatch:
     async def run(self) -> None:
         report_stage("waiting for the engine")
         while True:
+            self._suspected.clear()
             await self.refresh()
-            ready = self.state.not_ready is None
-            await asyncio.sleep(until_beat(self._period_s) if ready and not self._failures else _STARTING_PERIOD_S)
+            if self.state.not_ready is None and not self._failures:
+                period_s = self._period_s if self._busy() else 2 * self._period_s
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(until_beat(period_s)):
+                        await self._suspected.wait()
+                    await asyncio.sleep(_STARTING_PERIOD_S)  # an engine that closes every connection is no reason
+            else:
+                await asyncio.sleep(_STARTING_PERIOD_S)
+
+    def suspect(self) -> None:
+        """The engine closed a connection: poll soon."""
+        self._suspected.set()
 
     async def refresh(self) -> None:
         """Poll now."""

@@ -96,7 +96,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
 
     @contextlib.asynccontextmanager
     async def build(options: ServeOptions, store: TrajectoryStore | None) -> AsyncIterator[Service]:
-        headers, http = options.headers, HttpClient(idle_s=ENGINE_IDLE_S)
+        headers, http = options.headers, HttpClient(idle_s=ENGINE_IDLE_S, on_lost=lambda: watch.suspect())
         engine_headers = headers
         if config.attached:
             engine_key = _provider_key(config.engine_key_file, "AREAL_ENGINE_API_KEY")
@@ -108,7 +108,12 @@ def _token_engine(config: DataProxyConfig) -> Build:
         engine = engine_at(config.engine_url)
         pause = PauseState()
         generator = Generator(engine, pause)
-        watch = EngineWatch(engine.state, pause=pause, on_progress=generator.activity.mark)
+        watch = EngineWatch(
+            engine.state,
+            pause=pause,
+            on_progress=generator.activity.mark,
+            busy=lambda: calls.tokens_in_flight > 0,
+        )
 
         def context() -> int | None:
             """The smaller of our limit and the engine's: a call that the engine would cut short is refused here."""

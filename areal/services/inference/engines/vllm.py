@@ -130,14 +130,13 @@ class VllmClient(EngineClient):
             self._calls -= 1
 
     def _request(self, call: EngineCall) -> GenerateRequest:
-        alike = range(call.sampling.n) if call.sampling.greedy else ()
+        alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
 
         def read(data: dict[str, Any]) -> list[EngineDelta]:
             check_event(data)
             self._event.set()
-            deltas = [read_choice(choice, call) for choice in data.get("choices", ())]
-            if (version := self._version) is not None:
-                deltas = [replace(delta, versions=(version,) * len(delta.token_ids)) for delta in deltas]
+            version = UNKNOWN_VERSION if self._version is None else self._version
+            deltas = [read_choice(choice, call, version) for choice in data.get("choices", ())]
             return [replace(delta, index=index) for delta in deltas for index in alike] if alike else deltas
 
         return "/v1/completions", wire_body(call, self._served()), JsonEvents(read)
@@ -303,8 +302,9 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     return body
 
 
-def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:
-    """One choice of one chunk. We send no stop strings, so what ends one as "stop" is its last token."""
+def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int = UNKNOWN_VERSION) -> EngineDelta:
+    """One choice of one chunk, whose tokens the weights ``version`` sampled. We send no stop strings, so what ends one
+    as "stop" is its last token."""
     ids = tuple(choice.get("token_ids") or ())
     logprobs = choice.get("logprobs") or {}
     finish = choice.get("finish_reason")
@@ -314,7 +314,7 @@ def read_choice(choice: Mapping[str, Any], call: EngineCall) -> EngineDelta:
         index=choice["index"],
         token_ids=ids,
         logprobs=tuple(logprobs.get("token_logprobs") or ())[: len(ids)],
-        versions=(UNKNOWN_VERSION,) * len(ids),
+        versions=(version,) * len(ids),
         top_logprobs=_tops(logprobs.get("top_logprobs") or (), wanted) if wanted else None,
         finish_reason=reason,
         stop_token_id=ids[-1] if reason is FinishReason.STOP and ids else None,

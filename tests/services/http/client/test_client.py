@@ -392,3 +392,25 @@ async def test_connection_that_lay_unused_too_long_is_not_used_again() -> None:
         await asyncio.sleep(0.3)
         assert await ask(pool, url) == b"hello"
         assert connections == 2
+
+
+async def test_unused_connection_that_the_worker_closes_is_reported_and_one_that_we_close_is_not() -> None:
+    leave, lost = asyncio.Event(), asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await says(OK)(reader, writer)
+        await leave.wait()
+
+    async with worker(talk) as url:
+        async with HttpClient(on_lost=lost.set) as pool:
+            assert await ask(pool, url) == b"hello"
+            assert not lost.is_set()
+            leave.set()
+            await asyncio.wait_for(lost.wait(), 10)
+        lost.clear()
+        leave.clear()
+        async with HttpClient(on_lost=lost.set) as pool:
+            assert await ask(pool, url) == b"hello"
+        leave.set()
+        await asyncio.sleep(0)
+        assert not lost.is_set()

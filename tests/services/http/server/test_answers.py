@@ -307,6 +307,18 @@ async def test_idle_connection_is_closed_after_a_while_and_not_before() -> None:
         assert await used.ended() and await fresh.ended()
 
 
+async def test_server_without_connections_has_no_timer() -> None:
+    async with serving(echo, replace(QUICK, keep_alive_s=20.0)) as fixture:
+        async with fixture.caller() as caller:
+            await caller.say(get())
+            assert (await caller.answer()).status == 200
+            assert fixture.server._sweeps is not None
+        async with asyncio.timeout(20):
+            while fixture.server._sweeps is not None:  # noqa: ASYNC110 - a timer tells nobody of its end
+                await asyncio.sleep(0.01)
+        assert (await fixture.ask(get())).status == 200
+
+
 async def test_handler_that_takes_long_is_not_an_idle_connection() -> None:
     async def slow(request: Request) -> AnyResponse:
         await asyncio.sleep(0.5)

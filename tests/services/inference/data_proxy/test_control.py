@@ -4,6 +4,10 @@ import asyncio
 import contextlib
 from pathlib import Path
 
+import pytest
+
+from areal.services.http.tasks import background
+from areal.services.inference.data_proxy import control
 from areal.services.inference.data_proxy.control import EngineWatch, PauseState, PublishedWeights, WeightTracker
 from areal.services.inference.engines.base import EngineState
 from areal.services.inference.recorder.storage import PUBLISHED
@@ -42,6 +46,39 @@ async def test_engine_is_not_ready_until_it_says_so() -> None:
 async def test_one_lost_answer_is_noise_and_two_are_not() -> None:
     states = await states_after(READY, LOST, READY, LOST, LOST, READY)
     assert [state.not_ready is None for state in states] == [True, True, True, True, False, True]
+
+
+@pytest.mark.parametrize(("busy", "period_s"), [(True, 3.0), (False, 6.0)])
+async def test_engine_that_samples_nothing_is_asked_half_as_often(
+    busy: bool, period_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    slept = asyncio.Event()
+
+    def until_beat(seconds: float) -> float:
+        asked.append(seconds)
+        slept.set()
+        return seconds
+
+    monkeypatch.setattr(control, "until_beat", until_beat)
+    watch = EngineWatch(Engine().state, period_s=3.0, busy=lambda: busy)
+    async with background("watch", watch.run):
+        await asyncio.wait_for(slept.wait(), 20)
+    assert asked == [period_s]
+
+
+async def test_engine_that_closed_a_connection_is_asked_again_soon() -> None:
+    engine, lost = Engine(), asyncio.Event()
+    watch = EngineWatch(engine.state, period_s=3600.0)
+    watch.on_change = lost.set
+    async with background("watch", watch.run):
+        await asyncio.wait_for(lost.wait(), 20)
+        assert watch.state == EngineState(None, version=0)
+        engine.version = None
+        lost.clear()
+        watch.suspect()
+        await asyncio.wait_for(lost.wait(), 20)
+        assert watch.state.not_ready == "gone"
 
 
 async def test_progress_is_heard_while_the_engine_samples() -> None:
