@@ -66,7 +66,7 @@ async def test_request_is_freed_with_its_answer(handler: Callable[[Request], Awa
             await caller.answer()
             await caller.say(get())
             await caller.answer()
-            assert not [each for each in gc.get_objects() if isinstance(each, Request)]
+            assert not [each for each in gc.get_objects() if type(each) is Request]
     finally:
         gc.enable()
 
