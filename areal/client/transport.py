@@ -20,6 +20,7 @@ from typing import Any
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from areal.client.errors import (
     ClientError,
@@ -159,7 +160,7 @@ class Transport:
             headers["Content-Type"] = "application/json"
         if (key := call.key or self._key) is not None:
             headers["Authorization"] = f"Bearer {key}"
-        url = self.base_url + call.path
+        url = URL(self.base_url + call.path, encoded=True)  # a session's key may be ".."
         return self._open().request(
             call.method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
         )

@@ -16,10 +16,14 @@ from tests.services.tokenizer_folder import write_tokenizer
 class Place:
     """``folder`` has the tokenizer."""
 
+    processes: Processes
     engine: Process
     proxy: Process
-    key: str
     folder: Path
+
+    @property
+    def key(self) -> str:
+        return self.processes.key
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +38,7 @@ def shared_place(tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> I
     try:
         engine = processes.engine(tokenizer)
         proxy = processes.data_proxy(engine, tokenizer, "--state-dir", str(folder / "state"))
-        yield Place(engine, proxy, processes.key, tokenizer)
+        yield Place(processes, engine, proxy, tokenizer)
     finally:
         processes.stop()
 

@@ -48,6 +48,6 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         state = ("--tokenizer-path", str(EXAMPLE), "--state-dir", str(folder / "state"))
         proxy = processes.service("data_proxy", *flags, *state)
         wait_ready(proxy)
-        yield Place(engine, proxy, processes.key, Path(EXAMPLE))
+        yield Place(processes, engine, proxy, Path(EXAMPLE))
     finally:
         processes.stop()

@@ -51,7 +51,7 @@ class TurnRoutes:
             turn = replace(body_as(TurnRequest, asked), metadata=body.metadata, inference=inference)
             if key is None:
                 start = StartAgentSession(model=self._sessions.service, inference=inference)
-                key, _ = await self._sessions.start(start, request.id)
+                key = (await self._sessions.start(start, request.id)).key
             answer = answers(request, body, key, self._sessions.service)
             return await answer.end(await self._runner.run(TurnCall(key, turn, request.id), answer.event))
 

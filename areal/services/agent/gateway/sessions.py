@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -100,6 +100,14 @@ class Routing:
 ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
 
 
+class StartedSession(NamedTuple):
+    """``tag``: its journal's. ``inference_session_id``: where its model calls are recorded, if the service has it."""
+
+    key: str
+    tag: str
+    inference_session_id: str | None
+
+
 class AgentSessions:
     def __init__(
         self,
@@ -151,10 +159,10 @@ class AgentSessions:
 
     async def start_with(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)
-        return (await self.start(start, request_id))[1]
+        return (await self.start(start, request_id)).tag
 
-    async def start(self, start: StartAgentSession, request_id: str) -> tuple[str, str]:
-        """The session's key and its journal's tag. A session that has the key already is the answer, too."""
+    async def start(self, start: StartAgentSession, request_id: str) -> StartedSession:
+        """A session that has the key already is the answer, too."""
         body = orjson.dumps(asdict(start))
         status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
         if status == 404 and b'"model_not_found"' in answer:
@@ -163,13 +171,15 @@ class AgentSessions:
         if status != 201:
             raise refusal(status, answer)
         told = orjson.loads(answer)
-        key = told["sessions"][0]["session_api_key"]
+        session = told["sessions"][0]
+        key = session["session_api_key"]
         tag = told.get("journal") or tag_of_key(key)
         if tag is None:
             self.forget(key)
-            return key, await self.find(key)
-        self._keys.remember(key.encode(), tag)
-        return key, tag
+            tag = await self.find(key)
+        else:
+            self._keys.remember(key.encode(), tag)
+        return StartedSession(key, tag, session.get("inference_session_id"))
 
 
 def _base(url: str) -> str:
@@ -210,8 +220,9 @@ class AgentSessionRoutes:
             metadata=caller_metadata(body.metadata),
             inference=self._sessions.model_access(data),
         )
-        key, _ = await self._sessions.start(start, request.id)
-        return json_response({"session_key": key, "metadata": body.metadata}, status=201)
+        started = await self._sessions.start(start, request.id)
+        told = {"session_key": started.key, "inference_session_id": started.inference_session_id}
+        return json_response({**told, "metadata": body.metadata}, status=201)
 
     async def list(self, request: Request) -> Response:
         """One page over all data proxies, in the order of keys. ``journals_away``: those of which nobody serves the

@@ -169,7 +169,7 @@ class _Conversation:
         try:
             if key is None:
                 start = StartAgentSession(model=self._of.sessions.service, inference=turn.inference)
-                key, _ = await self._of.sessions.start(start, request_id)
+                key = (await self._of.sessions.start(start, request_id)).key
             about |= {"runId": turn.run_id, "sessionKey": key}
 
             async def sink(event: Event) -> None:
