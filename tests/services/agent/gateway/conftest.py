@@ -1,9 +1,9 @@
-"""A running agent service: gateway, router and data proxies, each a process."""
+"""A running agent service: gateway, router and pairs, each a process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,18 @@ from openai import OpenAI
 
 from tests.services.processes import Answer, Process, Processes, Stream, wait_ready, wait_until
 
-STANDIN = Path(__file__).parent / "standin_data_proxy.py"
+AGENTS = Path(__file__).parent / "talking_agent.py"
 INFERENCE = "http://127.0.0.1:1"
-ACCESS = f'[{{"addr": "{INFERENCE}", "model": "tiny"}}]'
+NAME = "helper"
 
 
-@dataclass(frozen=True)
+@dataclass
 class AgentService:
     processes: Processes
     router: Process
     gateway: Process
-    proxies: list[Process]
+    workers: list[Process] = field(default_factory=list)
+    proxies: list[Process] = field(default_factory=list)
 
     @property
     def key(self) -> str:
@@ -43,40 +44,49 @@ class AgentService:
         return OpenAI(base_url=f"{self.gateway.url}/v1", api_key=self.key, max_retries=0)
 
     def wait_running(self, count: int) -> None:
-        """Turns that say ``wait`` and have begun, in all data proxies."""
+        """``count`` turns are at their agents."""
 
-        def waiting() -> bool:
-            return sum(proxy.call("GET", "/health").json()["waiting"] for proxy in self.proxies) == count
+        def running() -> bool:
+            return sum(worker.call("GET", "/health").json()["turns"] for worker in self.workers) == count
 
-        wait_until(waiting, what=f"{count} turns wait")
+        wait_until(running, what=f"{count} turns run")
 
     def release(self) -> None:
-        for proxy in self.proxies:
-            proxy.call("POST", "/release", key=self.key)
+        """Let all turns end that ``wait``."""
+        for number, worker in enumerate(self.workers):
+            body = {"message": "release", "session_key": "release", "run_id": f"release-{number}"}
+            assert worker.call("POST", "/run", body, key=self.key).status == 200
+
+    def add_pair(self, state: Path, agent: str = "TalkingAgent", *flags: str) -> None:
+        start, number = self.processes.service, len(self.proxies)
+        worker = start("agent.worker", "--agent", f"{AGENTS}:{agent}")
+        own = ("--service", NAME, "--worker-url", worker.url, "--state-dir", str(state), "--health-period", "0.5")
+        proxy = start("agent.data_proxy", *own, "--adopt-after", "1", *flags, env={"AREAL_RUN_UID": f"pair-{number}"})
+        wait_ready(proxy)
+        self.workers.append(worker)
+        self.proxies.append(proxy)
+
+    def register(self) -> None:
+        self.processes.register(self.router, *self.proxies, model=NAME)
+        assert self.router.call("POST", "/synced", {}, key=self.key).status == 200
+        wait_ready(self.gateway)
 
 
-def standin(processes: Processes) -> Process:
-    process = processes.spawn(str(STANDIN), "--admin-key-file", str(processes.key_file))
-    process.port = int(process.wait_log(r"listens on \S+ port (\d+)")[1])
-    wait_ready(process)
-    return process
-
-
-def build(processes: Processes, pairs: int = 2, *gateway_flags: str) -> AgentService:
+def build(processes: Processes, state: Path, pairs: int) -> AgentService:
     router = processes.router()
-    proxies = [standin(processes) for _ in range(pairs)]
-    flags = ("--router-url", router.url, "--service", "helper", "--inference", ACCESS)
-    gateway = processes.service("agent.gateway", *flags, *gateway_flags)
-    processes.register(router, *proxies, model="helper")
-    assert router.call("POST", "/synced", {}, key=processes.key).status == 200
-    wait_ready(gateway)
-    return AgentService(processes, router, gateway, proxies)
+    access = f'[{{"addr": "{INFERENCE}", "model": "tiny"}}]'
+    flags = ("--router-url", router.url, "--service", NAME, "--inference", access)
+    service = AgentService(processes, router, processes.service("agent.gateway", *flags))
+    for _ in range(pairs):
+        service.add_pair(state)
+    service.register()
+    return service
 
 
 @pytest.fixture(scope="package")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentService]:
     processes = Processes(tmp_path_factory.mktemp("agents"))
-    yield build(processes)
+    yield build(processes, tmp_path_factory.mktemp("state"), 2)
     processes.stop()
 
 
@@ -87,6 +97,6 @@ def service(shared: AgentService) -> AgentService:
 
 
 @pytest.fixture
-def own(processes: Processes) -> AgentService:
+def own(processes: Processes, tmp_path: Path) -> AgentService:
     """A service of the test's own, with one pair."""
-    return build(processes, 1)
+    return build(processes, tmp_path / "state", 1)

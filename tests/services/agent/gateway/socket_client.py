@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from wsproto.connection import Connection, ConnectionType
@@ -25,9 +25,11 @@ ACCEPTED = "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
 class Caller:
     """``status`` and ``head``: the answer to the handshake. Receiving raises EOFError at the connection's end."""
 
-    def __init__(self, port: int, path: str = "/ws", key: str | None = None, **headers: str | None) -> None:
+    def __init__(
+        self, port: int, path: str = "/ws", key: str | None = None, headers: Mapping[str, str | None] | None = None
+    ) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
-        fields = {**HANDSHAKE, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        fields: dict[str, str | None] = {**HANDSHAKE, **(headers or {})}
         fields |= {"Authorization": f"Bearer {key}"} if key is not None else {}
         lines = [f"{name}: {value}" for name, value in fields.items() if value is not None]
         self.socket.sendall("\r\n".join([f"GET {path} HTTP/1.1", *lines, "", ""]).encode())

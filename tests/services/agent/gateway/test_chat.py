@@ -36,7 +36,7 @@ def test_client_has_streamed_completion(service: AgentService) -> None:
 def test_summary_is_said_where_there_were_no_deltas(service: AgentService) -> None:
     events = list(service.stream("metadata", "summary", "/v1/chat/completions").events())
     assert events[-1] == "[DONE]"
-    assert "metadata" in json.loads(chat_text(events))
+    assert "chat_request" in json.loads(chat_text(events))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -45,14 +45,13 @@ def test_agents_own_stream_is_passed_on(service: AgentService, stream: bool) -> 
     assert (answer.status, answer.body) == (200, b"data: one\n\ndata: two\n\n")
     assert (answer.headers["content-type"], answer.headers["x-own"]) == ("text/event-stream", "1")
     assert answer.headers["x-areal-session-key"] == "own-stream"
-    assert service.respond("stream").json()["output"][0]["content"][0]["text"] == "one two"
 
 
 def test_agent_has_the_request_without_the_sessions_keys(service: AgentService) -> None:
     body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "metadata"}], "seed": 3}
     answer = service.call("POST", "/chat/completions", {**body, "user": "secret", "metadata": {"a": 1}})
     told = json.loads(answer.json()["choices"][0]["message"]["content"])
-    assert told["metadata"] == {"a": 1, "chat_request": body}
+    assert told == {"a": 1, "chat_request": body}
 
 
 BAD = [

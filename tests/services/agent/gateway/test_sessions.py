@@ -20,9 +20,9 @@ def test_awkward_key_is_one_session(service: AgentService, key: str) -> None:
     assert service.respond("hello", header).headers["x-areal-session-key"] == header
     path = f"/sessions/{quote(key, safe='')}"
     told = service.call("GET", path).json()
-    assert (told["session_key"], told["metadata"], len(told["history"])) == (key, {"task": 1}, 2)
-    assert service.call("POST", f"{path}/reward", {"reward": 0.5}).json()["reward"] == 0.5
-    assert service.call("POST", f"{path}/export").json()["style"] == "individual"
+    assert (told["session_key"], told["metadata"], told["turns"]) == (key, {"task": 1}, 1)
+    for verb, body in (("reward", {"reward": 0.5}), ("export", None)):
+        assert service.call("POST", f"{path}/{verb}", body).json()["error"]["code"] == "no_inference"
     assert service.call("POST", "/sessions/close", {"session_key": key}).status == 200
     assert service.call("GET", path).status == 404
 
@@ -109,10 +109,10 @@ def test_metrics_count_turns(own: AgentService) -> None:
     own.respond("hello")
     own.respond("fail")
     text = own.call("GET", "/metrics").body.decode()
-    assert 'areal_agent_turns_total{outcome="complete"} 1.0' in text
-    assert 'areal_agent_turns_total{outcome="agent"} 1.0' in text
-    assert "areal_agent_first_event_seconds_count 2.0" in text
-    assert "areal_agent_turns_running 0.0" in text
+    assert 'areal_gateway_turns_total{outcome="complete"} 1.0' in text
+    assert 'areal_gateway_turns_total{outcome="agent"} 1.0' in text
+    assert "areal_gateway_first_event_seconds_count 2.0" in text
+    assert "areal_gateway_turns_running 0.0" in text
 
 
 def test_service_without_pairs_says_so(processes: Processes) -> None:

@@ -1,0 +1,67 @@
+"""An agent that does what a message says: ``tools``, ``metadata``, ``fail``, ``lose``, ``stream``, ``many``, ``wait``
+(until some turn says ``release``); any other message is repeated word by word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from areal.api.agent import AgentRequest, AgentResponse, EventEmitter, StreamResponse
+
+PARTS = 20_000
+PART = "x" * 1000
+
+
+class TalkingAgent:
+    def __init__(self) -> None:
+        self._released = asyncio.Event()
+
+    async def run(self, request: AgentRequest, *, emitter: EventEmitter) -> AgentResponse | StreamResponse:
+        match request.message:
+            case "tools":
+                for city in ("Rome", "Oslo"):
+                    await emitter.emit_tool_call("weather", {"city": city})
+                for number in (1, 2):
+                    await emitter.emit_tool_result("weather", f"sun {number}")
+                await emitter.emit_delta("Sunny.")
+            case "metadata":
+                return AgentResponse(summary=json.dumps(request.metadata))
+            case "fail":
+                raise ValueError("no")
+            case "lose":
+                await emitter.emit_delta("half")
+                raise ConnectionError("the model is away")
+            case "stream":
+                return StreamResponse(200, {"Content-Type": "text/event-stream", "X-Own": "1"}, _parts())
+            case "many":
+                for _ in range(PARTS):
+                    await emitter.emit_delta(PART)
+                return AgentResponse(summary="x")
+            case "wait":
+                await emitter.emit_delta("waiting")
+                await self._released.wait()
+            case "release":
+                self._released.set()
+                self._released = asyncio.Event()
+            case message:
+                for number, word in enumerate(f"You said: {message}".split(" ")):
+                    await emitter.emit_delta(f" {word}" if number else word)
+        return AgentResponse()
+
+
+async def _parts() -> AsyncIterator[bytes]:
+    yield b"data: one\n\n"
+    yield b"data: two\n\n"
+
+
+async def summarise(request: AgentRequest, *, emitter: EventEmitter) -> Any:
+    """Asks the session's recorded model."""
+    from openai import AsyncOpenAI
+
+    access = request.metadata["areal_inference"]
+    client = AsyncOpenAI(base_url=f"{access['base_url']}/v1", api_key=access["api_key"])
+    asked: Any = [*request.history, {"role": "user", "content": request.message}]
+    answer = await client.chat.completions.create(model=access["model"], messages=asked)
+    return answer.choices[0].message.content
