@@ -341,13 +341,14 @@ def replaced(states: Iterable[RunState]) -> set[str]:
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
     """One kind has its own columns too. Several kinds share the common columns and name objects KIND/NAME."""
-    from areal.reconcilers.kinds import controller_of
+    from areal.reconcilers.kinds import KindController, controller_of
 
     one, *more = dict.fromkeys(kinds) or KINDS
-    own = (("ADDRESS", ("status", "address"), False),) if more else controller_of(one).columns
+    controller = KindController("") if more else controller_of(one)
+    own = (("ADDRESS", ("status", "address"), False),) if more else controller.columns
     return (
         Column("NAME", document_name) if more else field("NAME", "metadata", "name"),
-        field("READY", "status", "ready"),
+        field(controller.ready_title, "status", "ready"),
         field("STATUS", "status", "phase", state=True),
         *(field(title, *path, wide=wide) for title, path, wide in own),
         Column("AGE", lambda row: _age(row["metadata"].get("createdAt")), right=True),

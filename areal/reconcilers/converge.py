@@ -129,10 +129,12 @@ def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnaps
 
 
 def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
-    """The hosts of the targets, and what has to be known to plan for those: the other models of a service, and the jobs
-    that train in it."""
+    """The hosts of the targets and the services that they call, and what has to be known to plan for those: the other
+    models of a service, and the jobs that train in it."""
     names = {target.ref for target in targets}
     hosts = {host for target in targets if (host := host_of(target.object))}
+    staying = [target.object for target in targets if not target.gone]
+    hosts |= {called for item in staying if (called := controller_of(item.kind).called(item.spec))}
     in_play = names | hosts
     return tuple(
         Target(item, "unchanged")
@@ -289,7 +291,7 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     routed = {run for op in ops if op.verb is Verb.ROUTE and op.id in report.done for run in op.runs}
 
     def is_useless(op: Op) -> bool:
-        proxy = op.run.replace("/engine/", "/data-proxy/")
+        proxy = f"+{op.ref}/data-proxy/{op.target.rpartition('/')[2]}"
         return bool(op.args.get("successor")) and op.ref in failed_refs and proxy not in routed
 
     started = (op for op in ops if op.verb is Verb.SPAWN and op.run in spawned)

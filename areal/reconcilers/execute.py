@@ -35,9 +35,10 @@ from areal.runtime.backends.base import Phase
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.records import new_uid
+from areal.wire.agents import ConfigureSessions
 from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
 from areal.wire.fields import write_fields
-from areal.wire.routing import Readiness
+from areal.wire.routing import DRAINING, READY, Readiness
 
 PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
@@ -372,7 +373,8 @@ def _served(context: EffectContext, op: Op) -> str:
 
 
 def configure(context: EffectContext, op: Op, number: int) -> None:
-    _post(context, op, "/configure", write_fields(ConfigureRouter(**op.args)))
+    body = ConfigureRouter if op.target == "router" else ConfigureSessions
+    _post(context, op, "/configure", write_fields(body(**op.args)))
 
 
 def sync(context: EffectContext, op: Op, number: int) -> None:
@@ -405,40 +407,41 @@ def _in_flight(url: str) -> int | None:
 
 
 def settle(context: EffectContext, op: Op, number: int) -> None:
-    """The gateway lists the model, and the router sends requests to its replicas: what `Ready` promises is what a
-    user's client sees. A replica that the router does not find well is waited for a moment, and is no failure here."""
+    """The gateway lists the model (that of an agent service is ready), and the router sends requests to its replicas:
+    what `Ready` promises is what a user's client sees. A replica that the router does not find well is waited for a
+    moment, and is no failure here."""
     service, name = str(op.args["service"]), _served(context, op)
-    gateway = _gateway_url(context, service)
+    gateway = _url_of(context, service, "gateway")
     client = context.admin(service, gateway)
     while True:
         try:
-            status, answer = client.get("/v1/models")
+            status, answer = client.get("/ready" if service == op.ref else "/v1/models")
         except OSError as error:
             status, answer = 0, str(error)
-        if status == 200 and any(entry.get("id") == name for entry in answer.get("data", ())):
+        if status == 200 and (service == op.ref or any(entry.get("id") == name for entry in answer.get("data", ()))):
             break
         context.require_time(op, f"{op.ref}: {gateway} does not list the model: {status or ''} {_brief(answer)}")
         context.pause(op, POLL_S)
 
     def is_unrouted() -> bool:
-        """Whether a worker of the model gets no requests: the router has yet to find it well."""
+        """Whether a worker gets no requests: the router has yet to find it well."""
         try:
-            status, answer = client.get("/workers")
+            status, answer = context.admin(service, _url_of(context, service, "router")).get("/table")
         except OSError:
             return True
-        workers = answer.get("workers", ()) if status == 200 and isinstance(answer, dict) else ()
-        return any(worker["model"] == name and worker["state"] not in ("ready", "draining") for worker in workers)
+        models = answer.get("models", {}) if status == 200 and isinstance(answer, dict) else {}
+        return any(worker["state"] not in (READY, DRAINING) for worker in models.get(name, {}).get("workers", ()))
 
     until = time.monotonic() + ROUTED_S
     while not op.args.get("trainer") and is_unrouted() and time.monotonic() < until:
         context.pause(op, SLOW_POLL_S)
 
 
-def _gateway_url(context: EffectContext, service: str) -> str:
-    started = [slot.url for slot in context.slots.values() if (slot.ref, slot.component) == (service, "gateway")]
-    urls = [*started, *(run.url for run in context.observed.of(service, "gateway") if run.is_live)]
+def _url_of(context: EffectContext, service: str, component: str) -> str:
+    started = [slot.url for slot in context.slots.values() if (slot.ref, slot.component) == (service, component)]
+    urls = [*started, *(run.url for run in context.observed.of(service, component) if run.is_live)]
     if not urls:
-        raise TargetFailed(f"{service} has no running gateway", hint=f"areal describe {service.lower()}")
+        raise TargetFailed(f"{service} has no running {component}", hint=f"areal describe {service.lower()}")
     return urls[0]
 
 
@@ -450,17 +453,19 @@ def _brief(answer: Any) -> str:
 
 
 def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False) -> Any:
-    """POST to the service's router. Raises ArealError when it does not do as it is told."""
+    """POST to the service's router, or to the process that ``op`` is about. Raises ArealError when it does not do as it
+    is told."""
     service = str(op.args.get("service") or op.ref)
-    hint = f"areal logs {service.lower()} -c router; then the same command again"
+    called = "data proxy" if op.verb is Verb.CONFIGURE and op.target != "router" else "router"
+    hint = f"areal logs {service.lower()} -c {called.replace(' ', '-')}; then the same command again"
     url = context.url(op.args.get("router") or op.run)
     try:
         status, answer = context.admin(service, url).post(path, dict(body))
     except OSError as error:
         why = error or type(error).__name__
-        raise ArealError(f"{op.ref}: the router at {url} does not answer POST {path}: {why}", hint=hint) from error
+        raise ArealError(f"{op.ref}: the {called} at {url} does not answer POST {path}: {why}", hint=hint) from error
     if status >= 400 and not (missing_is_fine and status == 404):
-        raise ArealError(f"{op.ref}: the router answers {status} to POST {path}: {_brief(answer)}", hint=hint)
+        raise ArealError(f"{op.ref}: the {called} answers {status} to POST {path}: {_brief(answer)}", hint=hint)
     return answer
 
 

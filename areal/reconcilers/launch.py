@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,6 +175,7 @@ def run_spec(
     secret_env: Mapping[str, str] | None = None,
     liveness: LivenessProbe | None = None,
     config: Mapping[str, Any] | None = None,
+    cwd: str | None = None,
 ) -> RunSpec:
     """A process that answers at its slot's address. ``inputs``: what it is told about its neighbours. ``config``: its
     configuration (``areal.wire.processes``), beside its argv."""
@@ -190,6 +191,7 @@ def run_spec(
         backend=slot.backend,
         env={"PYTHONUNBUFFERED": "1", **(env or {})},
         secret_env=dict(secret_env or {}),
+        cwd=cwd,
         ports=() if slot.shared else (slot.port,),
         shared_ports=(slot.port,) if slot.shared else (),
         gpus=gpus,
@@ -240,6 +242,17 @@ def secret_of(key_from: Any, stored: StoredObject) -> str:
             f"{stored.ref}: the secret's file {key_from.file} cannot be read: {error.strerror}",
             hint="write it, readable by you alone, and apply again",
         ) from error
+
+
+def secret_faults(env_from: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str | None]]:
+    """Secrets that are not there, of ``envFrom`` in a sparse spec: the field, what is wrong, what helps."""
+    for name, source in env_from.items():
+        variable, secret = source.get("env"), source.get("file")
+        if variable and not os.environ.get(variable):
+            message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
+            yield ("envFrom", name, "env"), message, hint
+        if secret and not os.access(Path(secret).expanduser(), os.R_OK):
+            yield ("envFrom", name, "file"), f"the secret's file {secret} cannot be read", None
 
 
 def key_path(home: Home, service: StoredObject) -> Path:

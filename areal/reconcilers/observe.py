@@ -40,6 +40,7 @@ class ObservedRun:
     seen: Seen = Seen.UNSEEN
     why: str = ""
     age_s: float | None = None  # of the present child, when it was observed
+    settings: Mapping[str, Any] = field(default_factory=dict)  # those that it can be given while it runs
 
     @property
     def uid(self) -> str:
@@ -134,7 +135,7 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
     now = time.time()
     ages = [now - state.started_at if state.started_at else None for state in asked]
     probed = {
-        state.spec.uid: ObservedRun(state, *_probed(state, answer), age_s)
+        state.spec.uid: ObservedRun(state, *_probed(state, answer), age_s, _settings(answer))
         for state, answer, age_s in zip(asked, probes, ages, strict=True)
     }
     routes = {
@@ -180,6 +181,11 @@ def key_headers(path: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {read_key(Path(path))}"}
     except ArealError:
         return {}
+
+
+def _settings(answer: ProbeResponse | ProbeFailed) -> Mapping[str, Any]:
+    found = {} if isinstance(answer, ProbeFailed) else _object(answer.body).get("settings")
+    return found if isinstance(found, dict) else {}
 
 
 def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen, str]:
@@ -308,6 +314,44 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     if run.seen is Seen.NOT_READY:
         return Health("Degraded" if external else "Progressing", ready, desired, "NotReady", why)
     return Health("Progressing", ready, desired, "Starting", why)
+
+
+def routed_health(
+    seen: Observed, ref: str, name: str, count: int, components: Sequence[str], owner: str, *, recorded: bool = True
+) -> Health:
+    """Of ``count`` replicas, each of these ``components``, the last one behind the router of ``owner``, which knows the
+    object as ``name``. ``recorded``: whether the owner is."""
+    runs, table = seen.of(ref), seen.routes.get(owner)
+    workers = table.models.get(name, ()) if isinstance(table, RouteTable) else ()
+    picked = {uid for uid, _, state in workers if state == "ready"}
+    best = [best_run(runs, component, index) for index in range(count) for component in components]
+    serving = [index for index in range(count) if all(serves(best_run(runs, each, index)) for each in components)]
+    sent = {run.replica for run in runs if serves(run) and run.uid in picked}
+    routed = [index for index in serving if index in sent]
+    if len(serving) < count:
+        ready = routed if isinstance(table, RouteTable) else serving
+        return judge(len(ready), count, best, external=len(components) == 1)
+    if not recorded:
+        return Health("Degraded", 0, count, "NoService", f"{owner} is not recorded")
+    if not isinstance(table, RouteTable):
+        return _unseen_routes(owner, "router", best_run(seen.of(owner), "router"), table, count)
+    if len(routed) < count:
+        message = f"{len(routed)} of {count} ready replicas get requests; areal reconcile routes them"
+        return Health("Degraded" if routed else "Progressing", len(routed), count, "NotRouted", message)
+    gateway = best_run(seen.of(owner), "gateway")
+    if not serves(gateway):
+        return _unseen_routes(owner, "gateway", gateway, None, count)
+    return Health("Ready", count, count, "AllReady")
+
+
+def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: object, count: int) -> Health:
+    """Every replica is ready, and whether requests reach it nobody can say, or they do not."""
+    if run is None or not run.is_live:
+        reason = f"{component}/0 of {owner} does not run"
+        phase = "Unknown" if component == "router" else "Degraded"  # relays serve on from the last table
+    else:
+        reason, phase = str(why or f"{component}/0 of {owner}: {run.why or run.state.reason or 'starting'}"), "Unknown"
+    return Health(phase, 0, count, f"{component.capitalize()}NotReady", f"the replicas are ready, but {reason}")
 
 
 def conditions_of(

@@ -10,6 +10,7 @@ import ast
 import importlib.util
 import os
 import pkgutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import ModuleSpec
@@ -74,6 +75,12 @@ def _found(path: str, source_file: str | None, first: str | None = None) -> Path
         return next((found for base in bases if (found := base / expanded).exists()), None)
     except OSError:  # too long for a name: it is none
         return None
+
+
+def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:
+    """That of a process of ours that is started in ``folder`` with ``env``."""
+    given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
 
 
 def import_fault(name: str, places: Sequence[str]) -> str | None:

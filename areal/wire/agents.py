@@ -146,3 +146,4 @@ class ConfigureSessions:
 
     idle_timeout: float | None = field(default=None, metadata={"above": 0})
     max_concurrent: int | None = field(default=None, metadata={"least": 1})
+    health_period: float | None = field(default=None, metadata={"above": 0})

@@ -75,6 +75,8 @@ class KindController:
     """The field that `areal scale` sets."""
     kept_status: ClassVar[tuple[str, ...]] = ()
     """Fields of the status that effects write: recording the object keeps them."""
+    ready_title: ClassVar[str] = "READY"
+    """The title of the column of `areal get` that counts what is ready."""
     columns: ClassVar[tuple[tuple[str, tuple[str, ...], bool], ...]] = ()
     """Columns of `areal get`: title, path in the object's document, whether with ``-o wide`` only."""
 
@@ -118,6 +120,10 @@ class KindController:
     def host(self, spec: Mapping[str, Any]) -> str | None:
         """The object that this one is attached to: it is observed with it, and deleted after it."""
         return None
+
+    def called(self, spec: Mapping[str, Any]) -> str | None:
+        """The service that the object's processes call: it is observed with the object."""
+        return self.host(spec)
 
     def neighbour_of(self, spec: Mapping[str, Any]) -> str | None:
         """The object whose plan depends on this one."""

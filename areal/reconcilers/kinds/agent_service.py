@@ -1,18 +1,105 @@
-"""The AgentService kind: its manifests are checked and recorded; running one is not implemented yet."""
+"""The AgentService kind: pairs of a worker and a data proxy behind a router and a gateway of their own."""
 
 from __future__ import annotations
 
-from areal.errors import InvalidManifest
-from areal.reconcilers.kinds import KindController
-from areal.state.home import Home
-from areal.state.records import StoredObject
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from areal.reconcilers.kinds import Endpoint, KindController, Told
+from areal.reconcilers.observe import Health, routed_health
+
+if TYPE_CHECKING:
+    from areal.reconcilers.desired import Wanted
+    from areal.reconcilers.launch import EffectContext, Slot
+    from areal.reconcilers.observe import Observed, ObservedRun
+    from areal.reconcilers.plan import Op
+    from areal.reconcilers.planning import KindPlan, Planning
+    from areal.resources.kinds import Ref
+    from areal.resources.nodes import Diagnostic
+    from areal.resources.resource import Resource
+    from areal.resources.specs import AgentServiceSpec
+    from areal.runtime.backends.base import RunSpec
+    from areal.state.home import Home
+    from areal.state.records import StoredObject
 
 
 class AgentServiceController(KindController):
-    columns = (("ADDRESS", ("status", "address"), False), ("AGENT", ("spec", "agent"), True))
+    replicas_field = "pairs"
+    ready_title = "PAIRS"
+    columns = (("ADDRESS", ("status", "address"), False), ("AGENT", ("spec", "agent"), False))
+
+    # -- manifests
+
+    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+        from areal.reconcilers.kinds.agent_launch import agent_faults
+
+        return {resource.ref: found for wanted, resource in items if (found := agent_faults(wanted, resource))}
 
     def require_runnable(self, home: Home, found: StoredObject) -> None:
-        raise InvalidManifest(
-            f"{found.ref}: running a {self.kind} is not implemented yet; nothing was changed",
-            hint="`areal validate` checks the manifest; with `suspend: true` it can be recorded",
-        )
+        from areal.reconcilers.launch import require_usable_key
+
+        require_usable_key(home, found)
+
+    # -- what belongs to what
+
+    def called(self, spec: Mapping[str, Any]) -> str | None:
+        inference = spec.get("inference")
+        return f"InferenceService/{inference.get('service', 'default')}" if inference else None
+
+    # -- status
+
+    def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
+        count = self.replicas(spec)
+        if count == 0:
+            return Health("Suspended", 0, 0)
+        return routed_health(seen, ref, ref.partition("/")[2], count, ("worker", "data-proxy"), ref)
+
+    def address(self, runs: Iterable[ObservedRun]) -> str:
+        return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")
+
+    # -- planning
+
+    def plan(self, planning: Planning) -> KindPlan:
+        from areal.reconcilers.kinds.agent_plan import AgentServicePlan
+
+        return AgentServicePlan(planning, self.kind)
+
+    # -- execution
+
+    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+        from areal.resources.validation import effective
+
+        if component == "gateway":
+            full: AgentServiceSpec = effective(self.kind, spec)
+            return Endpoint(full.gateway.port, full.gateway.host, "spec.gateway.port", shared=True)
+        callers = {"router": ("gateway", "routerUrl"), "worker": ("data-proxy", "workerUrl")}
+        return Endpoint(in_place=component == "router", caller=callers.get(component))
+
+    def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+        from areal.reconcilers.kinds.agent_launch import agent_run
+
+        return agent_run(context, op, slot)
+
+    def start_deadline_s(self, context: EffectContext, ref: str) -> float:
+        spec: AgentServiceSpec = context.spec_of(ref)
+        return spec.setup_timeout_seconds
+
+    def dispose(self, home: Home, ref: Ref) -> str | None:
+        """The conversations go with the service. What their model calls recorded is the inference service's."""
+        shutil.rmtree(home.sessions / ref.name, ignore_errors=True)
+        return None
+
+    # -- operations
+
+    def deleted(self, home: Home, ref: Ref) -> None:
+        from areal.state.home import forget_admin_key
+
+        forget_admin_key(home, ref.name, ref.kind)
+
+    def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        known = set(names)
+        folders = sorted(path for path in home.sessions.iterdir() if path.is_dir()) if home.sessions.is_dir() else []
+        for path in folders:
+            if path.name not in known:
+                yield f"{path} holds the conversations of {self.kind}/{path.name}, which is gone", "remove the folder"

@@ -34,7 +34,7 @@ from areal.reconcilers.planning import inference_part
 from areal.resources.backend import flag_name
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
-from areal.resources.specs import InferenceServiceSpec, ModelSpec
+from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec
 from areal.runtime.backends.base import RunSpec
 from areal.state.home import Home
 from areal.state.records import StoredObject
@@ -77,7 +77,7 @@ class Launch:
     def run(
         self,
         argv: list[str],
-        spec: InferenceServiceSpec | ModelSpec,
+        spec: InferenceServiceSpec | ModelSpec | AgentServiceSpec,
         config: ServeConfig | None,
         grace_s: float = 10.0,
         **options: Any,
@@ -86,13 +86,13 @@ class Launch:
         return run_spec(self.object, self.slot, argv, restart_policy(spec.restart), grace_s, **options)
 
 
-def launch_of(context: EffectContext, op: Op, slot: Slot) -> Launch:
+def launch_of(context: EffectContext, op: Op, slot: Slot, engine_input: str = "engineUrl") -> Launch:
     """The process of an op of a service, or of a model of it."""
     service, inputs = host_of(context.object(op.ref)) or op.ref, dict(op.args.get("inputs", {}))
     if "router" in op.args:
         inputs["routerUrl"] = context.url(op.args["router"])
     if "engine" in op.args:
-        inputs["engineUrl"] = context.url(op.args["engine"])
+        inputs[engine_input] = context.url(op.args["engine"])
     return Launch(
         object=context.object(op.ref),
         slot=slot,
@@ -131,7 +131,9 @@ def gateway(launch: Launch, spec: InferenceServiceSpec) -> RunSpec:
 
 
 def _service_run(launch: Launch, spec: InferenceServiceSpec, name: str, config: ServeConfig) -> RunSpec:
-    return launch.run(service_argv(name), spec, config, spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP)
+    return launch.run(
+        service_argv(f"inference.{name}"), spec, config, spec.strategy.drain_timeout_seconds, env=PLAIN_HTTP
+    )
 
 
 def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
@@ -193,7 +195,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
         ),
         **source,
     )
-    argv = service_argv("data_proxy", spec.proxy_args)
+    argv = service_argv("inference.data_proxy", spec.proxy_args)
     return launch.run(argv, spec, config, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
@@ -227,7 +229,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     path = _folder(spec.path, launch)
     config = None
     if part.engine == "embedded":
-        argv = service_argv("engines.embedded", spec.engine_args)
+        argv = service_argv("inference.engines.embedded", spec.engine_args)
         lora = tuple(_adapters(spec, launch))
         config = EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora)
     elif part.engine in _ENGINES:
@@ -254,7 +256,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """A service process of ours. ``arguments`` of the spec are flags, which override its configuration."""
-    return [sys.executable, "-m", f"areal.services.inference.{name}", *flags(arguments)]
+    return [sys.executable, "-m", f"areal.services.{name}", *flags(arguments)]
 
 
 def _vllm_env(given: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import os
 import re
 import subprocess
 import sys
@@ -28,10 +27,11 @@ from typing import Any
 from areal.errors import InvalidManifest, UsageFault, did_you_mean
 from areal.installation import install_command
 from areal.reconcilers.desired import Wanted
+from areal.reconcilers.launch import secret_faults
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
 from areal.resources.nodes import Diagnostic, ManifestError, Pos
-from areal.resources.paths import file_fault, import_fault, looks_local, module_of
+from areal.resources.paths import file_fault, import_fault, import_path, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
 from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
@@ -323,9 +323,7 @@ def _require_driver(job: Wanted, driver: str) -> None:
 
 def import_places(job: Wanted) -> list[str]:
     """The import path of its driver's process."""
-    folder = _folder(job)
-    given = (job.spec.get("env") or {}).get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-    return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
+    return import_path(_folder(job), job.spec.get("env") or {})
 
 
 # -- its folders, its secrets, and its configuration as its driver will read it
@@ -368,13 +366,8 @@ def _faults_around(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
         near = sorted(each.name for each in file.parent.iterdir() if each.is_file()) if file.parent.is_dir() else []
         message = f"there is no file {spec['config']!r}{did_you_mean(file.name, near)}"
         yield _diagnostic(resource, ("config",), message, f"looked in {folder} and beside the manifest")
-    for name, source in (spec.get("envFrom") or {}).items():
-        variable, secret = source.get("env"), source.get("file")
-        if variable and not os.environ.get(variable):
-            message = f"environment variable {variable} is not set"
-            yield _diagnostic(resource, ("envFrom", name, "env"), message, f"export {variable}=... and apply again")
-        if secret and not os.access(Path(secret).expanduser(), os.R_OK):
-            yield _diagnostic(resource, ("envFrom", name, "file"), f"the secret's file {secret} cannot be read")
+    for path, message, hint in secret_faults(spec.get("envFrom") or {}):
+        yield _diagnostic(resource, path, message, hint)
 
 
 def _request(job: Wanted) -> dict[str, Any] | None:

@@ -156,22 +156,11 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
             f"{work.ref} needs {count} GPUs (spec.resources); {work.gpus.available} are free",
             hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
         )
-    needs = (*needs, *work.gpus.take(count, work.ref), *_called_first(work))
+    needs = (*needs, *work.gpus.take(count, work.ref), *work.called_first(work.spec.rollout))
     for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
     args = {"inputs": inputs, "gpus": count}
     work.build.add(Verb.SPAWN, work.ref, TARGET, cause, needs=needs, run=f"+{work.ref}/{TARGET}", args=args)
-
-
-def _called_first(work: JobWork) -> tuple[int, ...]:
-    """Ops of what the job samples from and depends on: it starts when they have succeeded."""
-    needed = set(work.target.object.depends_on)
-    if work.spec.rollout is not None:
-        service = f"InferenceService/{work.spec.rollout.service}"
-        routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
-        model = work.spec.rollout.model
-        needed |= {service, *([f"Model/{model}"] if model else routed)}  # which one is meant, the driver knows
-    return work.build.ready_ops(needed)
 
 
 def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:

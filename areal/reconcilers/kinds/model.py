@@ -7,16 +7,16 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, did_you_mean
 from areal.reconcilers.kinds import Endpoint, KindController, Told
-from areal.reconcilers.observe import Health, ObservedRun, RouteTable, best_run, judge, serves
+from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
 
 if TYPE_CHECKING:
     from areal.reconcilers.launch import EffectContext, Slot
-    from areal.reconcilers.observe import Observed
+    from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.fields import Strategy
@@ -85,27 +85,8 @@ class ModelController(KindController):
             return Health("Suspended", 0, 0)
         owner = service_ref(spec)
         names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
-        runs, table = seen.of(ref), seen.routes.get(owner)
-        served = served_name(ref.partition("/")[2], spec)
-        workers = table.models.get(served, ()) if _is_table(table) else ()
-        picked = {uid for uid, _, state in workers if state == "ready"}
-        best = [best_run(runs, component, index) for index in range(count) for component in names]
-        serving = [index for index in range(count) if all(serves(best_run(runs, each, index)) for each in names)]
-        sent = {run.replica for run in runs if serves(run) and run.uid in picked}
-        routed = [index for index in serving if index in sent]
-        if len(serving) < count:
-            return judge(len(routed) if _is_table(table) else len(serving), count, best, external=len(names) == 1)
-        if host is None:
-            return Health("Degraded", 0, count, "NoService", f"{owner} is not recorded")
-        if not _is_table(table):
-            return _unseen_routes(owner, "router", best_run(seen.of(owner), "router"), table, count)
-        if len(routed) < count:
-            message = f"{len(routed)} of {count} ready replicas get requests; areal reconcile routes them"
-            return Health("Degraded" if routed else "Progressing", len(routed), count, "NotRouted", message)
-        gateway = best_run(seen.of(owner), "gateway")
-        if not serves(gateway):
-            return _unseen_routes(owner, "gateway", gateway, None, count)
-        return Health("Ready", count, count, "AllReady")
+        name, owner = served_name(ref.partition("/")[2], spec), service_ref(spec)
+        return routed_health(seen, ref, name, count, names, owner, recorded=host is not None)
 
     def replicas(self, spec: Mapping[str, Any]) -> int:
         """Like ``replica_count`` over a sparse spec, without importing the spec's model."""
@@ -219,17 +200,3 @@ class ModelController(KindController):
                     f"{path} holds what Model/{path.name} recorded, and no such Model is there any more",
                     "apply a Model of this name to export it, or remove the folder",
                 )
-
-
-def _is_table(table: RouteTable | str | None) -> TypeGuard[RouteTable]:
-    return isinstance(table, RouteTable)
-
-
-def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: object, count: int) -> Health:
-    """Every replica is ready, and whether requests reach it nobody can say, or they do not."""
-    if run is None or not run.is_live:
-        reason = f"{component}/0 of {owner} does not run"
-        phase = "Unknown" if component == "router" else "Degraded"  # relays serve on from the last table
-    else:
-        reason, phase = str(why or f"{component}/0 of {owner}: {run.why or run.state.reason or 'starting'}"), "Unknown"
-    return Health(phase, 0, count, f"{component.capitalize()}NotReady", f"the replicas are ready, but {reason}")

@@ -308,9 +308,14 @@ def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
         seconds = work.policy.drain_s(work.drain_s)
         drains = work.drain(proxies, (), cause, seconds=seconds)
         after = (*drains, work.unroute(cause, work.service.synced, after=list(drains)))
+    return work.erase(stop_replicas(work, needs, after), after)
+
+
+def stop_replicas(work: ReplicaWork, needs: tuple[int, ...], after: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Stop all that ends: data proxies, then engines."""
     args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
-    last = needs
+    runs, last = stoppable(work.runs), needs
     for name in (PROXY, work.engine_name):
         part = [run for run in runs if run.state.spec.component == name]
-        last = tuple(work.stop(run, cause, last, args) for run in part) or last
-    return work.erase(last, after)
+        last = tuple(work.stop(run, work.end_cause, last, args) for run in part) or last
+    return last

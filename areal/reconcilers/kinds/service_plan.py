@@ -32,7 +32,7 @@ from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
-GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler")
+GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler", "inference")
 
 
 @dataclass

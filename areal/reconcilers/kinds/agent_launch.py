@@ -1,0 +1,151 @@
+"""Starts the processes of an agent service: router, gateway, and a worker and a data proxy for each pair.
+
+A worker starts in ``workingDir``, or where the service was first applied. That folder and the manifest's are on its
+import path. What it lacks is found before it is started, as far as that can be told without importing the agent.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from areal.errors import UsageFault
+from areal.reconcilers.desired import Wanted
+from areal.reconcilers.kinds.agent_plan import WORKER, inference_inputs, readiness_of, session_settings
+from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
+from areal.reconcilers.launch import EffectContext, Slot, secret_faults, secret_of, source_file
+from areal.reconcilers.plan import Op
+from areal.resources.kinds import parse_ref, served_name
+from areal.resources.nodes import Diagnostic
+from areal.resources.paths import import_fault, import_path
+from areal.resources.resource import Resource
+from areal.resources.specs import AgentServiceSpec
+from areal.resources.tree import FieldPath, path_text
+from areal.runtime.backends.base import RunSpec
+from areal.wire.processes import (
+    AgentDataProxyConfig,
+    AgentGatewayConfig,
+    AgentWorkerConfig,
+    InferenceAccess,
+    RegistrationConfig,
+    RouterConfig,
+)
+
+
+def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    """Raises ArealError saying what is missing."""
+    spec: AgentServiceSpec = context.spec_of(op.ref)
+    launch = launch_of(context, op, slot, "workerUrl")
+    launch = replace(launch, data_folder=str(context.ctx.home.sessions / parse_ref(op.ref).name))
+    if slot.component == WORKER:
+        return _worker(context, launch, spec)
+    about = {**launch.address(spec.log_level), "drain_timeout": spec.drain_timeout_seconds}
+    grace_s = spec.drain_timeout_seconds
+    if slot.component == "router":
+        config = RouterConfig(**launch.address(spec.log_level), state_file=launch.router_file)
+        return launch.run(service_argv("inference.router"), spec, config, grace_s, env=PLAIN_HTTP)
+    access = _inference(context, spec)
+    if slot.component == "gateway":
+        gateway = AgentGatewayConfig(
+            **about,
+            service=launch.object.name,
+            router_url=str(launch.inputs["routerUrl"]),
+            inference=() if access is None else (access,),
+        )
+        return launch.run(service_argv("agent.gateway"), spec, gateway, grace_s, env=PLAIN_HTTP)
+    if spec.inference is not None:
+        called = context.spec_of(f"InferenceService/{spec.inference.service}")
+        launch = replace(launch, inputs={**launch.inputs, **inference_inputs(called)})
+    registration = RegistrationConfig(
+        router_file=launch.router_file,
+        worker_id=slot.uid,
+        expected=spec.pairs,
+        readiness=readiness_of(spec),
+        held=launch.successor,
+    )
+    proxy = AgentDataProxyConfig(
+        **about,
+        **session_settings(spec),
+        service=launch.object.name,
+        worker_url=str(launch.inputs["workerUrl"]),
+        state_dir=launch.data_folder,
+        registration=registration,
+        inference=access,
+    )
+    return launch.run(service_argv("agent.data_proxy"), spec, proxy, grace_s, env=PLAIN_HTTP)
+
+
+def _inference(context: EffectContext, spec: AgentServiceSpec) -> InferenceAccess | None:
+    """Where the sessions are recorded. Raises ArealError where the service or its model is not recorded any more."""
+    if spec.inference is None:
+        return None
+    ref, model = f"InferenceService/{spec.inference.service}", None
+    if spec.inference.model is not None:
+        found = context.object(f"Model/{spec.inference.model}")
+        model = served_name(found.name, found.spec)
+    addr = inference_inputs(context.spec_of(ref))["inferenceUrl"]
+    return InferenceAccess(addr=addr, admin_key_file=context.key_file(ref), model=model)
+
+
+def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:
+    earlier = max(context.observed.of(str(launch.object.ref), WORKER), key=lambda run: run.uid, default=None)
+    known = earlier.state.spec.cwd if earlier is not None else None
+    folder, file = Path(spec.working_dir or known or Path.cwd()), source_file(launch.object)
+    for path, message in _faults(spec, folder, file):
+        raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}")
+    config = AgentWorkerConfig(
+        **launch.address(spec.log_level),
+        agent=spec.agent,
+        kwargs=spec.kwargs or None,
+        command=tuple(spec.command),
+        tools=tuple(tool.model_dump(mode="json", exclude_defaults=True) for tool in spec.tools),
+    )
+    env = {**spec.env, "PYTHONPATH": os.pathsep.join(_added_path(spec.env, folder, file))}
+    secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
+    argv = service_argv("agent.worker")
+    return launch.run(argv, spec, config, env=env, secret_env=secret_env, cwd=str(folder))
+
+
+def _added_path(env: Mapping[str, Any], folder: Path, file: str | None) -> list[str]:
+    """What stands before the interpreter's own import path: the folder, the manifest's, PYTHONPATH."""
+    given = [each for each in str(env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")).split(os.pathsep) if each]
+    beside = [str(Path(file).parent)] if file is not None else []
+    return list(dict.fromkeys([str(folder), *beside, *given]))
+
+
+# -- what can be told before a worker is started
+
+
+def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
+    """Faults of a service that is to begin."""
+    spec = AgentServiceSpec.model_validate(wanted.spec)
+    file = str((wanted.source or {}).get("file") or "") or None
+    found = [(path, message, None) for path, message in _faults(spec, Path(spec.working_dir or Path.cwd()), file)]
+    return [
+        Diagnostic(resource.pos_of(path), resource.text_of(path), message, hint)
+        for path, message, hint in [*found, *secret_faults(wanted.spec.get("envFrom") or {})]
+    ]
+
+
+def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[tuple[FieldPath, str]]:
+    """Folders, modules and programs that are not there: the field, and what is wrong."""
+    if not folder.is_dir():
+        yield ("workingDir",), f"there is no folder {str(folder)!r}"
+        return
+    places = [*_added_path(spec.env, folder, file), *import_path(folder, spec.env)]
+    if spec.agent is not None and (fault := import_fault(spec.agent, places)) is not None:
+        yield ("agent",), f"{spec.agent!r}: {fault} (looked in {folder}, beside the manifest and in PYTHONPATH)"
+    programs: list[tuple[FieldPath, list[str]]] = [(("command",), spec.command)]
+    programs += [(("tools", n, "mcp", "command"), tool.mcp.command) for n, tool in enumerate(spec.tools)]
+    for path, command in programs:
+        if command and shutil.which(_from(folder, command[0]), path=spec.env.get("PATH")) is None:
+            yield path, f"there is no program {command[0]!r}"
+
+
+def _from(folder: Path, program: str) -> str:
+    """A path is read from the folder; a name is looked for in PATH."""
+    return str(folder / program) if "/" in program else program

@@ -1,0 +1,139 @@
+"""Plan an AgentService: a router and a gateway of its own, and pairs of (worker, data proxy) behind them. Pure.
+
+A pair is to the service what a replica is to a Model: it is started, routed, drained and replaced in the same way.
+Session settings change in the data proxies that run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, settle, stop_replicas
+from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
+from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView
+from areal.reconcilers.plan import Verb
+from areal.reconcilers.planning import KEY_INPUT, Action, Planning, key_input
+from areal.resources.addresses import base_url
+from areal.resources.fields import Rollout
+from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
+from areal.resources.validation import effective
+from areal.wire.routing import Readiness
+
+WORKER = "worker"
+WORKER_FIELDS = ("agent", "kwargs", "command", "tools", "env", "envFrom", "workingDir", "logLevel", "auth", "scheduler")
+PROXY_FIELDS = ("inference", "logLevel", "auth", "scheduler")
+
+
+def readiness_of(spec: AgentServiceSpec) -> Readiness:
+    """How the router probes the data proxies."""
+    return Readiness(period_seconds=spec.health_poll_seconds)
+
+
+def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
+    """The settings that data proxies take while they run (``ConfigureSessions``)."""
+    return {
+        "idle_timeout": spec.session.idle_timeout_seconds,
+        "max_concurrent": spec.session.max_concurrent_per_pair,
+        "health_period": spec.health_poll_seconds,
+    }
+
+
+def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
+    """What a data proxy is told of the inference service that it records at."""
+    source = key_input(spec).get(KEY_INPUT, "generated")
+    return {"inferenceUrl": base_url(spec.gateway.host, spec.gateway.port), "inferenceKeyFrom": source}
+
+
+class PairWork(ReplicaWork):
+    components = (WORKER, PROXY)
+    engine_name = WORKER
+    engine_input = "workerUrl"
+    engine_fields = WORKER_FIELDS
+    proxy_fields = PROXY_FIELDS
+
+    @cached_property
+    def spec(self) -> AgentServiceSpec:
+        spec: AgentServiceSpec = effective(self.target.object.kind, self.target.object.spec)
+        return spec
+
+    @property
+    def service(self) -> ServiceView:
+        view: ServiceView = self.planning.views[self.ref]
+        return view
+
+    @property
+    def declared(self) -> int:
+        return self.spec.pairs
+
+    @property
+    def strategy(self) -> Rollout:
+        return self.spec.strategy
+
+    @property
+    def drain_s(self) -> float:
+        return self.spec.drain_timeout_seconds
+
+    @property
+    def readiness(self) -> dict[str, Any]:
+        return readiness_of(self.spec).to_json()
+
+    @property
+    def proxy_inputs(self) -> Mapping[str, str]:
+        """Those of the inference service, where that is in sight."""
+        called = self.spec.inference
+        view = self.planning.views.get(f"InferenceService/{called.service}") if called is not None else None
+        return inference_inputs(view.spec) if view is not None else {}
+
+    @property
+    def before_start(self) -> tuple[int, ...]:
+        return (*self.recorded, *self.called_first(self.spec.inference))
+
+    def configure_sessions(self) -> None:
+        """Where data proxies that stay have other settings."""
+        wanted = session_settings(self.spec)
+        for replica in self.replicas:
+            run = replica.proxy.run
+            if run is None or replica.proxy.action is not Action.KEEP:
+                continue
+            other = {name: value for name, value in wanted.items() if run.settings.get(name, value) != value}
+            if other:
+                target, cause = replica.proxy_component.target, f"{', '.join(sorted(other))} changed"
+                self.build.add(Verb.CONFIGURE, self.ref, target, cause, needs=self.recorded, run=run.uid, args=other)
+
+
+class AgentServicePlan(ServicePlan):
+    def __init__(self, planning: Planning, kind: str) -> None:
+        super().__init__(planning, kind)
+        self._opened: list[PairWork] = []
+
+    def declared(self, ref: str) -> frozenset[str]:
+        return frozenset({ref.partition("/")[2]})
+
+    def drain(self) -> None:
+        """All of it but the router ends before what its agents call."""
+        super().drain()
+        planning = self.planning
+        for target in self.targets:
+            if target.gone:
+                gateway = planning.views[target.ref].gateway_stopped
+                stopped = stop_replicas(PairWork(planning, target), gateway)
+                planning.ended[target.ref] = stopped
+                planning.drained[target.ref] = (*gateway, *stopped)
+
+    def open(self) -> None:
+        super().open()
+        for target in self.targets:
+            if not target.gone:
+                work = PairWork(self.planning, target, routes_only=target.ref not in self.planning.scope.asked)
+                open_replicas(work)
+                self._opened.append(work)
+
+    def close(self) -> None:
+        super().close()
+        for work in self._opened:
+            with self.planning.healing(work.target):
+                close_replicas(work)
+            work.configure_sessions()
+            settle(work)
