@@ -280,7 +280,8 @@ def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
 
 
 def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
-    """Runs to stop after a failure: what failed itself, and successors that were to replace what still serves.
+    """Runs to stop after a failure: what failed itself, what waits for that in order to start, and successors that were
+    to replace what still serves.
 
     Running out of the command's own time is no failure of a process, and neither is an interrupt: what was started
     goes on starting, and the same command goes on from there.
@@ -288,6 +289,8 @@ def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
     ops, errors = report.plan.ops, report.failed
     failed = [op for op in ops if op.id in errors and not isinstance(errors[op.id], TimedOut)]
     failed_runs, failed_refs = {op.run for op in failed if op.run}, {op.ref for op in failed}
+    ids = {op.id for op in failed}
+    failed_runs |= {op.run for op in ops if op.verb is Verb.AWAIT and ids.intersection(op.needs)}
     routed = {run for op in ops if op.verb is Verb.ROUTE and op.id in report.done for run in op.runs}
 
     def is_useless(op: Op) -> bool:

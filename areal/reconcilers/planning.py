@@ -22,7 +22,6 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
 from areal.resources.backend import Part, parse_backend
-from areal.resources.fields import ModelRef
 from areal.resources.kinds import KINDS
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
@@ -332,15 +331,6 @@ class ObjectWork:
     @property
     def recorded(self) -> tuple[int, ...]:
         return self.planning.recorded.get(self.ref, ())
-
-    def called_first(self, model: ModelRef | None) -> tuple[int, ...]:
-        """The ops after which the objects that it depends on serve, with the model that its processes call."""
-        needed = set(self.target.object.depends_on)
-        if model is not None:
-            service = f"InferenceService/{model.service}"
-            routed = {op.ref for op in self.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
-            needed |= {service, *([f"Model/{model.model}"] if model.model else routed)}  # which one, the process knows
-        return self.build.ready_ops(needed)
 
     @property
     def restarted(self) -> dict[str, str]:

@@ -302,7 +302,7 @@ AGENT = (
         (_BAD + "{auth: {adminKeyFrom: {file: /no/such/key}}}\n", "InferenceService/bad", "does not exist"),
         (_BAD + "{auth: {adminKeyFrom: {env: NO_SUCH_KEY}}}\n", "InferenceService/bad", "is not set here"),
         (_BAD + "{scheduler: {type: slurm}}\n", "InferenceService/bad", "registers the backend slurm"),
-        (AGENT, "AgentService/a", "not implemented yet"),
+        (AGENT, "AgentService/a", "there is no module a"),
         (AGENT.replace("good, model: m", "nobody, model: m"), "AgentService/a", "does not exist"),
     ],
 )

@@ -65,7 +65,8 @@ def run(
     uid: str = "",
     **inputs: Any,
 ) -> ObservedRun:
-    port = {"router": 20001, "gateway": 8080, "engine": 21000, "data-proxy": 22000}[component] + replica
+    ports = {"router": 20001, "gateway": 8080, "engine": 21000, "worker": 21000, "data-proxy": 22000}
+    port = ports[component] + replica
     uid = uid or f"{item.name}-{component}-{replica}"
     spec = RunSpec(
         uid=uid,
@@ -100,14 +101,16 @@ def table(routes: Mapping[str, Sequence[ObservedRun]], *, synced: bool = True) -
     return RouteTable(models, "auto", LIMITS, synced=synced)
 
 
-def world(runs: Sequence[ObservedRun], routes: RouteTable | str | None = None, gpus: int = 0) -> Observed:
+def world(
+    runs: Sequence[ObservedRun], routes: RouteTable | str | None = None, gpus: int = 0, service: str = SERVICE
+) -> Observed:
     grouped: dict[str, tuple[ObservedRun, ...]] = {}
     for item in runs:
         owner = item.state.spec.owner
         grouped[owner] = (*grouped.get(owner, ()), item)
     return Observed(
         grouped,
-        {} if routes is None else {SERVICE: routes},
+        {} if routes is None else {service: routes},
         Capacity(gpus=tuple(f"GPU-{index}" for index in range(gpus))),
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, settle, stop_replicas
 from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
-from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView
+from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView, called_first
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import KEY_INPUT, Action, Planning, key_input
 from areal.resources.addresses import base_url
@@ -88,7 +88,7 @@ class PairWork(ReplicaWork):
 
     @property
     def before_start(self) -> tuple[int, ...]:
-        return (*self.recorded, *self.called_first(self.spec.inference))
+        return (*self.recorded, *called_first(self, self.spec.inference))
 
     def configure_sessions(self) -> None:
         """Where data proxies that stay have other settings."""

@@ -35,6 +35,7 @@ from areal.reconcilers.kinds.job_config import (
     require_runnable,
 )
 from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, job_status
+from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, Op, Verb
@@ -156,7 +157,7 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
             f"{work.ref} needs {count} GPUs (spec.resources); {work.gpus.available} are free",
             hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
         )
-    needs = (*needs, *work.gpus.take(count, work.ref), *work.called_first(work.spec.rollout))
+    needs = (*needs, *work.gpus.take(count, work.ref), *called_first(work, work.spec.rollout))
     for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
     args = {"inputs": inputs, "gpus": count}

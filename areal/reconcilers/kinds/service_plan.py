@@ -27,6 +27,7 @@ from areal.reconcilers.planning import (
     stoppable,
     unseen,
 )
+from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
@@ -67,6 +68,16 @@ class ServiceView:
         if self.gone or not self.router or self.router_unseen or isinstance(self.table, str):
             return False
         return self.table is None or not self.table.synced
+
+
+def called_first(work: ObjectWork, model: ModelRef | None) -> tuple[int, ...]:
+    """The ops after which the objects that an object depends on serve, with the model that its processes call."""
+    needed = set(work.target.object.depends_on)
+    if model is not None:
+        service = f"InferenceService/{model.service}"
+        routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
+        needed |= {service, *([f"Model/{model.model}"] if model.model else routed)}  # which one, the process knows
+    return work.build.ready_ops(needed)
 
 
 class ServicePlan(KindPlan):
