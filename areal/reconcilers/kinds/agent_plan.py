@@ -16,7 +16,7 @@ from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView, calle
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import KEY_INPUT, Action, Planning, key_input
 from areal.resources.addresses import base_url
-from areal.resources.fields import Rollout
+from areal.resources.fields import RolloutStrategy
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
 from areal.wire.routing import Readiness
@@ -68,7 +68,7 @@ class PairWork(ReplicaWork):
         return self.spec.pairs
 
     @property
-    def strategy(self) -> Rollout:
+    def strategy(self) -> RolloutStrategy:
         return self.spec.strategy
 
     @property

@@ -12,7 +12,7 @@ from areal.errors import Conflict
 from areal.reconcilers.desired import Target, with_layer
 from areal.reconcilers.kinds.agent_plan import PROXY_FIELDS, WORKER_FIELDS, session_settings
 from areal.reconcilers.kinds.service_plan import GATEWAY_FIELDS, ROUTER_FIELDS
-from areal.reconcilers.observe import Observed, ObservedRun, RouteTable
+from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
@@ -185,7 +185,10 @@ def test_plan_of_an_inference_service_that_moved_replaces_data_proxies() -> None
     item, observed = steady(1, {"inference": {"service": "default"}})
     told = {"inferenceUrl": "http://127.0.0.1:8080", "inferenceKeyFrom": "generated"}
     worker = run(item, "worker")
-    proxy = replace(run(item, "data-proxy", workerUrl=worker.url, **told), settings=pair(item)[1].settings)
+    proxy = replace(
+        run(item, "data-proxy", 0, Phase.RUNNING, Seen.READY, "", workerUrl=worker.url, **told),
+        settings=pair(item)[1].settings,
+    )
     home = service()
     routes = {REF: table({"tau": [proxy]}), "InferenceService/default": table({})}
     observed = replace(world([*front(item), worker, proxy, *front(home)]), routes=routes)
