@@ -39,6 +39,7 @@ CREATE TABLE requests (
     session INTEGER NOT NULL, key BLOB NOT NULL, message BLOB NOT NULL, turn INTEGER NOT NULL,
     PRIMARY KEY (session, key)) WITHOUT ROWID;
 """
+_FREED_PAGES = 256  # at once
 _CACHED_BYTES = 32 * 1024 * 1024  # of conversations
 
 
@@ -141,7 +142,13 @@ class AgentJournal(Journal):
         return not (self.sessions or self._uses or self.corrupt)
 
     async def sweep(self) -> int:
-        return 0
+        """Give the disk back what deleted sessions took."""
+        with self._reading():
+            (free,) = self._read.execute("PRAGMA freelist_count").fetchone()
+        if free < 2 * _FREED_PAGES:
+            return 0
+        await self.commits.run(lambda: self._db.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall())
+        return _FREED_PAGES
 
     # -- changes
 
