@@ -275,10 +275,9 @@ def _session_crc(digest: bytes, key: str, created: float, about: bytes) -> int:
 def _turn(row: tuple[Any, ...]) -> RecordedTurn:
     """Raises CorruptRecord."""
     turn = RecordedTurn(*row[1:-1])
-    if turn.crc(row[0]) != row[-1]:
-        raise CorruptRecord(
-            f"turn {row[0] % _SEQUENCES} of session {row[0] // _SEQUENCES}: the checksum does not match"
-        )
+    if not isinstance(turn.messages, bytes) or not isinstance(turn.metadata, bytes) or turn.crc(row[0]) != row[-1]:
+        number, session = row[0] % _SEQUENCES, row[0] // _SEQUENCES
+        raise CorruptRecord(f"turn {number} of session {session}: the checksum does not match")
     return turn
 
 

@@ -6,7 +6,8 @@ import http.client
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -44,7 +45,7 @@ class Pair:
     proxy: Process
     state: Path
     flags: tuple[str, ...] = ()
-    runs: int = 0
+    runs: Iterator[int] = field(default_factory=count)
 
     @property
     def key(self) -> str:
@@ -63,8 +64,7 @@ class Pair:
         return f"/session/{quote(session, safe='')}{verb}"
 
     def stream(self, session: str, message: str, **more: Any) -> TurnStream:
-        self.runs += 1
-        body = {"message": message, "run_id": f"run-{self.runs}", **more}
+        body = {"message": message, "run_id": f"run-{next(self.runs)}", **more}
         return TurnStream(self.proxy, self.key, self.path(session, "/turn"), body)
 
     def turn(self, session: str, message: str, **more: Any) -> list[Event]:
@@ -89,18 +89,18 @@ class Pair:
         shown: Event = answer.json()
         return shown
 
-    def told(self, until: str | None = None, count: int = 1) -> Event:
-        query = f"?until={until}&count={count}" if until else ""
+    def told(self, until: str | None = None, number: int = 1) -> Event:
+        query = f"?until={until}&count={number}" if until else ""
         told: Event = self.worker.call("GET", f"/calls{query}", key=self.key).json()
         return told
 
     def calls(self, session: str) -> list[Event]:
         return [call for call in self.told()["calls"] if call["session_key"] == session]
 
-    def wait_begun(self, session: str, count: int = 1) -> None:
-        """``count`` of its turns have reached the worker."""
+    def wait_begun(self, session: str, turns: int = 1) -> None:
+        """So many of its turns have reached the worker."""
         total = 0
-        while len(self.calls(session)) < count:
+        while len(self.calls(session)) < turns:
             total = len(self.told("any", total + 1)["calls"])
 
     def release(self) -> None:

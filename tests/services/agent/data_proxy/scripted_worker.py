@@ -1,8 +1,8 @@
 """A worker whose agent does what the message says, and which tells what it was asked.
 
-``wait`` (until POST /release), ``tools``, ``fail``, ``die``, ``nonsense``, ``cut``, ``stream``, ``large``; any other
-message is answered with itself and the number of messages in the history. GET /calls has every turn: what it was
-given, and how it ended.
+``wait`` (until POST /release), ``tools``, ``fail``, ``die``, ``nonsense``, ``cut``, ``stream``, ``large``, ``model``
+(one call of the session's model); any other message is answered with itself and the number of messages in the history.
+GET /calls has every turn: what it was given, and how it ended.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from areal.services.http.auth import Access, AdminKey
+from areal.services.http.client import HttpClient
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.serve import run_service
@@ -98,7 +99,21 @@ class ScriptedWorker:
                     "name": "a",
                     "arguments": '"' + "x" * int(message.split()[1]) + '"',
                 }
+            case "model":
+                access = call["metadata"]["areal_inference"]
+                status = await self.ask_model(access)
+                if status != 200:
+                    yield {"type": "failed", "failure": "agent", "error": f"the model answered {status}"}
+                    return
         yield {"type": "complete", "summary": f"{message} {len(call['history'])}", "metadata": {"of": message}}
+
+    async def ask_model(self, access: Event) -> int:
+        body = orjson.dumps({"messages": [{"role": "user", "content": "hello"}], "model": access["model"]})
+        headers = {"Authorization": f"Bearer {access['api_key']}", "Content-Type": "application/json"}
+        async with HttpClient() as http:
+            path = "/v1/chat/completions"
+            reply = await http.fetch("POST", access["base_url"], path, headers=headers, body=body, timeout_s=20)
+        return reply.status
 
     async def close(self, request: Request) -> Response:
         self.closed.append(request.match_info["key"])

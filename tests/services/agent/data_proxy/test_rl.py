@@ -1,0 +1,144 @@
+"""The RL sessions behind an agent's sessions, at a real inference service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services.agent.data_proxy.pair import Pair, start_pair
+from tests.services.inference.sessions.recording_service import RecordingService, build_recording_service
+from tests.services.processes import Processes
+
+
+@pytest.fixture(scope="module")
+def inference(
+    module_processes: Processes, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> RecordingService:
+    return build_recording_service(module_processes, tokenizer, tmp_path_factory.mktemp("recordings"), replicas=1)
+
+
+@pytest.fixture(scope="module")
+def trained(inference: RecordingService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A pair whose sessions are recorded."""
+    access = {"addr": inference.gateway.url, "admin_key_file": str(inference.processes.key_file), "model": "tiny"}
+    state = tmp_path_factory.mktemp("state")
+    yield start_pair(inference.processes, state, "--inference", json.dumps(access))
+
+
+def rl_session(pair: Pair, session: str) -> str:
+    name: str = pair.show(session)["inference_session_id"]
+    return name
+
+
+def state_of(inference: RecordingService, rl: str) -> str:
+    state: str = inference.admin("GET", f"/rl/sessions/{rl}").json()["state"]
+    return state
+
+
+def reward(pair: Pair, session: str, value: float = 1.0) -> dict[str, Any]:
+    answer = pair.call("POST", pair.path(session, "/reward"), {"reward": value})
+    assert answer.status == 200, answer.body
+    rewarded: dict[str, Any] = answer.json()
+    return rewarded
+
+
+def test_model_calls_of_a_turn_are_recorded_rewarded_and_exported(trained: Pair) -> None:
+    session = trained.start(metadata={"task_id": "gsm8k-7"})
+    rl = rl_session(trained, session)
+    assert rl.startswith("gsm8k-7-")
+    trained.say(session, "model")
+    assert reward(trained, session, 0.5)["trajectory_ready"]
+    exported = trained.call("POST", trained.path(session, "/export"), {"style": "concat"}).json()
+    assert [row["session_id"] for row in exported["rows"]] == [rl]
+    assert exported["traj"]["rewards"] == [0.5]
+
+
+def test_rl_session_that_was_exported_is_replaced_before_the_next_turn_and_that_is_told(trained: Pair) -> None:
+    session = trained.start()
+    trained.say(session, "model")
+    reward(trained, session)
+    first = rl_session(trained, session)
+    assert trained.call("POST", trained.path(session, "/export"), {}).status == 200
+    last = trained.turn(session, "model")[-1]
+    told = last["metadata"]["areal_inference"]
+    assert (told["replaced"], told["session_id"]) == (first, rl_session(trained, session))
+    assert told["session_id"] != first
+    assert reward(trained, session)["session_id"] == told["session_id"]
+    assert "areal_inference" not in trained.turn(session, "model")[-1]["metadata"]
+
+
+def test_rl_session_that_ended_costs_one_turn(trained: Pair, inference: RecordingService) -> None:
+    session = trained.start()
+    inference.admin("POST", "/rl/end_session", {"session_id": rl_session(trained, session)})
+    assert trained.turn(session, "model")[-1]["failure"] == "agent"
+    assert trained.turn(session, "model")[-1]["metadata"]["areal_inference"]["reason"] == "it has ended"
+
+
+def test_rl_session_outlives_the_data_proxy_and_is_looked_at_after_its_restart(
+    trained: Pair, inference: RecordingService
+) -> None:
+    kept, ended = trained.start(), trained.start()
+    trained.say(kept, "model")
+    before, gone = rl_session(trained, kept), rl_session(trained, ended)
+    trained.proxy.kill()
+    inference.admin("POST", "/rl/end_session", {"session_id": gone})
+    trained.restart()
+    assert trained.turn(ended, "model")[-1]["metadata"]["areal_inference"]["replaced"] == gone
+    trained.say(kept, "model")
+    assert rl_session(trained, kept) == before
+    assert reward(trained, kept)["interaction_count"] == 2
+
+
+def test_key_of_the_rl_session_is_for_the_agent_alone(trained: Pair) -> None:
+    session = trained.start()
+    told = [trained.turn(session, "model"), trained.show(session), trained.call("GET", "/sessions?limit=1000").json()]
+    access = trained.calls(session)[0]["metadata"]["areal_inference"]
+    assert access["model"] == "tiny"
+    assert len(access["api_key"]) > 40
+    assert access["api_key"] not in json.dumps(told)
+    assert access["api_key"] not in "".join(trained.proxy.log)
+
+
+def test_closing_ends_the_rl_session(trained: Pair, inference: RecordingService) -> None:
+    session = trained.start()
+    rl = rl_session(trained, session)
+    trained.say(session, "model")
+    assert state_of(inference, rl) == "active"
+    trained.call("POST", trained.path(session, "/close"))
+    assert state_of(inference, rl) == "ended"
+
+
+def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: RecordingService) -> None:
+    theirs, other = inference.begin(), inference.begin()
+    access = {"base_url": inference.gateway.url, "api_key": theirs.key, "model": "tiny"}
+    session = trained.start(inference=access)
+    assert rl_session(trained, session) is None
+    trained.say(session, "model")
+    assert reward(trained, session)["session_id"] == theirs.session_id
+    refused = trained.call("POST", trained.path(session, "/export"), {})
+    assert (refused.status, refused.json()["error"]["code"]) == (400, "not_our_rl_session")
+    trained.say(session, "model", inference={**access, "api_key": other.key})
+    assert reward(trained, session)["session_id"] == other.session_id
+    trained.call("POST", trained.path(session, "/close"))
+    assert state_of(inference, other.session_id) == "active"
+
+
+def test_export_waits_for_no_turn(trained: Pair) -> None:
+    session = trained.start()
+    running = trained.later(session, "wait")
+    trained.wait_begun(session)
+    refused = trained.call("POST", trained.path(session, "/export"), {})
+    assert (refused.status, refused.json()["error"]["code"]) == (409, "turn_running")
+    trained.release()
+    running.result()
+
+
+def test_session_does_not_start_without_its_inference_service(processes: Processes, tmp_path: Path) -> None:
+    pair = start_pair(processes, tmp_path / "state", "--inference", '{"addr": "http://127.0.0.1:9"}')
+    refused = pair.call("POST", "/rl/start_session", {"api_key": "mine"})
+    assert (refused.status, refused.json()["error"]["code"]) == (503, "inference_unavailable")
+    assert pair.call("GET", "/sessions").json()["sessions"] == []
