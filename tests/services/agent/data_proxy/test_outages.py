@@ -104,7 +104,7 @@ def test_stopped_data_proxy_lets_its_turns_end(own: Pair) -> None:
     running = own.later(session, "wait")
     own.wait_begun(session)
     own.proxy.signal(TERM)
-    wait_until(lambda: ready(own.proxy)["status"] == "draining")
+    own.proxy.wait_log("drains 1 requests")
     own.release()
     assert running.result()[-1]["summary"] == "wait 0"
     assert own.proxy.wait() == 0
