@@ -17,6 +17,7 @@ from areal.rollout.failures import blame_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code
 from areal.services.agent.worker.agents import Agent, make_agent
 from areal.services.agent.worker.command import command_agent
+from areal.services.agent.worker.openai_agents import is_openai_agent, openai_agent
 from areal.services.agent.worker.turn import AgentFailed, Turn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -143,4 +144,6 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
 async def _make(config: AgentWorkerConfig, found: Any) -> Agent:
     if config.agent is None:
         return command_agent(config.command, config.tools)
+    if is_openai_agent(found):
+        return openai_agent(found, config.kwargs or {}, None)
     return make_agent(config.agent, found, config.kwargs or {}, None)
