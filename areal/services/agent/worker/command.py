@@ -177,10 +177,20 @@ class _Run:
 
     async def _log(self, process: _Process) -> None:
         assert process.stderr is not None
-        while data := await process.stderr.read(_READ):
-            for line in data.decode(errors="replace").splitlines():
-                self._stderr.append(line)
-                _log.info("%s: %s", self._request.run_id, line)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                try:
+                    self._say(await process.stderr.readuntil())
+                except asyncio.LimitOverrunError as error:  # no line, or a very long one
+                    self._say(await process.stderr.readexactly(error.consumed))
+                except asyncio.IncompleteReadError as error:
+                    self._say(error.partial)
+                    raise
+
+    def _say(self, data: bytes) -> None:
+        if line := data.decode(errors="replace").rstrip():
+            self._stderr.append(line)
+            _log.info("%s: %s", self._request.run_id, line)
 
     def _check(self, program: str, status: int) -> None:
         if status != 0:
