@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
@@ -201,7 +202,7 @@ def _is_address(text: str) -> bool:
 class _AddressedWorker:
     worker_addr: str = worker_addr()
 
-    @property
+    @cached_property
     def addr(self) -> str:
         return worker_base_url(self.worker_addr)
 
