@@ -99,8 +99,10 @@ class PairWork(ReplicaWork):
                 continue
             other = {name: value for name, value in wanted.items() if run.settings.get(name, value) != value}
             if other:
-                target, cause = replica.proxy_component.target, f"{', '.join(sorted(other))} changed"
-                self.build.add(Verb.CONFIGURE, self.ref, target, cause, needs=self.recorded, run=run.uid, args=other)
+                target = replica.proxy_component.target
+                self.build.add(
+                    Verb.CONFIGURE, self.ref, target, "settings changed", needs=self.recorded, run=run.uid, args=other
+                )
 
 
 class AgentServicePlan(ServicePlan):

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -70,6 +70,20 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
         raise UsageFault(f"the configuration {path}: {error}") from error
     except ValueError as error:
         raise UsageFault(f"the configuration {path} is not valid JSON: {error}") from error
+
+
+def keep_settings(settings: Mapping[str, Any], argv: Sequence[str] | None = None) -> None:
+    """Write settings that have changed since the start into the configuration's file, if there is one: the process has
+    them when it is started again. Raises OSError."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--config", type=Path)
+    path: Path | None = parser.parse_known_args(argv)[0].config
+    if path is None:
+        return
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.touch(0o600)
+    draft.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    draft.replace(path)
 
 
 def _parsing(kind: Any) -> dict[str, Any]:

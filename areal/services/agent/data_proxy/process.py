@@ -33,6 +33,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
                 "model": config.service,
                 "worker_url": config.worker_url,
                 "turns_running": slots.taken,
+                "settings": routes.settings,
                 **store_details(store),
             }
 

@@ -34,6 +34,7 @@ from areal.services.http.auth import Access
 from areal.services.http.client import Fetched
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, query_int, read_body
+from areal.services.http.process import keep_settings
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
 from areal.services.journal.keys import tag_of_key
@@ -233,7 +234,19 @@ class SessionRoutes:
             self._idle_timeout = body.idle_timeout
         if body.max_concurrent is not None:
             self._slots.limit = body.max_concurrent
-        return json_response({"status": "ok", "idle_timeout": self._idle_timeout, "max_concurrent": self._slots.limit})
+        if body.health_period is not None:
+            self._worker.period_s = body.health_period
+        keep_settings(self.settings)
+        return json_response({"status": "ok", **self.settings})
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """Those that ``/configure`` changes."""
+        return {
+            "idle_timeout": self._idle_timeout,
+            "max_concurrent": self._slots.limit,
+            "health_period": self._worker.period_s,
+        }
 
     # -- turns
 

@@ -61,7 +61,7 @@ class Worker:
 
     def __init__(self, config: AgentDataProxyConfig, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._url = config.worker_url
-        self._period_s = config.health_period
+        self.period_s = config.health_period
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._failures = _LOST_AFTER
@@ -76,7 +76,7 @@ class Worker:
             self._look.clear()
             self._note(await self._ask())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SOON_S if self._failures else self._period_s):
+                async with asyncio.timeout(_SOON_S if self._failures else self.period_s):
                     await self._look.wait()
 
     async def _ask(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,6 +183,21 @@ def test_idle_session_is_closed_and_never_one_with_a_turn(own: Pair) -> None:
     wait_until(lambda: own.call("GET", own.path(busy)).status == 404)
     assert own.told("closed", 2)["closed"] == ["idle", "busy"]
     assert own.proxy.call("GET", "/ready").json()["sessions"] == 0
+
+
+def test_settings_that_were_configured_are_told_and_kept_by_a_restarted_process(own: Pair, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"max_concurrent": 4, "idle_timeout": 60}')
+    own.proxy.kill()
+    own.flags = ("--config", str(config))
+    own.restart()
+    told = own.proxy.call("GET", "/ready").json()["settings"]
+    assert told == {"idle_timeout": 60, "max_concurrent": 4, "health_period": 0.5}
+    assert own.call("POST", "/configure", {"idle_timeout": 90, "health_period": 0.25}).status == 200
+    own.proxy.kill()
+    own.restart()
+    told = own.proxy.call("GET", "/ready").json()["settings"]
+    assert told == {"idle_timeout": 90, "max_concurrent": 4, "health_period": 0.5}  # the flag wins
 
 
 def test_metrics_tell_sessions_and_turns(own: Pair) -> None:
