@@ -19,6 +19,7 @@ from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut
 from areal.reconcilers.context import Context, Progress
 from areal.resources.addresses import base_url, key_fault
 from areal.resources.kinds import parse_ref
+from areal.resources.tree import FieldPath
 from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec, RunState
 from areal.state.events import EventLog
 from areal.state.files import explain, write_atomic
@@ -244,8 +245,12 @@ def secret_of(key_from: Any, stored: StoredObject) -> str:
         ) from error
 
 
-def secret_faults(env_from: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str | None]]:
-    """Secrets that are not there, of ``envFrom`` in a sparse spec: the field, what is wrong, what helps."""
+Fault = tuple[FieldPath, str, str | None]
+"""Of a spec: the field, what is wrong, what helps."""
+
+
+def secret_faults(env_from: Mapping[str, Any]) -> Iterator[Fault]:
+    """Secrets that are not there, of ``envFrom`` in a sparse spec."""
     for name, source in env_from.items():
         variable, secret = source.get("env"), source.get("file")
         if variable and not os.environ.get(variable):

@@ -17,7 +17,7 @@ from areal.errors import UsageFault
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.kinds.agent_plan import WORKER, inference_inputs, readiness_of, session_settings
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
-from areal.reconcilers.launch import EffectContext, Slot, secret_faults, secret_of, source_file
+from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
@@ -95,8 +95,8 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
     earlier = max(context.observed.of(str(launch.object.ref), WORKER), key=lambda run: run.uid, default=None)
     known = earlier.state.spec.cwd if earlier is not None else None
     folder, file = Path(spec.working_dir or known or Path.cwd()), source_file(launch.object)
-    for path, message in _faults(spec, folder, file):
-        raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}")
+    for path, message, hint in _faults(spec, folder, file):
+        raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}", hint=hint)
     config = AgentWorkerConfig(
         **launch.address(spec.log_level),
         agent=spec.agent,
@@ -124,26 +124,25 @@ def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
     """Faults of a service that is to begin."""
     spec = AgentServiceSpec.model_validate(wanted.spec)
     file = str((wanted.source or {}).get("file") or "") or None
-    found = [(path, message, None) for path, message in _faults(spec, Path(spec.working_dir or Path.cwd()), file)]
-    return [
-        Diagnostic(resource.pos_of(path), resource.text_of(path), message, hint)
-        for path, message, hint in [*found, *secret_faults(wanted.spec.get("envFrom") or {})]
-    ]
+    found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), file)]
+    found += secret_faults(wanted.spec.get("envFrom") or {})
+    return [Diagnostic(resource.pos_of(path), resource.text_of(path), text, hint) for path, text, hint in found]
 
 
-def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[tuple[FieldPath, str]]:
-    """Folders, modules and programs that are not there: the field, and what is wrong."""
+def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[Fault]:
+    """Folders, modules and programs that are not there."""
     if not folder.is_dir():
-        yield ("workingDir",), f"there is no folder {str(folder)!r}"
+        yield ("workingDir",), f"there is no folder {str(folder)!r}", None
         return
     places = [*_added_path(spec.env, folder, file), *import_path(folder, spec.env)]
     if spec.agent is not None and (fault := import_fault(spec.agent, places)) is not None:
-        yield ("agent",), f"{spec.agent!r}: {fault} (looked in {folder}, beside the manifest and in PYTHONPATH)"
+        hint = f"looked in {folder}, beside the manifest, in PYTHONPATH and where packages are installed"
+        yield ("agent",), f"agent {spec.agent!r}: {fault}", hint
     programs: list[tuple[FieldPath, list[str]]] = [(("command",), spec.command)]
     programs += [(("tools", n, "mcp", "command"), tool.mcp.command) for n, tool in enumerate(spec.tools)]
     for path, command in programs:
         if command and shutil.which(_from(folder, command[0]), path=spec.env.get("PATH")) is None:
-            yield path, f"there is no program {command[0]!r}"
+            yield path, f"there is no program {command[0]!r}", f"looked in {folder} and in PATH"
 
 
 def _from(folder: Path, program: str) -> str:
