@@ -68,12 +68,15 @@ def session_key(default: Any = ...) -> Any:
     return checked(KEY_PROBLEM, is_session_key) if default is ... else checked(KEY_PROBLEM, is_session_key, default)
 
 
+def is_idempotency_key(key: str) -> bool:
+    return 1 <= len(key) <= LONGEST_REQUEST_ID and key.isprintable()
+
+
+IDEMPOTENCY_KEY_PROBLEM = f"must be 1 to {LONGEST_REQUEST_ID} printable characters"
+
+
 def idempotency_key() -> Any:
-    return checked(
-        f"must be 1 to {LONGEST_REQUEST_ID} printable characters",
-        lambda key: 1 <= len(key) <= LONGEST_REQUEST_ID and key.isprintable(),
-        None,
-    )
+    return checked(IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key, None)
 
 
 @dataclass(frozen=True, kw_only=True)

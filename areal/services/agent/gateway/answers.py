@@ -55,6 +55,13 @@ class TurnAnswer(ABC):
 
 
 class _TurnWriter(ResponsesWriter):
+    """``whole_only``: nobody wants the events."""
+
+    whole_only = False
+
+    def _event(self, kind: str, **data: Any) -> bytes:
+        return b"" if self.whole_only else super()._event(kind, **data)
+
     def output(self, call_id: str, text: str) -> bytes:
         """The result of a call."""
         done = self._done("completed")
@@ -82,6 +89,7 @@ class ResponsesAnswer(TurnAnswer):
             case "accepted":
                 answer_id = f"resp_{event['run_id'].removeprefix('run-')}"
                 self._writer = _TurnWriter(answer_id, self._model, int(time.time()), echoed=self._body.asked)
+                self._writer.whole_only = not self._body.stream
                 await self._write(self._writer.opening(0))
             case "delta":
                 await self._write(self._writer.pieces((Content(event["text"]),)))
@@ -106,8 +114,11 @@ class CompletionAnswer(TurnAnswer):
     """``_said``: the deltas. ``_passed_on``: the agent's own stream is the answer."""
 
     _head: Mapping[str, Any]
-    _said = ""
     _passed_on = False
+
+    def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
+        super().__init__(request, body, key, service)
+        self._said: list[str] = []
 
     async def event(self, event: Event) -> None:
         match event["type"]:
@@ -116,19 +127,19 @@ class CompletionAnswer(TurnAnswer):
                 self._head = {"id": answer_id, "created": int(time.time()), "model": self._model}
             case "delta":
                 await self._say(event["text"])
-            case "response":
+            case "response" if not self._out.prepared:
                 theirs = {n: v for n, v in event["headers"].items() if n.lower() not in _NOT_PASSED_ON}
                 self._passed_on = True
                 self._out = StreamResponse(event["status"], headers={**theirs, **self._headers})
                 self._out.begin(self._request)
-            case "data":
+            case "data" if self._passed_on:
                 await self._write(base64.b64decode(event["data"]))
 
     async def _say(self, text: str) -> None:
         if not self._body.stream:
             return
         first = {"role": "assistant"} if not self._said else {}
-        self._said += text
+        self._said.append(text)
         await self._write(self._chunk({**first, "content": text}))
 
     def _chunk(self, delta: Mapping[str, Any], finish: str | None = None) -> bytes:
@@ -138,7 +149,7 @@ class CompletionAnswer(TurnAnswer):
     async def end(self, complete: Event) -> AnyResponse:
         if self._passed_on:
             return self._out
-        summary, said = complete["summary"], self._said
+        summary, said = complete["summary"], "".join(self._said)
         if not self._body.stream:
             message = {"role": "assistant", "content": summary, "refusal": None}
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnswer, TurnAnswer
@@ -14,14 +13,15 @@ from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnMetrics, TurnRunner, new_run_id
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
-from areal.services.http.messages import AnyResponse, Request, body_as, read_object
+from areal.services.http.errors import bad_request
+from areal.services.http.messages import AnyResponse, Request, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service
 from areal.services.http.tasks import background
 from areal.services.inference.gateway.relay import Admission
 from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys
-from areal.wire.agents import StartAgentSession, TurnRequest
+from areal.wire.agents import IDEMPOTENCY_KEY_PROBLEM, StartAgentSession, TurnRequest, is_idempotency_key
 from areal.wire.processes import AgentGatewayConfig
 
 _IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -46,9 +46,13 @@ class TurnRoutes:
             inference = self._sessions.model_access(data)
             body = read(data)
             key = key_in_header(request.headers) or body.user
-            repeated = request.headers.get(_IDEMPOTENCY_KEY)
-            asked = {"message": body.message, "run_id": new_run_id(), "idempotency_key": repeated}
-            turn = replace(body_as(TurnRequest, asked), metadata=body.metadata, inference=inference)
+            turn = TurnRequest(
+                message=body.message,
+                run_id=new_run_id(),
+                idempotency_key=_idempotency_key(request),
+                metadata=body.metadata,
+                inference=inference,
+            )
             if key is None:
                 start = StartAgentSession(model=self._sessions.service, inference=inference)
                 key = (await self._sessions.start(start, request.id)).key
@@ -56,6 +60,14 @@ class TurnRoutes:
             return await answer.end(await self._runner.run(TurnCall(key, turn, request.id), answer.event))
 
         return handle
+
+
+def _idempotency_key(request: Request) -> str | None:
+    """Raises 400."""
+    given = request.headers.get(_IDEMPOTENCY_KEY)
+    if given is not None and not is_idempotency_key(given):
+        raise bad_request(f"{_IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=_IDEMPOTENCY_KEY)
+    return given
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,7 @@ A key is opaque: any text of 1 to 1024 bytes of UTF-8. In a path it is one perce
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -163,7 +163,7 @@ class AgentSessions:
 
     async def start(self, start: StartAgentSession, request_id: str) -> StartedSession:
         """A session that has the key already is the answer, too."""
-        body = orjson.dumps(asdict(start))
+        body = orjson.dumps(start)
         status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
         if status == 404 and b'"model_not_found"' in answer:
             message = "no pair of this agent service is registered"

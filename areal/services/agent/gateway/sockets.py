@@ -32,7 +32,7 @@ from areal.services.inference.gateway.routing import LiveTable
 from areal.wire.agents import QueueMode, StartAgentSession, TurnRequest, idempotency_key, session_key
 
 _UNAUTHENTICATED = 4001
-_AUTH_S = 10.0
+_AUTH_S = 5.0
 _MOST_TURNS = 64  # of one connection at once
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -124,7 +124,7 @@ class TurnRunner:
         return last
 
     async def _until_begun(self, call: TurnCall, sink: Sink) -> Event:
-        body = orjson.dumps(asdict(call.turn))
+        body = orjson.dumps(call.turn)
         refused: set[str] = set()
         starts = 0
         since = asyncio.get_running_loop().time()

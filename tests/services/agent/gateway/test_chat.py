@@ -47,6 +47,11 @@ def test_agents_own_stream_is_passed_on(service: AgentService, stream: bool) -> 
     assert answer.headers["x-areal-session-key"] == "own-stream"
 
 
+def test_many_deltas_are_passed_on(service: AgentService) -> None:
+    events = list(service.stream("many", "chat-many", "/v1/chat/completions").events())
+    assert len(chat_text(events[:-1])) == 20_000 * 1000
+
+
 def test_agent_has_the_request_without_the_sessions_keys(service: AgentService) -> None:
     body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "metadata"}], "seed": 3}
     answer = service.call("POST", "/chat/completions", {**body, "user": "secret", "metadata": {"a": 1}})

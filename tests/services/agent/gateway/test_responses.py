@@ -219,6 +219,8 @@ def test_repeated_request_is_answered_from_its_record(service: AgentService) -> 
     refused = service.call("POST", "/v1/responses", {"input": "another"}, headers=headers)
     assert (refused.status, refused.json()["error"]["code"]) == (422, "idempotency_key_reused")
     assert service.call("GET", "/sessions/repeated").json()["turns"] == 1
+    bad = service.call("POST", "/v1/responses", {"input": "x"}, headers={"Idempotency-Key": "x" * 256})
+    assert (bad.status, bad.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
 def test_session_that_was_closed_starts_anew(service: AgentService) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.services.agent.gateway.conftest import INFERENCE, AgentService
 from tests.services.agent.gateway.socket_client import ACCEPTED, Caller
-from tests.services.processes import TERM, wait_until
+from tests.services.processes import TERM, Processes, wait_until
 
 
 def connect(service: AgentService) -> Caller:
@@ -310,7 +310,20 @@ def test_wrong_key_is_refused_before_the_upgrade(service: AgentService) -> None:
         assert caller.status == 403
 
 
-def test_token_in_the_query_is_never_logged(processes: Any) -> None:
+def test_first_frame_that_does_not_come_closes_the_connection(service: AgentService) -> None:
+    with Caller(service.gateway.port) as caller:
+        assert caller.close_code() == 4001
+
+
+def test_page_of_another_site_is_refused_without_a_key(processes: Processes) -> None:
+    router = processes.router()
+    gateway = processes.service("agent.gateway", "--router-url", router.url, keyed=False)
+    for origin, status in (("http://evil.example", 403), ("http://localhost:3000", 101)):
+        with Caller(gateway.port, headers={"Origin": origin}) as caller:
+            assert caller.status == status
+
+
+def test_token_in_the_query_is_never_logged(processes: Processes) -> None:
     router = processes.router()
     flags = ("--router-url", router.url, "--log-level", "debug")
     gateway = processes.service("agent.gateway", *flags)

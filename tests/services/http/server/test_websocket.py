@@ -1,0 +1,83 @@
+"""A WebSocket's signs of life, and what it does with a caller that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import CloseConnection, Ping, TextMessage
+
+from areal.services.http.messages import ServerConnection
+from areal.services.http.websocket import WebSocket
+
+
+class Transport:
+    """The connection as a WebSocket sees it, and the caller's view of what was written."""
+
+    def __init__(self) -> None:
+        self.writable = True
+        self.lost = False
+        self.held: list[bool] = []
+        self.caller = Connection(ConnectionType.CLIENT)
+
+    def write_raw(self, data: bytes) -> None:
+        if self.lost:
+            raise ConnectionResetError
+        self.caller.receive_data(data)
+
+    def hold_input(self, hold: bool) -> None:
+        self.held.append(hold)
+
+    def events(self) -> list[Any]:
+        return list(self.caller.events())
+
+
+@pytest.fixture
+def transport() -> Transport:
+    return Transport()
+
+
+@pytest.fixture
+async def socket(transport: Transport) -> WebSocket:
+    return WebSocket(cast(ServerConnection, transport), 1000)
+
+
+async def test_silent_caller_is_asked_once_then_given_up(transport: Transport, socket: WebSocket) -> None:
+    now = asyncio.get_running_loop().time()
+    assert not socket.is_gone(now + 20) and transport.events() == []
+    assert not socket.is_gone(now + 40) and [type(event) for event in transport.events()] == [Ping]
+    assert not socket.is_gone(now + 60) and transport.events() == []
+    socket.received(transport.caller.send(Ping().response()))
+    assert not socket.is_gone(now + 20)
+    assert socket.is_gone(asyncio.get_running_loop().time() + 80)
+
+
+async def test_input_is_held_while_nobody_receives(transport: Transport, socket: WebSocket) -> None:
+    for number in range(16):
+        socket.received(transport.caller.send(TextMessage(data=str(number))))
+    assert transport.held[-1] is True
+    assert [await socket.receive() for _ in range(16)] == [str(number) for number in range(16)]
+    assert transport.held[-1] is False
+
+
+async def test_nothing_comes_after_going_away_but_answers_still_go(transport: Transport, socket: WebSocket) -> None:
+    socket.received(transport.caller.send(TextMessage(data="waiting")))
+    socket.go_away()
+    socket.received(transport.caller.send(TextMessage(data="late")))
+    assert await socket.receive() is None and socket.leaving
+    await socket.send("answer")
+    socket.close(1001, "bye")
+    [text, closed] = transport.events()
+    assert (text.data, closed) == ("answer", CloseConnection(code=1001, reason="bye"))
+    with pytest.raises(ConnectionResetError):
+        await socket.send("more")
+
+
+async def test_caller_that_is_gone_breaks_nothing(transport: Transport, socket: WebSocket) -> None:
+    transport.lost = True
+    socket.received(transport.caller.send(Ping()))
+    assert not socket.is_gone(asyncio.get_running_loop().time() + 40)
+    socket.close()
+    assert await socket.receive() is None
