@@ -517,16 +517,21 @@ class TurnRunner:
                 if sum(map(len, held)) > self._config.max_body_bytes + _LINE_SLACK:
                     raise TurnFailed("infra", "an event of the worker is too long")
             passed = []
-            last = None
+            last: dict[str, Any] | TurnFailed | None = None
             for line in lines:
                 if not line.startswith(_NOT_PARSED):
-                    last = _last_event(line, transcript)
+                    try:
+                        last = _last_event(line, transcript)
+                    except TurnFailed as error:
+                        last = error
                     if last is not None:
                         break
                 passed.append(line)
             if passed:
                 passed.append(b"")
                 await self._pass_on(turn, b"\n".join(passed))
+            if isinstance(last, TurnFailed):
+                raise last
             if last is not None:
                 return last
         raise TurnFailed("infra", "the worker's answer ended before the turn")
