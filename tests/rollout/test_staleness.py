@@ -85,7 +85,7 @@ class Rollouts(RuleBasedStateMachine):
         self.numbers = 0
         self.running: list[tuple[EpisodeSpec, int]] = []  # with the version at their start
         self.outcome: dict[int, int] = {}  # how often each row was consumed
-        self.dropped = self.failing = 0
+        self.dropped = self.failing = self.rejecting = 0
         self.told: list[int] = []  # rows that gave nothing to train on, as the trainer hears of them
         assert self.staleness.drain_ends() == []
 
@@ -116,6 +116,8 @@ class Rollouts(RuleBasedStateMachine):
             found = Rollout(ended, None, head, self.staleness.version) if how == "accept" else None
             self.staleness.ended(ended, found)
             self.failing = 0
+            if not ended.outside_window:
+                self.rejecting = 0 if found else self.rejecting + 1
 
     @rule(whole=st.booleans())
     def train(self, whole: bool) -> None:
@@ -136,7 +138,8 @@ class Rollouts(RuleBasedStateMachine):
         alive = len(staleness.pending) + len(staleness.running) + len(staleness.accepted)
         assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed + counts.abandoned
         assert counts.accepted == len(staleness.accepted)
-        assert (counts.dropped, staleness.failing) == (self.dropped, self.failing)
+        assert counts.dropped == self.dropped
+        assert (staleness.failing, staleness.rejecting) == (self.failing, self.rejecting)
         assert set(self.outcome.values()) <= {1}
         self.told += [end.data["row"] for end in staleness.drain_ends()]
         assert len(self.told) == len(set(self.told)) == counts.rejected + counts.failed + counts.abandoned

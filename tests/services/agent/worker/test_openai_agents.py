@@ -142,7 +142,7 @@ def test_kwargs_but_max_turns_are_refused(processes: Processes, tmp_path: Path) 
 
 def test_history_becomes_items() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    history = [
+    history: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "3"},
