@@ -1,0 +1,238 @@
+"""``areal agent chat``, ``sessions``, ``reward`` and ``export`` through the gateway of a service of real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Areal, Result, Spawner, Typist
+from tests.services.agent.whole import WholeService, start_agents
+from tests.services.processes import Processes, wait_until
+from tests.services.tokenizer_folder import write_tokenizer
+
+Agent = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeService]:
+    folder = tmp_path_factory.mktemp("service")
+    processes = Processes(folder)
+    try:
+        tokenizer = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+        engine = processes.engine(tokenizer)
+        recorder = processes.data_proxy(engine, tokenizer, "--state-dir", str(folder / "recorded"))
+        yield start_agents(processes, folder, recorder)
+    finally:
+        processes.stop()
+
+
+@pytest.fixture
+def reached(service: WholeService) -> list[str]:
+    return ["--gateway", service.url, "--api-key-file", str(service.processes.key_file)]
+
+
+@pytest.fixture
+def agent(areal: Areal, reached: list[str]) -> Agent:
+    """``areal agent ...`` of the service."""
+
+    def call(*words: str) -> Result:
+        return areal("agent", *words, *reached)
+
+    return call
+
+
+@pytest.fixture
+def typed(tmp_path: Path, reached: list[str]) -> Callable[..., Typist]:
+    return lambda *words: Typist(tmp_path / "home", "agent", "chat", *words, *reached)
+
+
+def new_session(agent: Agent) -> str:
+    return agent("sessions", "new", "-o", "name").out.strip()
+
+
+# -- one shot
+
+
+def test_one_shot_prints_the_answer_alone_and_names_its_new_session(agent: Agent) -> None:
+    result = agent("chat", "-m", "hello there")
+    assert (result.code, result.out) == (0, "hello there\n")
+    session = result.err.split()[-1]
+    again = agent("chat", "--session", session, "-m", "history")
+    assert (again.out, again.err) == ("2\n", "")
+
+
+def test_one_shot_goes_on_with_the_current_session(agent: Agent) -> None:
+    session = new_session(agent)
+    agent("chat", "-m", "hello")
+    result = agent("chat", "-m", "history")
+    assert result.out == "2\n" and session in result.err
+    agent("sessions", "close", session)
+    result = agent("chat", "-m", "history")
+    assert result.out == "0\n"
+    assert "session" in result.err and session not in result.err.splitlines()[-1]
+
+
+def test_tool_calls_are_shown_beside_the_answer(agent: Agent) -> None:
+    result = agent("chat", "-m", "weather")
+    assert result.out == "Let me look.\nIt is 21 degrees.\n"
+    assert '  -> weather({"city": "Paris"})' in result.err and "  <- 21 degrees" in result.err
+
+
+def test_document_of_a_turn_has_its_tool_calls(agent: Agent) -> None:
+    document = agent("chat", "-m", "weather", "--json").json
+    assert document["message"] == {"role": "assistant", "content": "Let me look.\nIt is 21 degrees."}
+    assert [call["name"] for call in document["toolCalls"]] == ["weather"]
+    assert document["toolResults"] == ["21 degrees"] and document["session"]
+
+
+def test_answer_that_is_not_streamed_comes_whole(agent: Agent) -> None:
+    assert agent("chat", "--no-stream", "-m", "one two").out == "one two\n"
+
+
+def test_piped_text_is_one_shot(service: WholeService, reached: list[str], spawn: Spawner) -> None:
+    process = spawn("agent", "chat", *reached, stdin=-1)
+    out, _ = process.popen.communicate("from a pipe\n", timeout=60)
+    assert (process.popen.returncode, out) == (0, "from a pipe\n")
+
+
+def test_agent_that_fails_is_told_with_its_error(agent: Agent) -> None:
+    result = agent("chat", "-m", "fail")
+    assert result.code == 1 and "told to fail" in result.err
+
+
+def test_empty_message_and_unknown_session_are_refused(agent: Agent) -> None:
+    assert agent("chat", "-m", "  ").code == 2
+    unknown = agent("chat", "--session", "nobody", "-m", "x")
+    assert unknown.code == 4 and "areal agent sessions list" in unknown.err
+
+
+# -- the prompt
+
+
+def test_prompt_streams_shows_tools_and_knows_its_commands(typed: Callable[..., Typist]) -> None:
+    user = typed()
+    user.until(">>> ")
+    user.type("weather\n")
+    user.until("-> weather")
+    user.until("It is 21 degrees.")
+    user.until(">>> ")
+    user.type("/history\n")
+    user.until("user: weather")
+    user.until("-> weather")
+    user.until(">>> ")
+    user.type("/new\n")
+    user.until("session sk-")
+    user.until(">>> ")
+    user.type("history\n")
+    user.until("\n0\n")
+    user.until(">>> ")
+    user.type("/?\n")
+    user.until("/close")
+    user.until(">>> ")
+    user.type("/nwe\n")
+    user.until('did you mean "new"')
+    user.type("/bye\n")
+    assert user.code() == 0
+
+
+def test_ctrl_c_cancels_the_turn_and_the_prompt_goes_on(
+    typed: Callable[..., Typist], agent: Agent, service: WholeService
+) -> None:
+    session = new_session(agent)
+    user = typed("--session", session)
+    user.until(">>> ")
+    user.type("wait\n")
+    user.until("waiting")
+    user.type("\x03")
+    user.until("(cancelled)")
+    user.until(">>> ")
+
+    def cancelled() -> bool:
+        turns = agent("sessions", "show", session, "--json").json["recorded_turns"]
+        return bool(turns) and turns[-1]["outcome"] == "cancelled"
+
+    wait_until(cancelled)
+    user.type("hello\n")
+    user.until("hello\n")
+    user.until("hello\n>>> ")
+    user.type("/bye\n")
+    assert user.code() == 0
+
+
+# -- sessions
+
+
+def test_sessions_are_listed_shown_switched_and_closed(agent: Agent) -> None:
+    assert agent("sessions", "new", "mine/1", "-o", "name").out == "mine/1\n"
+    other = new_session(agent)
+    agent("chat", "-m", "weather", "--session", "mine/1")
+    rows = {row["session_key"]: row for row in agent("sessions", "list", "--json").json}
+    assert rows["mine/1"]["turns"] == 1 and rows[other]["current"] and not rows["mine/1"]["current"]
+    assert agent("sessions", "switch", "mine/1").code == 0
+    assert any(row[:2] == ["*", "mine/1"] for row in agent("sessions", "list").rows)
+    page = agent("sessions", "show", "mine/1").out
+    assert page.startswith("mine/1: idle, 1 turns")
+    assert "user: weather" in page and '-> weather({"city": "Paris"})' in page and "<- 21 degrees" in page
+    assert agent("sessions", "close", "mine/1").code == 0
+    for verb in ("show", "switch", "close"):
+        assert agent("sessions", verb, "mine/1").code == 4
+
+
+def test_failed_turn_is_shown_with_its_error(agent: Agent) -> None:
+    session = new_session(agent)
+    agent("chat", "-m", "fail")
+    page = agent("sessions", "show", session).out
+    assert ", agent]" in page and "failed: " in page and "told to fail" in page
+
+
+def test_list_is_cut_where_it_is_told_to(agent: Agent) -> None:
+    new_session(agent), new_session(agent)
+    result = agent("sessions", "list", "--limit", "1", "-o", "name")
+    assert len(result.out.splitlines()) == 1 and "more than 1" in result.err
+
+
+# -- rewards
+
+
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal, tmp_path: Path, suffix: str) -> None:
+    session = new_session(agent)
+    assert agent("chat", "-m", "model").out == "Hello there, friend!\n"
+    rewarded = agent("reward", "0.5")
+    assert "ready to be exported" in rewarded.out, rewarded.err
+    file = tmp_path / f"trajectory{suffix}"
+    exported = agent("export", "--session", session, "--output", str(file))
+    assert (exported.code, exported.out) == (0, f"1 rows in {file}\n")
+    (episode,) = areal("inf", "trajectories", "show", str(file), "--json").json
+    assert episode["interactions"][0]["reward"] == 0.5
+    assert areal("inf", "trajectories", "show", str(file)).code == 0
+
+
+def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> None:
+    nowhere = agent("reward", "1")
+    assert nowhere.code == 2 and "There is no current one" in nowhere.err
+    unknown = agent("reward", "1", "--session", "nobody")
+    assert unknown.code == 4 and "has no session nobody" in unknown.err
+    session = new_session(agent)
+    assert agent("reward", "1").code == 2
+    assert agent("export", "--output", str(tmp_path / "x.json")).code == 5
+    for file, code in (("x.npz", 2), ("no/such/x.json", 4)):
+        assert agent("export", "--session", session, "--output", str(tmp_path / file)).code == code
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_current_session_is_remembered_in_a_private_file(agent: Agent, tmp_path: Path, service: WholeService) -> None:
+    session = new_session(agent)
+    file = tmp_path / "home" / "current-sessions.json"
+    assert session in file.read_text() and service.url in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    agent("sessions", "close", session)
+    assert session not in file.read_text()
+
+
+def test_remote_service_is_listed_and_its_health_told(agent: Agent) -> None:
+    (row,) = agent("ps", "--json").json
+    assert row["phase"] == "Ready"
+    assert agent("status").code == 0
