@@ -173,7 +173,7 @@ def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
     from areal.state.objects import ObjectStore
 
     found = ObjectStore(home).get(Ref(kind, service))
-    return read_key(key_path(home, found) if found is not None else admin_key_path(home, service))
+    return read_key(key_path(home, found) if found is not None else admin_key_path(home, service, kind))
 
 
 def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:

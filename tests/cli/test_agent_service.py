@@ -107,3 +107,11 @@ def test_ps_shows_what_runs_and_with_all_what_is_stopped(areal: Areal, record: C
     assert "no agent service runs" in areal("agent", "ps").err
     (row,) = areal("agent", "ps", "--all", "--json").json
     assert (row["service"], row["phase"], row["pairs"], row["agent"]) == ("default", "Suspended", 2, "a:B")
+
+
+def test_scale_says_what_makes_no_sense_and_the_other_verb(areal: Areal, record: Callable[..., Any]) -> None:
+    record("AgentService", "default", {"agent": "a:B", "pairs": 2})
+    up = areal("agent", "scaleup", "--pairs", "1")
+    assert up.code == 2 and "scaleup from 2 to 1" in up.err and "areal agent scaledown --service default" in up.err
+    both = areal("agent", "scaledown", "--pairs", "1", "--by", "1")
+    assert both.code == 2 and "--pairs says to how many, --by by how many" in both.err
