@@ -8,6 +8,7 @@ its stream back; a caller that sends or reads nothing for too long is answered 4
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import deque
@@ -528,10 +529,12 @@ class HttpServer:
         self.connections: set[HttpConnection] = set()
         self.draining = False
         self._listener: asyncio.AbstractServer | None = None
+        self._listening: socket.socket | None = None
         self._empty = asyncio.Event()
         self._sweeps: asyncio.TimerHandle | None = None
 
     async def listen(self, sock: socket.socket) -> None:
+        self._listening = sock
         self._listener = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=_BACKLOG)
 
     def keep(self, connection: HttpConnection) -> None:
@@ -556,14 +559,25 @@ class HttpServer:
     async def close(self) -> None:
         """Stop listening, give connections that were just accepted a moment to speak, and return when what they asked
         is answered. From now on every answer is its connection's last."""
+        waiting = self._accept_waiting()
         if self._listener is not None:
             self._listener.close()
         self.draining = True
+        for sock in waiting:
+            await self.loop.connect_accepted_socket(lambda: HttpConnection(self), sock)
         await asyncio.sleep(_JUST_ACCEPTED_S)
         for connection in list(self.connections):
             connection.close_if_idle()
         if self.connections:
             await self._empty.wait()
+
+    def _accept_waiting(self) -> list[socket.socket]:
+        """Connections that the kernel has taken for us: closing the listener would reset them."""
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(OSError):
+            while self._listening is not None:
+                waiting.append(self._listening.accept()[0])
+        return waiting
 
     async def cancel(self) -> None:
         """Break off whatever still runs, and return when it has ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
@@ -364,6 +365,15 @@ async def test_answer_without_content_has_no_length() -> None:
         for _ in range(2):
             await caller.say(get())
             assert "content-length" not in (await caller.answer()).headers
+
+
+async def test_close_answers_connections_that_the_kernel_has_taken_and_nobody_has_accepted() -> None:
+    async with serving(echo) as fixture:
+        with socket.create_connection(("127.0.0.1", fixture.port)) as caller:  # blocks the loop, which accepts nothing
+            caller.sendall(get("/waiting"))
+            await fixture.server.close()
+            caller.settimeout(20)
+            assert caller.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_drain_finishes_what_runs_and_closes_the_rest() -> None:
