@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from areal.services.http.headers import Headers
-from areal.services.http.messages import Flow, Request, Response, StreamResponse, has_body
+from areal.services.http.messages import Flow, Request, Response, StreamResponse, Upgraded, has_body
 from areal.services.http.process import bind, collect_rarely, read_config, serve_options
 from areal.services.http.serve import run_loop
 from areal.services.http.service import Service
@@ -40,6 +40,13 @@ class HostedConnection:
     async def wait_writable(self) -> None: ...
 
     def set_source(self, source: Flow | None) -> None: ...
+
+    def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None:
+        raise NotImplementedError("the gateway of models speaks HTTP only")
+
+    def write_raw(self, data: bytes) -> None: ...
+
+    def hold_input(self, hold: bool) -> None: ...
 
 
 def _fields(request: Request, response: Response | StreamResponse) -> list[tuple[str, str]]:

@@ -1,14 +1,15 @@
 """A load generator: so many connections, each with one request after another. Reads its orders as JSON from stdin.
 
-    {"port", "path", "headers", "body", "connections", "requests"}
+    {"port", "path", "headers", "own_headers", "body", "connections", "requests"}
         ->  {"mean_us", "p50_us", "p99_us", "failed", "seconds"}
 
-Latency is from the request's write to the answer's last byte.
+Latency is from the request's write to the answer's last byte. ``own_headers``: further headers of each connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from typing import Any, cast
 
@@ -71,16 +72,17 @@ class Client(asyncio.Protocol):
         self.ask()
 
 
-def _request(order: dict[str, Any]) -> bytes:
+def _request(order: dict[str, Any], own: dict[str, str]) -> bytes:
     body: bytes = order["body"].encode()
-    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", **order["headers"], "Content-Length": len(body)}
+    headers = {"Host": "127.0.0.1", "Content-Type": "application/json", **order["headers"], **own}
+    headers["Content-Length"] = str(len(body))
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {order['path']} HTTP/1.1\r\n{lines}\r\n".encode() + body
 
 
 def _maker(order: dict[str, Any]) -> Make[Client]:
-    request = _request(order)
-    return lambda tickets, seconds, ended: Client(request, tickets, seconds, ended)
+    own = itertools.cycle(order.get("own_headers") or [{}])
+    return lambda tickets, seconds, ended: Client(_request(order, next(own)), tickets, seconds, ended)
 
 
 if __name__ == "__main__":

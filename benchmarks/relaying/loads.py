@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.relaying.floor import KEY, REPOSITORY, System, ask
@@ -27,12 +27,15 @@ def relayed(port: int, connections: int, requests: int, *, stream: bool = False)
     return repeated(port, "/v1/chat/completions", request_body(stream), connections, requests)
 
 
-def repeated(port: int, path: str, body: str, connections: int, requests: int) -> dict[str, float]:
-    """The same call again and again."""
+def repeated(
+    port: int, path: str, body: str, connections: int, requests: int, own_headers: Sequence[Mapping[str, str]] = ()
+) -> dict[str, float]:
+    """The same call again and again. ``own_headers``: further headers of each connection."""
     order = {
         "port": port,
         "path": path,
         "headers": {"Authorization": f"Bearer {KEY}"},
+        "own_headers": list(own_headers),
         "body": body,
         "connections": connections,
         "requests": requests,
