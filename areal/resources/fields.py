@@ -75,6 +75,8 @@ class SpecModel(BaseModel):
     # Of the spec of a kind:
     REFERENCES: ClassVar[tuple[tuple[FieldPath, str, str], ...]] = ()
     """The references of the spec: the map that must be present for the default to count, the field, its kind."""
+    INSTEAD: ClassVar[Mapping[FieldPath, str]] = {}
+    """References whose default does not count beside another field of the same map, which says what they are."""
     REPLACEABLE: ClassVar[bool] = False
     """Whether ``apply --replace`` deletes and creates an object again for the sake of an immutable field."""
     INLINE: ClassVar[tuple[str, str, str] | None] = None
@@ -419,6 +421,14 @@ class ModelRef(SpecModel):
     """Name of the InferenceService."""
     model: Annotated[Name | None, UpdateClass.ROLL] = None
     """Name of the Model. Absent: the only one of the service."""
+
+
+class RolloutRef(ModelRef):
+    """Where a training job samples."""
+
+    agents: Annotated[Name | None, UpdateClass.ROLL] = None
+    """Name of an AgentService that runs the episodes. Its model is the one that is trained: `service` and `model` may
+    be left out."""
 
 
 # -- the fields of a model, read from its annotations. Paths use YAML names; an item is a step like ``"[qwen]"``.

@@ -39,6 +39,7 @@ from areal.resources.fields import (
     Replicas,
     Resources,
     Restart,
+    RolloutRef,
     RolloutStrategy,
     Scheduler,
     Schema,
@@ -453,7 +454,12 @@ class TrainJobSpec(SpecModel):
     """A training run: a driver, its configuration, and the models it samples from."""
 
     REPLACEABLE: ClassVar = True
-    REFERENCES: ClassVar = ((("rollout",), "service", "InferenceService"), (("rollout",), "model", "Model"))
+    REFERENCES: ClassVar = (
+        (("rollout",), "service", "InferenceService"),
+        (("rollout",), "model", "Model"),
+        (("rollout",), "agents", "AgentService"),
+    )
+    INSTEAD: ClassVar = {("rollout", "service"): "agents"}
     FILES: ClassVar = (("workingDir",), ("envFrom", "*", "file"), ("config",))
     FILES_FROM: ClassVar = {"config": "workingDir"}
     EXAMPLE: ClassVar = ("my-job", {"driver": "my_package.train:main", "config": "config.yaml"})
@@ -465,9 +471,9 @@ class TrainJobSpec(SpecModel):
     """The driver's configuration: a file, or the map itself."""
     overrides: Annotated[list[Text], UpdateClass.IMMUTABLE] = []
     """Changes to the configuration, as `key=value`, passed to the driver as they are."""
-    rollout: Annotated[ModelRef | None, UpdateClass.IMMUTABLE] = None
-    """The model the job samples from and updates. Absent: the job brings its own where its configuration lays out an
-    inference engine (`rollout.backend`, `allocation_mode`), and owns it."""
+    rollout: Annotated[RolloutRef | None, UpdateClass.IMMUTABLE] = None
+    """The model the job samples from and updates, or the agents whose model that is. Absent: the job brings its own
+    where its configuration lays out an inference engine (`rollout.backend`, `allocation_mode`), and owns it."""
     scheduler: Annotated[Scheduler, UpdateClass.IMMUTABLE] = Scheduler()
     """Backend of the processes."""
     resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources()

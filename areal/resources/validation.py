@@ -80,6 +80,8 @@ def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
         if not isinstance(holder, Mapping):
             continue
         value = holder.get(name, ABSENT)
+        if value is ABSENT and spec_model(kind).INSTEAD.get((*base, name)) in holder:
+            continue
         if value is ABSENT:
             value = next(reversed(list(resolve(spec_model(kind), (*base, name))))).default
         if isinstance(value, str):

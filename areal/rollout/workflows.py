@@ -312,6 +312,12 @@ def _of_sample(trajectory: Trajectory, samples: list[int]) -> Trajectory:
 
 _REMEMBERED = 16
 WORKFLOWS: Registry[Any] = Registry("workflow")
+AGENTS_ADDRESS, AGENTS_KEY_FILE = "AREAL_AGENTS_ADDR", "AREAL_AGENTS_KEY_FILE"
+
+
+def configured_workflow(name: str, default: str, environment: Mapping[str, str]) -> str:
+    """``name``, unless it is the ``default`` and an AgentService runs the job's episodes (``rollout.agents``)."""
+    return "areal.rollout.agents:AgentServiceWorkflow" if name == default and environment.get(AGENTS_ADDRESS) else name
 
 
 class WorkflowResolver:

@@ -26,6 +26,7 @@ from areal.errors import ArealError
 from areal.hub import is_id
 from areal.resources.paths import import_fault, looks_local
 from areal.resources.tree import FieldPath
+from areal.rollout.workflows import configured_workflow
 
 
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
@@ -71,14 +72,15 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
         return
     rewards = [config.reward_fn] if isinstance(config.reward_fn, str) else config.reward_fn
     agent = config.rollout.agent or config.rollout.openai
-    named: list[tuple[FieldPath, str]] = [(("workflow",), config.workflow)]
+    workflow = configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
+    named: list[tuple[FieldPath, str]] = [(("workflow",), workflow)]
     named += [(("reward_fn",), each) for each in rewards]
     named += [(("rollout", "agent", "agent_cls_path"), agent.agent_cls_path)] if agent is not None else []
     for path, name in named:
         if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"
     rewarded = any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs
-    if config.workflow == PPOConfig.workflow and not rewarded:  # the default one needs a reward
+    if workflow == PPOConfig.workflow and not rewarded:  # the default one needs a reward
         yield (
             ("reward_fn",),
             "is needed: what an answer is worth, as module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",

@@ -7,13 +7,14 @@ imported once the configuration and the data are there: a fault in those is not 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from areal.api.cli_args import DPOConfig, GRPOConfig, PPOConfig, RWConfig, SFTConfig, load_expr_config
 from areal.api.config.experiment import BaseExperimentConfig
 from areal.errors import UsageFault
-from areal.rollout.workflows import WORKFLOWS
+from areal.rollout.workflows import WORKFLOWS, configured_workflow
 
 
 def grpo(args: Sequence[str]) -> None:
@@ -75,7 +76,8 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     ``reward_weights`` from the configuration, where ``workflow_kwargs`` do not say it. Raises UsageFault."""
     if config.is_online and config.workflow == PPOConfig.workflow:
         return {}  # conversations come from elsewhere
-    workflow = WORKFLOWS.resolve(config.workflow)
+    chosen = configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
+    workflow = WORKFLOWS.resolve(chosen)
     takes = inspect.signature(workflow).parameters if inspect.isclass(workflow) else {}
     common: dict[str, Any] = {
         "tokenizer": config.tokenizer_path,
@@ -86,7 +88,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
     kwargs = {name: value for name, value in common.items() if name in takes and value} | dict(config.workflow_kwargs)
     for name in ("reward_fn", "reward_weights"):
         if common[name] and name not in kwargs:
-            raise UsageFault(f"the workflow {config.workflow} takes no {name}", hint=f"leave {name} out")
+            raise UsageFault(f"the workflow {chosen} takes no {name}", hint=f"leave {name} out")
     reward = takes.get("reward_fn")
     if reward is not None and reward.default is reward.empty and "reward_fn" not in kwargs:
         raise UsageFault(
@@ -94,7 +96,7 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
             hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
         )
     evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in takes else kwargs
-    return {"workflow": config.workflow, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
+    return {"workflow": chosen, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
 
 
 def _tokenizer(config: BaseExperimentConfig) -> Any:

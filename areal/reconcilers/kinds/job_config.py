@@ -391,11 +391,16 @@ def _request(job: Wanted) -> dict[str, Any] | None:
         "text": None if file else json.dumps(content),
         "overrides": overrides,
         "folder": str(_folder(job)),
-        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret")},
+        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret"), **_agents(spec)},
         "built_in": kind is not None,
         "trains": kind != "null",
         "later": any(ref.startswith("TrainJob/") for ref in job.depends_on),
     }
+
+
+def _agents(spec: Mapping[str, Any]) -> dict[str, str]:
+    """The variable of an agent service's address, before there is one."""
+    return {"AREAL_AGENTS_ADDR": "later"} if (spec.get("rollout") or {}).get("agents") else {}
 
 
 def _config_of(job: Wanted, driver: str) -> str | None:

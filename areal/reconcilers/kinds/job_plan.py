@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError, Conflict, NoCapacity, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import COMMITS_VARIABLE
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
 from areal.reconcilers.kinds.inference_launch import commits_of
@@ -42,7 +42,7 @@ from areal.reconcilers.plan import Drift, Op, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
 from areal.resources.addresses import base_url
 from areal.resources.kinds import name_problem, parse_ref, served_name
-from areal.resources.specs import InferenceServiceSpec, TrainJobSpec
+from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, TrainJobSpec
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec, RunState
 from areal.state.files import read_json, write_atomic, write_json
@@ -157,7 +157,9 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
             f"{work.ref} needs {count} GPUs (spec.resources); {work.gpus.available} are free",
             hint="areal get processes -o wide shows who holds the GPUs; resources: {gpus: 0} trains without",
         )
-    needs = (*needs, *work.gpus.take(count, work.ref), *called_first(work, work.spec.rollout))
+    rollout = work.spec.rollout
+    agents = [f"{_AGENTS}/{rollout.agents}"] if rollout is not None and rollout.agents else []
+    needs = (*needs, *work.gpus.take(count, work.ref), *called_first(work, rollout, *agents))
     for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
     args = {"inputs": inputs, "gpus": count}
@@ -174,7 +176,7 @@ def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
 
 
 LAYER = "job"  # of a service: its job is at rest
-_JOB, _SERVICE, _MODEL = "TrainJob", "InferenceService", "Model"
+_JOB, _SERVICE, _MODEL, _AGENTS = "TrainJob", "InferenceService", "Model", "AgentService"
 
 
 def with_services(
@@ -187,9 +189,11 @@ def with_services(
     a job cannot be, and the job is left out; without it ArealError is raised."""
     known = {str(item.ref): item for item in stored}
     owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
+    specs = {ref: item.spec for ref, item in known.items()} | {item.ref: item.spec for item in wanted}
     found: list[Wanted] = []
     for item in wanted:
         try:
+            item = _with_model_of_agents(item, specs) if item.kind == _JOB else item
             made = _expanded(item, known, owners, recreate=item.ref in replacing) if item.kind == _JOB else [item]
         except ArealError as error:
             if refused is None:
@@ -199,6 +203,27 @@ def with_services(
         owners |= {each.ref: each.owner for each in made}
         found += made
     return found
+
+
+def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -> Wanted:
+    """A job whose episodes an AgentService runs samples from that service's model. Raises InvalidManifest."""
+    rollout = job.spec.get("rollout") or {}
+    if (agents := rollout.get("agents")) is None or (ref := f"{_AGENTS}/{agents}") not in specs:
+        return job  # what is not there is reported with the other references
+    inference = specs[ref].get("inference")
+    if inference is None:
+        raise InvalidManifest(
+            f"{job.ref}: spec.rollout.agents: {ref} has no spec.inference, so that nothing of it can be trained",
+            hint=f"give {ref} `inference: {{service: ..., model: ...}}`",
+        )
+    theirs = {"service": inference.get("service", "default"), "model": inference.get("model")}
+    for name, value in theirs.items():
+        if rollout.get(name, value) != value:
+            raise InvalidManifest(
+                f"{job.ref}: spec.rollout.{name} is {rollout[name]!r}, and that of {ref} is {value!r}"
+            )
+    known = {name: value for name, value in theirs.items() if value is not None}
+    return replace(job, spec={**job.spec, "rollout": {**rollout, **known}})
 
 
 def _expanded(
@@ -476,6 +501,10 @@ def _service(context: EffectContext, spec: TrainJobSpec) -> dict[str, str]:
     }
     if not spec.rollout.model:
         return told
+    if spec.rollout.agents is not None:
+        agents: AgentServiceSpec = context.spec_of(ref := f"{_AGENTS}/{spec.rollout.agents}")
+        told["AREAL_AGENTS_ADDR"] = base_url(agents.gateway.host, agents.gateway.port)
+        told["AREAL_AGENTS_KEY_FILE"] = context.key_file(ref)
     model = context.store.get(parse_ref(f"Model/{spec.rollout.model}"))
     if model is None:
         return {**told, "AREAL_INFERENCE_MODEL": spec.rollout.model}

@@ -70,9 +70,10 @@ class ServiceView:
         return self.table is None or not self.table.synced
 
 
-def called_first(work: ObjectWork, model: ModelRef | None) -> tuple[int, ...]:
-    """The ops after which the objects that an object depends on serve, with the model that its processes call."""
-    needed = set(work.target.object.depends_on)
+def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[int, ...]:
+    """The ops after which the objects that an object depends on serve, with the model that its processes call, and with
+    ``more``."""
+    needed = {*work.target.object.depends_on, *more}
     if model is not None:
         service = f"InferenceService/{model.service}"
         routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}

@@ -71,12 +71,13 @@ class _TurnWriter(ResponsesWriter):
         self._items.append(item)
         return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
 
-    def completed(self, summary: str) -> tuple[bytes, dict[str, Any]]:
-        """The end of the answer, whose text is ``summary``, said already or not."""
+    def completed(self, summary: str, metadata: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
+        """The end of the answer, whose text is ``summary``, said already or not. ``metadata``: the agent's; the
+        response's own is the request's."""
         said = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
         last = b"" if said or not summary else self._done("completed") + self.pieces((Content(summary),))
         done = last + self._done("completed")
-        response = self._response("completed", self._items, None, None)
+        response = self._response("completed", self._items, None, None) | {"agent_metadata": metadata}
         return done + self._event("response.completed", response=response), response
 
 
@@ -103,7 +104,7 @@ class ResponsesAnswer(TurnAnswer):
                 await self._write(self._writer.output(event["id"], event["result"]))
 
     async def end(self, complete: Event) -> AnyResponse:
-        events, response = self._writer.completed(complete["summary"])
+        events, response = self._writer.completed(complete["summary"], complete["metadata"])
         if not self._body.stream:
             return self._whole(response)
         await self._write(events)
@@ -153,7 +154,8 @@ class CompletionAnswer(TurnAnswer):
         if not self._body.stream:
             message = {"role": "assistant", "content": summary, "refusal": None}
             choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
-            return self._whole({**self._head, "object": "chat.completion", "choices": [choice]})
+            more = {"choices": [choice], "agent_metadata": complete["metadata"]}
+            return self._whole({**self._head, "object": "chat.completion", **more})
         if not said.endswith(summary):
             await self._say(f"\n\n{summary}" if said else summary)
         await self._write(self._chunk({}, "stop") + DONE)
