@@ -226,3 +226,25 @@ def test_service_of_no_job_and_jobs_that_nobody_asked_about_are_left_alone() -> 
     own = [replace(stored[0], owner=None), *stored[1:]]
     asked = (Target(own[2], "unchanged"),)
     assert following_jobs(asked, own, [ended(0)]) == asked
+
+
+AGENTS = Wanted("AgentService/players", "AgentService", "players", {"inference": {"model": "guess"}}, {}, {})
+
+
+def with_agents(agents: Wanted = AGENTS, **rollout: Any) -> dict[str, Any]:
+    wanted = job({"actor": {"path": "org/model"}}, rollout={"agents": "players", **rollout})
+    found = {item.ref: item for item in with_services([agents, wanted], [], [])}
+    spec: dict[str, Any] = found["TrainJob/learn"].spec["rollout"]
+    return spec
+
+
+def test_job_of_an_agent_service_samples_from_its_model() -> None:
+    assert with_agents() == {"agents": "players", "service": "default", "model": "guess"}
+    assert with_agents(model="guess")["model"] == "guess"
+
+
+def test_job_of_an_agent_service_with_another_model_is_refused() -> None:
+    with pytest.raises(InvalidManifest, match=r"spec.rollout.model is 'other', and that of AgentService/players"):
+        with_agents(model="other")
+    with pytest.raises(InvalidManifest, match=r"AgentService/players has no spec.inference"):
+        with_agents(replace(AGENTS, spec={}))
