@@ -54,12 +54,12 @@ def failure_of(event: Event) -> ApiError:
 
 class TurnMetrics:
     def __init__(self, metrics: Metrics) -> None:
-        self._turns = metrics.counter("areal_gateway_turns_total", "Turns, by how they ended.", ("outcome",))
-        self._seconds = metrics.histogram("areal_gateway_turn_seconds", "From a turn's request to its end.", labels=())
+        self._turns = metrics.counter("areal_agent_turns_total", "Turns, by how they ended.", ("outcome",))
+        self._seconds = metrics.histogram("areal_agent_turn_seconds", "From a turn's request to its end.", labels=())
         self._first = metrics.histogram(
-            "areal_gateway_first_event_seconds", "From a turn's request to what the agent says first.", labels=()
+            "areal_agent_first_event_seconds", "From a turn's request to what the agent says first.", labels=()
         )
-        self.running = metrics.gauge("areal_gateway_turns_running", "Turns that run now.")
+        self.running = metrics.gauge("areal_agent_turns_running", "Turns that run now.")
         self._by_outcome: dict[str, Counter] = {}
 
     @property

@@ -109,10 +109,10 @@ def test_metrics_count_turns(own: AgentService) -> None:
     own.respond("hello")
     own.respond("fail")
     text = own.call("GET", "/metrics").body.decode()
-    assert 'areal_gateway_turns_total{outcome="complete"} 1.0' in text
-    assert 'areal_gateway_turns_total{outcome="agent"} 1.0' in text
-    assert "areal_gateway_first_event_seconds_count 2.0" in text
-    assert "areal_gateway_turns_running 0.0" in text
+    assert 'areal_agent_turns_total{outcome="complete"} 1.0' in text
+    assert 'areal_agent_turns_total{outcome="agent"} 1.0' in text
+    assert "areal_agent_first_event_seconds_count 2.0" in text
+    assert "areal_agent_turns_running 0.0" in text
 
 
 def test_service_without_pairs_says_so(processes: Processes) -> None:
