@@ -17,6 +17,7 @@ MODULES = {
     "huggingface-hub": "huggingface_hub",
     "math-verify": "math_verify",
     "nvidia-ml-py": "pynvml",
+    "openai-agents": "agents",
 }
 AS_PROGRAMS = ("vllm", "sglang")  # started, or imported by themselves
 

@@ -64,11 +64,17 @@ class EventEmitter(Protocol):
 
 
 class Tool(Protocol):
-    """A tool of an MCP server: an agent that takes ``tools``, in its constructor or in ``run``, gets a list of them."""
+    """A tool of an MCP server: an agent that takes ``tools``, in its constructor or in ``run``, gets a list of them.
+    One that runs on a thread calls them without await."""
 
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def input_schema(self) -> Mapping[str, Any]: ...
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
         """The text of its result. Raises ToolError where the tool reports a failure, or its server is away."""

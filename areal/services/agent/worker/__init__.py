@@ -4,6 +4,7 @@ turn            the events of a turn, and what an agent's result means
 agents          the forms of an agent: contract, functions, workflows
 command         an agent that is a program
 openai_agents   an agent of the OpenAI Agents SDK
+tools           tools of MCP servers
 agent_loop      the event loop of the agent's code, on a thread of its own
 app             the worker's routes and its process
 

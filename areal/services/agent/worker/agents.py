@@ -13,9 +13,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
 
-from areal.api.agent import AgentRequest, Tool
+from areal.api.agent import AgentRequest
 from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr
+from areal.services.agent.worker.tools import ThreadTool
 from areal.services.agent.worker.turn import Emitter, ThreadEmitter, Turn, rewarded
 from areal.wire.processes import AgentWorkerConfig
 
@@ -69,9 +70,11 @@ def import_agent(path: str) -> Any:
         raise ArealError(f"agent {path!r} ends the process when it is imported: SystemExit({error.code})") from error
 
 
-def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Tool] | None) -> Agent:
+def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Any] | None) -> Agent:
     """The agent that ``path`` names. A class is called here, in the loop that its turns run in. ``tools`` None: none
     are configured. Raises ArealError."""
+    if tools is not None and not _is_async(getattr(found, "run", found)):
+        tools = [ThreadTool(tool, asyncio.get_running_loop()) for tool in tools]
     more: dict[str, Any] = {} if tools is None else {"tools": tools}
     untaken = set(more)
     if inspect.isclass(found):

@@ -18,6 +18,7 @@ from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code
 from areal.services.agent.worker.agents import Agent, make_agent
 from areal.services.agent.worker.command import command_agent
 from areal.services.agent.worker.openai_agents import is_openai_agent, openai_agent
+from areal.services.agent.worker.tools import mcp_tools
 from areal.services.agent.worker.turn import AgentFailed, Turn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -119,7 +120,7 @@ def _error_line(error: BaseException) -> str:
 @contextlib.asynccontextmanager
 async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: Any) -> AsyncIterator[Service]:
     """``found``: what ``config.agent`` names."""
-    loop = AgentLoop()
+    loop, resources = AgentLoop(), contextlib.AsyncExitStack()
     service = Service(
         "worker",
         key=options.key,
@@ -129,21 +130,27 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
     )
     async with loop.opened(service.metrics):
         report_stage(f"making the agent {config.agent or config.command[0]}")
-        agent = await loop.run(_make(config, found))
+        agent = await loop.run(resources.enter_async_context(_made(config, found)))
         routes = WorkerRoutes(config, loop, agent, service)
         _log.info("the agent is %s (%s)", config.agent or " ".join(config.command), agent.form)
         try:
             yield service
         finally:
-            try:
-                await loop.run(routes.close())
-            except Exception:  # noqa: BLE001 - the boundary to user code: the worker ends all the same
-                _log.exception("close_all_sessions of the agent failed")
+            for end in (routes.close(), resources.aclose()):
+                try:
+                    await loop.run(end)
+                except Exception:  # noqa: BLE001 - the boundary to user code: the worker ends all the same
+                    _log.exception("the agent does not close well")
 
 
-async def _make(config: AgentWorkerConfig, found: Any) -> Agent:
+@contextlib.asynccontextmanager
+async def _made(config: AgentWorkerConfig, found: Any) -> AsyncIterator[Agent]:
+    """The agent, with its tools. On the agent's loop."""
     if config.agent is None:
-        return command_agent(config.command, config.tools)
-    if is_openai_agent(found):
-        return openai_agent(found, config.kwargs or {}, None)
-    return make_agent(config.agent, found, config.kwargs or {}, None)
+        yield command_agent(config.command, config.tools)
+        return
+    async with mcp_tools(config.tools) if config.tools else contextlib.nullcontext() as tools:
+        if is_openai_agent(found):
+            yield openai_agent(found, config.kwargs or {}, tools)
+        else:
+            yield make_agent(config.agent, found, config.kwargs or {}, tools)

@@ -6,12 +6,13 @@ Where the session has a model, all its agents (hand-offs too) call it by chat co
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from areal.api.agent import AgentRequest, AgentResponse, Tool
+from areal.api.agent import AgentRequest, AgentResponse, Tool, ToolError
 from areal.errors import UsageFault
 from areal.services.agent.worker.agents import MODEL, Agent
 from areal.services.agent.worker.turn import Turn, waited
@@ -101,11 +102,12 @@ def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _function_tool(tool: Tool) -> agents.FunctionTool:
-    import json
-
     from agents import FunctionTool
 
     async def invoke(context: object, arguments: str) -> str:
-        return await tool.call(json.loads(arguments or "{}"))
+        try:
+            return await tool.call(json.loads(arguments or "{}"))
+        except (ToolError, ValueError) as error:  # the model may do better
+            return f"error: {error}"
 
     return FunctionTool(tool.name, tool.description, dict(tool.input_schema), invoke, strict_json_schema=False)

@@ -1,0 +1,189 @@
+"""Tools of MCP servers, by the ``mcp`` package. Each server is connected before the agent is made, and again whenever
+its connection ends; a call waits for that. A call that a server does not answer fails: it may have done its work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from areal.api.agent import Tool, ToolError
+from areal.errors import ArealError, UsageFault
+from areal.services.http.tasks import background
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+_CONNECT_S = 60.0
+_AGAIN_S = 1.0
+_CLOSED = -32000  # JSON-RPC's code of a connection that was closed
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class McpTool:
+    """``areal.api.agent.Tool``."""
+
+    server: McpServer
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+
+    async def call(self, arguments: Mapping[str, Any]) -> str:
+        return await self.server.call(self.name, arguments)
+
+
+@dataclass(frozen=True)
+class ThreadTool:
+    """The same for an agent that is not async: ``call`` is a plain method, for other threads than the loop's."""
+
+    tool: Tool
+    loop: asyncio.AbstractEventLoop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tool, name)
+
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        result: Future[str] = asyncio.run_coroutine_threadsafe(_awaited(self.tool, arguments), self.loop)
+        return result.result()
+
+
+async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    return await tool.call(arguments)
+
+
+class McpServer:
+    """One connection, kept by ``serve``: anyio wants it opened and closed by one task. ``tools``: of the first one."""
+
+    def __init__(self, command: Sequence[str], url: str | None) -> None:
+        self.name = url or " ".join(command)
+        self.tools: list[McpTool] = []
+        self._command, self._url = command, url
+        self._lost = asyncio.Event()
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+
+    async def serve(self) -> None:
+        while True:
+            try:
+                await self._connection()
+                _log.warning("the MCP server %s has ended its connection", self.name)
+            except Exception as error:  # noqa: BLE001 - the boundary to the server and its client
+                _log.warning("the MCP server %s: %s", self.name, _shown(error))
+                if not self._client.done():  # it did not come about
+                    self._client.set_exception(ToolError(f"the MCP server {self.name} is away: {_shown(error)}"))
+                    self._client.exception()  # nobody has to wait for it
+            self._lose()
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _connection(self) -> None:
+        from mcp import Client
+
+        self._lost.clear()
+        async with asyncio.timeout(_CONNECT_S) as limit, Client(_watched(self._transport(), self._lose)) as client:
+            if not self.tools:
+                self.tools = [tool async for tool in self._listed(client)]
+            limit.reschedule(None)
+            self._client.set_result(client)
+            await self._lost.wait()
+
+    def _lose(self) -> None:
+        """From now on calls wait for the next connection."""
+        if self._client.done():
+            self._client = asyncio.get_running_loop().create_future()
+        self._lost.set()
+
+    async def connected(self) -> Client:
+        """Raises ToolError where the attempt that runs fails."""
+        return await asyncio.shield(self._client)
+
+    def _transport(self) -> AbstractAsyncContextManager[Any]:
+        from mcp import StdioServerParameters, stdio_client
+        from mcp.client.streamable_http import streamable_http_client
+
+        if self._url is not None:
+            return streamable_http_client(self._url)
+        program, *arguments = self._command
+        return stdio_client(StdioServerParameters(command=program, args=arguments, env=dict(os.environ)))
+
+    async def _listed(self, client: Client) -> AsyncIterator[McpTool]:
+        cursor = None
+        while True:
+            page = await client.list_tools(cursor=cursor)
+            for tool in page.tools:
+                yield McpTool(self, tool.name, tool.description or "", tool.input_schema)
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        connection = self._client
+        client = await self.connected()
+        try:
+            result = await client.call_tool(name, dict(arguments))
+        except Exception as error:
+            if getattr(error, "code", None) == _CLOSED and self._client is connection:
+                self._lose()
+            raise ToolError(f"the MCP server {self.name} did not answer {name}: {error}") from error
+        parts = [part.text if part.type == "text" else part.model_dump_json() for part in result.content]
+        if result.is_error:
+            raise ToolError("\n".join(parts))
+        return "\n".join(parts)
+
+
+@contextlib.asynccontextmanager
+async def _watched(
+    transport: AbstractAsyncContextManager[Any], lost: Callable[[], None]
+) -> AsyncIterator[tuple[Any, Any]]:
+    """The streams of ``transport``; calls ``lost`` when its server has closed it, and before its calls fail."""
+    import anyio
+
+    async with transport as (read, write), anyio.create_task_group() as group:
+        send, receive = anyio.create_memory_object_stream[Any](0)
+
+        async def pass_on() -> None:
+            async with send:
+                async for message in read:
+                    await send.send(message)
+                lost()
+
+        group.start_soon(pass_on)
+        try:
+            yield receive, write
+        finally:
+            group.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[list[Tool]]:
+    """The tools of all servers, which are connected while the body runs. Raises ArealError where one cannot be."""
+    try:
+        import mcp  # noqa: F401
+    except ImportError as error:
+        raise UsageFault("tools: the package mcp is not installed", hint="pip install 'areal[agents]'") from error
+    async with AsyncExitStack() as stack:
+        tools: dict[str, Tool] = {}
+        for each in configured:
+            about = each["mcp"]
+            server = McpServer(about.get("command") or (), about.get("url"))
+            await stack.enter_async_context(background(f"mcp {server.name}", server.serve))
+            try:
+                await server.connected()
+            except ToolError as error:
+                raise ArealError(str(error)) from error
+            for tool in server.tools:
+                if tool.name in tools:
+                    raise UsageFault(f"tools: two MCP servers have a tool {tool.name!r}; {server.name} is the second")
+                tools[tool.name] = tool
+        yield list(tools.values())
+
+
+def _shown(error: BaseException) -> str:
+    """Its first cause: task groups wrap it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

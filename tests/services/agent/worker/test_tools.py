@@ -1,0 +1,165 @@
+"""Tools of real MCP servers, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.services.agent.worker.conftest import answer, start_agent
+from tests.services.processes import Process, Processes, wait_until
+
+SERVER = """
+    import os, sys
+    from mcp.server import MCPServer
+
+    server = MCPServer("adder")
+
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        "Add two numbers."
+        return a + b
+
+    @server.tool()
+    def fail() -> str:
+        raise ValueError("no luck")
+
+    @server.tool()
+    def die() -> str:
+        os._exit(1)
+
+    @server.tool()
+    def environment() -> str:
+        return os.environ.get("OF_THE_WORKER", "none")
+
+    server.run(*sys.argv[1:2], **({"port": int(sys.argv[2])} if sys.argv[2:] else {}))
+"""
+AGENT = """
+    import json
+    from areal.api.agent import ToolError
+
+    class Agent:
+        def __init__(self, tools):
+            self.tools = {tool.name: tool for tool in tools}
+
+        async def run(self, request, *, emitter):
+            name, _, arguments = request.message.partition(" ")
+            if name == "list":
+                return {tool.name: [tool.description, tool.input_schema["required"]] for tool in self.tools.values()
+                        if tool.name == "add"}
+            try:
+                return await self.tools[name].call(json.loads(arguments or "{}"))
+            except ToolError as error:
+                return f"failed: {error}"
+
+    def thread(message, tools):
+        return next(tool for tool in tools if tool.name == "add").call({"a": 1, "b": int(message)})
+
+    async def toolless(message): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("server") / "server.py"
+    file.write_text(textwrap.dedent(SERVER))
+    return file
+
+
+def stdio(server: Path) -> str:
+    return json.dumps([{"mcp": {"command": [sys.executable, str(server)]}}])
+
+
+@pytest.fixture(scope="module")
+def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory, server: Path) -> Process:
+    flags, env = ("--tools", stdio(server)), {"OF_THE_WORKER": "yes"}
+    return start_agent(module_processes, tmp_path_factory.mktemp("agent"), AGENT, *flags, env=env)
+
+
+def test_tools_are_described_and_called(worker: Process) -> None:
+    assert answer(worker, "list")["metadata"] == {"add": ["Add two numbers.", ["a", "b"]]}
+    assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
+    assert answer(worker, "environment")["summary"] == "yes"
+
+
+def test_tool_that_fails_says_so(worker: Process) -> None:
+    assert answer(worker, "fail")["summary"].startswith("failed: Error executing tool fail")
+    assert answer(worker, 'add {"a": "x"}')["summary"].startswith("failed: ")
+
+
+def test_server_that_dies_is_connected_again(worker: Process) -> None:
+    assert "did not answer die" in answer(worker, "die")["summary"]
+    assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
+    [child] = psutil.Process(worker.popen.pid).children()
+    child.kill()  # while nobody calls it
+    wait_until(lambda: sum("has ended its connection" in line for line in worker.log) == 2)
+    assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
+
+
+def test_function_on_a_thread_calls_tools(processes: Processes, tmp_path: Path, server: Path) -> None:
+    worker = start_agent(processes, tmp_path, AGENT + "\n    Agent = thread\n", "--tools", stdio(server))
+    assert answer(worker, "2")["summary"] == "3"
+    children = psutil.Process(worker.popen.pid).children()
+    worker.signal(15)
+    assert worker.wait() == 0
+    _, alive = psutil.wait_procs(children, 10)
+    assert children and not alive
+
+
+def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Path, server: Path) -> None:
+    def start(port: int) -> Process:
+        process = processes.spawn(str(server), "streamable-http", str(port))
+        process.wait_log("Uvicorn running")
+        return process
+
+    served = start(free := _free_port())
+    tools = json.dumps([{"mcp": {"url": f"http://127.0.0.1:{free}/mcp"}}])
+    worker = start_agent(processes, tmp_path, AGENT, "--tools", tools)
+    assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
+    served.kill()
+    assert answer(worker, 'add {"a": 1, "b": 2}')["summary"].startswith("failed: the MCP server http://")
+    start(free)
+    wait_until(lambda: answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3")
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("servers", "name", "error"),
+    [
+        ([["no-such-program"]], "Agent", "the MCP server no-such-program is away: FileNotFoundError"),
+        ([["false"]], "Agent", "the MCP server false is away: "),
+        ([["SERVER"], ["SERVER", "stdio"]], "Agent", "two MCP servers have a tool 'add'"),
+        ([["SERVER"]], "toolless", "toolless() takes no 'tools'"),
+    ],
+)
+def test_tools_that_cannot_be_had_end_the_worker(
+    processes: Processes, tmp_path: Path, server: Path, servers: list[list[str]], name: str, error: str
+) -> None:
+    (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
+    own = {"SERVER": [sys.executable, str(server)]}
+    tools = [{"mcp": {"command": [part for word in command for part in own.get(word, [word])]}} for command in servers]
+    flags = ("--agent", f"{tmp_path / 'agent.py'}:{name}", "--tools", json.dumps(tools))
+    process = processes.spawn("-m", "areal.services.agent.worker", "--port", "0", *flags)
+    assert process.wait(60) != 0
+    wait_until(lambda: error in "".join(process.log), what=str(process.log))
+
+
+def test_command_gets_its_servers_as_json(processes: Processes, tmp_path: Path) -> None:
+    servers: list[dict[str, Any]] = [{"command": ["a", "b"]}, {"url": "http://x/mcp"}]
+    command = ["sh", "-c", "echo $AREAL_MCP_SERVERS"]
+    config = {"command": command, "tools": [{"mcp": server} for server in servers]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    worker = processes.service("agent.worker", "--config", str(tmp_path / "config.json"), keyed=False)
+    assert json.loads(answer(worker)["summary"]) == servers
