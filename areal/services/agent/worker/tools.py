@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal.api.agent import Tool, ToolError
 from areal.errors import ArealError, UsageFault
+from areal.installation import install_command
 from areal.services.http.tasks import background
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[li
     try:
         import mcp  # noqa: F401
     except ImportError as error:
-        raise UsageFault("tools: the package mcp is not installed", hint="pip install 'areal[agents]'") from error
+        raise UsageFault("tools: the package mcp is not installed", hint=install_command("agents")) from error
     async with AsyncExitStack() as stack:
         tools: dict[str, Tool] = {}
         for each in configured:
