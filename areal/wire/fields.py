@@ -11,12 +11,14 @@ import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from functools import cache
 from reprlib import repr as short
+from types import NoneType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _TYPES: dict[type[Any], Mapping[str, Any]] = {}
-_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", type(None): "null"}
+_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a string", NoneType: "null"}
 
 
 class FieldError(ValueError):
@@ -52,7 +54,7 @@ def read_fields(cls: type[T], data: object, path: str = "", *, lenient: bool = F
     values = {}
     for name, field in cls.__dataclass_fields__.items():  # type: ignore[attr-defined]
         value = data.get(name, MISSING)
-        if value is None and lenient and not _fits(kinds[name], None):
+        if value is None and lenient and NoneType not in _taken_as_they_are(kinds[name]) and kinds[name] is not Any:
             value = MISSING
         if value is not MISSING:
             values[name] = _read(kinds[name], value, prefix + name)
@@ -69,8 +71,19 @@ def write_fields(value: Any) -> dict[str, Any]:
     return {each.name: written[each.name] for each in fields(value) if getattr(value, each.name) != default_of(each)}
 
 
+@cache
+def _taken_as_they_are(kind: Any) -> frozenset[type[Any]]:
+    """Types whose values fit ``kind`` without another look, and are what the field holds: nearly all of a request."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return frozenset().union(*map(_taken_as_they_are, arguments))
+    if origin is Mapping:
+        return frozenset((dict,)) if arguments[1] is Any else frozenset()
+    return frozenset((kind,)) if kind in _NAMES and kind is not float else frozenset()
+
+
 def _read(kind: Any, value: object, path: str) -> Any:
-    if kind is type(value) and kind is not float:
+    if type(value) in _taken_as_they_are(kind):
         return value
     if _fits(kind, value):
         return _built(kind, value, path)

@@ -83,11 +83,11 @@ class SessionRoutes:
         counter = service.metrics.counter
         self._started = counter("areal_sessions_started_total", "Sessions started.")
         self._rewards = counter("areal_rewards_total", "Rewards accepted.")
+        service.route("POST", "/session/{key}/turn", self.turn, Access.INFERENCE)  # first: patterns are tried in order
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("GET", "/sessions", self.sessions, Access.ADMIN)
         service.route("GET", "/session/{key}", self.session, Access.ADMIN)
         service.route("GET", "/session/{key}/history", self.session, Access.ADMIN)
-        service.route("POST", "/session/{key}/turn", self.turn, Access.INFERENCE)
         service.route("DELETE", "/session/{key}/turn", self.cancel, Access.ADMIN)
         service.route("POST", "/session/{key}/close", self.close, Access.ADMIN)
         service.route("POST", "/session/{key}/reward", self.reward, Access.ADMIN)
@@ -251,9 +251,9 @@ class SessionRoutes:
     # -- turns
 
     async def turn(self, request: Request) -> AnyResponse:
-        session = self._named(request)
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
         _check_metadata(asked.metadata)
+        session = self._named(request)
         journal = session.journal
         with journal.in_use():
             wanted = _request_key(asked)
@@ -262,7 +262,7 @@ class SessionRoutes:
             await journal.check_writable()
             out = StreamResponse(headers=_STREAM)
             caller = Caller(asked.message, wanted, out)
-            turn = self._runner.add(self._named(request), asked, caller)
+            turn = self._runner.add(session, asked, caller)
             try:
                 out.begin(request, accepted_event(turn.run_id))
                 await turn.ended.wait()
