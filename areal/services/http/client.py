@@ -399,7 +399,8 @@ class PendingCall:
     async def __aenter__(self) -> Connection:
         connection = self._connection = await self._pool.connection(self._address)
         try:
-            await connection.ask(self._request)
+            request, self._request = self._request, b""  # it may be large, and the answer long
+            await connection.ask(request)
         except BaseException:
             connection.abort()
             raise

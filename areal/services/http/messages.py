@@ -207,13 +207,15 @@ class StreamResponse:
     """An answer that is written bit by bit: ``prepare`` sends its head, returning it from the handler ends it.
 
     ``write`` waits while the caller lags behind. ``write_nowait`` never waits: its caller obeys
-    ``set_backpressure``. Both raise ConnectionResetError once the caller is gone.
+    ``set_backpressure``. Both raise ConnectionResetError once the caller is gone. ``end``: bytes that go out with the
+    stream's end.
     """
 
-    __slots__ = ("_request", "headers", "status")
+    __slots__ = ("_request", "end", "headers", "status")
 
     def __init__(self, status: int = 200, *, headers: Mapping[str, str] | None = None) -> None:
         self.status = status
+        self.end = b""
         self.headers: dict[str, str] = dict(headers) if headers else {}
         self._request: Request | None = None
 

@@ -75,8 +75,8 @@ class RequestReader:
         raise httptools.HttpParserError(refusal.message)
 
     def end(self) -> None:
-        """Break the reference cycle with the parser, so that the garbage collector has nothing to find."""
-        del self._parser
+        """Break the reference cycles, so that the garbage collector has nothing to find."""
+        del self._parser, self._connection
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """A request that wishes for an upgrade is parsed again without its wish, since the parser takes what follows
@@ -276,8 +276,8 @@ class HttpConnection(asyncio.Protocol):
         else:
             if not response.prepared:
                 response.begin(request)
-            if request.chunked and not self._transport.is_closing():
-                self._transport.write(b"0\r\n\r\n")
+            if not self._transport.is_closing():
+                self._transport.write(_part(request, response.end) + (b"0\r\n\r\n" if request.chunked else b""))
             request.stream = None  # the stream refers to its request: a cycle would wait for the collector
         self._current = self._task = self._source = None
         self._idle_since = self._loop.time()

@@ -269,6 +269,7 @@ class SessionRoutes:
             except BaseException:
                 self._runner.leave(session, turn, caller)
                 raise
+            out.end = turn.last
             return out
 
     async def _repeated(self, session: AgentSession, asked: TurnRequest, wanted: TurnRequestKey) -> RecordedTurn | None:

@@ -418,10 +418,6 @@ class TurnRunner:
             turn.last = failed_event(outcome, f"the turn could not be recorded: {refusal}")
         self._outcomes[outcome].inc()
         self._metrics.seconds.observe(seconds)
-        for caller in turn.callers:
-            if caller.out is not None:
-                with contextlib.suppress(ConnectionResetError):
-                    caller.out.write_nowait(turn.last)
         turn.ended.set()
 
     async def _interruptibly(self, session: AgentSession, turn: Turn, transcript: Transcript) -> dict[str, Any]:
@@ -454,12 +450,11 @@ class TurnRunner:
                 if theirs != session.inference:
                     await session.journal.set_inference(session, theirs)
             replaced = await self._rl.prepare(session)
-            body = self._body(session, turn)
             session.ran = True
             until = time.monotonic() + _WORKER_AWAY_S
             while True:
                 try:
-                    complete = await self._call(body, turn, transcript)
+                    complete = await self._call(session, turn, transcript)
                     break
                 except NotConnected as error:
                     if not await self._worker.wait_ready(until - time.monotonic()):
@@ -484,12 +479,12 @@ class TurnRunner:
             }
         )
 
-    async def _call(self, body: bytes, turn: Turn, transcript: Transcript) -> dict[str, Any]:
+    async def _call(self, session: AgentSession, turn: Turn, transcript: Transcript) -> dict[str, Any]:
         """Raises NotConnected for a turn that has not begun."""
         idle_s = self._config.turn_timeout
         try:
             async with Watchdog(lambda: idle_s, excused=lambda: turn.writing) as watchdog:
-                async with self._worker.call(body) as answer:
+                async with self._worker.call(self._body(session, turn)) as answer:
                     if answer.status == 200:
                         return await self._read(answer, turn, transcript, watchdog)
                     text = await answer.whole(_LINE_SLACK)
@@ -533,6 +528,8 @@ class TurnRunner:
             if isinstance(last, TurnFailed):
                 raise last
             if last is not None:
+                with contextlib.suppress(CallFailed):
+                    await answer.whole(_LINE_SLACK)  # nothing comes any more: then the connection can be used again
                 return last
         raise TurnFailed("infra", "the worker's answer ended before the turn")
 
