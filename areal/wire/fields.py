@@ -83,7 +83,7 @@ def _taken_as_they_are(kind: Any) -> frozenset[type[Any]]:
 
 
 def _read(kind: Any, value: object, path: str) -> Any:
-    if type(value) in _taken_as_they_are(kind):
+    if kind is Any or type(value) in _taken_as_they_are(kind):
         return value
     if _fits(kind, value):
         return _built(kind, value, path)

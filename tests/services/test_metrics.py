@@ -22,6 +22,7 @@ from tests.services.processes import REPOSITORY, Process, Processes, wait_ready,
 DOCS = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
 DASHBOARD = REPOSITORY / "examples" / "grafana" / "areal-inference.json"
 MODEL = REPOSITORY / "examples" / "reverse_digits" / "model"
+AGENT_PARTS = ("agent-gateway", "agent-data-proxy", "agent-worker")
 Fleet = dict[str, Process]
 
 
@@ -153,7 +154,8 @@ def test_dashboard_asks_only_for_what_is_there() -> None:
     asked = {name for each in expressions for name in re.findall(r"areal_\w+", each)}
     asked |= set(re.findall(r"areal_[a-z]\w+", DOCS))
     histograms = {f"{name}_bucket" for name in known}
-    assert asked <= known | histograms | set(documented("trainer"))
+    others = {name for part in ("trainer", *AGENT_PARTS) for name in documented(part)}
+    assert asked <= known | histograms | others
     shown = {name.removesuffix("_bucket") for each in expressions for name in re.findall(r"areal_\w+", each)}
     assert shown == known, "and shows all of it"
     labels = {label for each in expressions for label in re.findall(r"(\w+)=~?\"", each)}

@@ -94,7 +94,7 @@ def read_responses(data: Mapping[str, Any]) -> TurnBody:
         "top_p": None,
         "user": body.user,
     }
-    ignored = _ignored(data, _ResponsesBody)
+    ignored = _ignored(data)
     return TurnBody(message, {**metadata, **more}, body.user, body.model, body.stream, asked, ignored)
 
 
@@ -113,18 +113,20 @@ def read_chat(data: Mapping[str, Any]) -> TurnBody:
 
 
 def _refuse(data: Mapping[str, Any]) -> None:
-    for name, why in _REFUSED.items():
-        if data.get(name) is not None:
-            raise _unsupported(name, why)
+    for name in data.keys() & _REFUSED.keys():
+        if data[name] is not None:
+            raise _unsupported(name, _REFUSED[name])
 
 
 def _unsupported(name: str, why: str) -> ApiError:
     return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
 
 
-def _ignored(data: Mapping[str, Any], body: type[Any]) -> tuple[str, ...]:
-    known = {each.name for each in fields(body)} | set(ROUTING_FIELDS)
-    names = sorted(name for name, value in data.items() if name not in known and value is not None)
+_KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)
+
+
+def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
+    names = sorted(name for name in data.keys() - _KNOWN if data[name] is not None)
     return tuple(quote(name, safe="") for name in names[:_MOST_IGNORED])
 
 

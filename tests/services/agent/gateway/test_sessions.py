@@ -105,16 +105,6 @@ def test_admin_key_is_needed(service: AgentService, method: str, path: str) -> N
     assert call(service.gateway.port, method, path, {"input": "hello"}, key="wrong-key-0123456789").status == 403
 
 
-def test_metrics_count_turns(own: AgentService) -> None:
-    own.respond("hello")
-    own.respond("fail")
-    text = own.call("GET", "/metrics").body.decode()
-    assert 'areal_agent_turns_total{outcome="complete"} 1.0' in text
-    assert 'areal_agent_turns_total{outcome="agent"} 1.0' in text
-    assert "areal_agent_first_event_seconds_count 2.0" in text
-    assert "areal_agent_turns_running 0.0" in text
-
-
 def test_service_without_pairs_says_so(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.service("agent.gateway", "--router-url", router.url, "--service", "helper")

@@ -1,0 +1,40 @@
+"""Metrics of an agent service: each process exposes what docs/metrics.md lists, and turns are counted once in each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.services.agent.gateway.conftest import AgentService
+from tests.services.processes import Process
+from tests.services.test_metrics import AGENT_PARTS, documented, scraped
+
+
+@pytest.fixture
+def processes_of(service: AgentService) -> dict[str, Process]:
+    service.respond("tools")
+    parts = (service.gateway, service.proxies[0], service.workers[0])
+    return {**dict(zip(AGENT_PARTS, parts, strict=True)), "router": service.router}
+
+
+@pytest.mark.parametrize("component", [*AGENT_PARTS, "router"])
+def test_process_exposes_exactly_what_is_documented(processes_of: dict[str, Process], component: str) -> None:
+    told = scraped(processes_of[component])
+    wanted = documented("every") | documented(component)
+    exposed = {name: family.kind for name, family in told.families.items() if not name.endswith("_created")}
+    assert exposed == {name: kind for name, (kind, _) in wanted.items()}
+    for name, (_, labels) in wanted.items():
+        assert told.label_names(name) in (labels, set()), name
+
+
+def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:
+    for message in ("hello", "fail", "lose"):
+        own.respond(message)
+    own.respond(None)
+    for process in (own.gateway, own.proxies[0], own.workers[0]):
+        told = scraped(process)
+        counted = {dict(labels)["outcome"]: count for labels, count in told.samples["areal_agent_turns_total"].items()}
+        assert (counted["complete"], counted["agent"]) == (1, 1)
+        assert told.total("areal_agent_turn_seconds_count") == 3
+    told = scraped(own.gateway)
+    assert told.total("areal_agent_first_event_seconds_count") == 3
+    assert told.total("areal_agent_turns_running") == 0
