@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,15 @@ def test_scale_says_what_makes_no_sense_and_the_other_verb(areal: Areal, record:
     assert up.code == 2 and "scaleup from 2 to 1" in up.err and "areal agent scaledown --service default" in up.err
     both = areal("agent", "scaledown", "--pairs", "1", "--by", "1")
     assert both.code == 2 and "--pairs says to how many, --by by how many" in both.err
+
+
+def test_verbs_mean_the_only_agent_service(areal: Areal, tmp_path: Path) -> None:
+    manifest = tmp_path / "agents.yaml"
+    head = "apiVersion: areal.dev/v1alpha1\nkind: AgentService\n"
+    text = head + "metadata: {{name: {}}}\nspec: {{agent: a:B, suspend: true}}\n"
+    manifest.write_text(text.format("mine"))
+    assert areal("apply", "-f", str(manifest)).code == 0
+    assert "mine: Suspended" in areal("agent", "status").out
+    manifest.write_text(text.format("other"))
+    assert areal("apply", "-f", str(manifest)).code == 0
+    assert "AgentService/default does not exist" in areal("agent", "status").err

@@ -11,7 +11,7 @@ import click
 from areal.cli.apply import resource, spec_of
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.objects import HomeView, complete_names, stored
+from areal.cli.objects import HomeView, complete_names, home_of, names_of, stored
 from areal.cli.options import Invocation, Seconds, change_options, read_options, timeout, watch_options
 from areal.cli.output import field
 from areal.cli.remote import GatewayClient, gateway, local_options
@@ -40,18 +40,23 @@ if TYPE_CHECKING:
 _LAUNCH_S = 60.0
 _SETUP_S = 120.0
 
+
+def _only_service(ctx: click.Context, param: click.Parameter, given: str | None) -> str:
+    names = names_of(home_of(ctx), AGENT_SERVICE) if given is None else [given]
+    return names[0] if len(names) == 1 else "default"
+
+
 service_option = click.option(
     "--service",
     metavar="NAME",
-    default="default",
-    show_default=True,
+    callback=_only_service,
     shell_complete=complete_names(AGENT_SERVICE),
-    help="The agent service.",
+    help="The agent service  [default: the only one, else 'default'].",
 )
 
 
 @click.command(cls=DryRunCommand)
-@service_option
+@click.option("--service", metavar="NAME", default="default", show_default=True, help="The agent service.")
 @click.option("--agent", metavar="MODULE:CLASS", required=True, help="The agent.")
 @click.option("--pairs", type=click.IntRange(min=0), metavar="N", help="Worker and data-proxy pairs  [default: 1].")
 @gateway_options(8090)
