@@ -250,11 +250,13 @@ def explain(cli: Invocation, path: str) -> None:
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @print_options
 def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: bool) -> None:
-    """Write a commented manifest of KIND, with a modeline that gives editors its schema."""
+    """Write a commented manifest of KIND, with a modeline that gives editors its schema. With --out, also the files
+    that the example needs, beside FILE, where they are not there yet."""
     from areal.resources.explain import init as commented
+    from areal.resources.validation import spec_model
 
     resolved = resolve_kind(kind)
-    text = commented(resolved)
+    text, files = commented(resolved), spec_model(resolved).EXAMPLE_FILES
     if name is not None:
         check_name(name)
         named, count = re.subn(r"(?m)^(\s+name:\s*)\S+", rf"\g<1>{name}", text, count=1)
@@ -266,4 +268,7 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     if path.exists() and not force:
         raise Conflict(f"{out} exists already", hint="--force replaces it")
     path.write_text(text, encoding="utf-8")
-    cli.say(f"wrote {out}; next: areal apply -f {out}")
+    beside = {path.with_name(each): code for each, code in files.items() if not path.with_name(each).exists()}
+    for file, code in beside.items():
+        file.write_text(code, encoding="utf-8")
+    cli.say(f"wrote {' and '.join(map(str, (path, *beside)))}; next: areal apply -f {out}")

@@ -87,6 +87,8 @@ class SpecModel(BaseModel):
     """Of those the fields that are read from another field's folder first."""
     EXAMPLE: ClassVar[tuple[str, Mapping[str, JsonValue]]] = ("my-object", {})
     """The name and the spec that a new manifest begins with."""
+    EXAMPLE_FILES: ClassVar[Mapping[str, str]] = {}
+    """The files that this example needs beside its manifest: their texts by name."""
 
     def problems(self) -> Iterator[tuple[FieldPath, str]]:
         """Faults between fields that are each valid alone, as (path with YAML names, message)."""

@@ -301,6 +301,19 @@ ENTRY_POINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
 """``package.module:Name``."""
 
 
+_EXAMPLE_AGENT = '''"""An agent that answers with its session's model."""
+
+from openai import AsyncOpenAI
+
+
+async def agent(message, *, history, emitter, base_url, api_key, model):
+    messages = [*history, {"role": "user", "content": message}]
+    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key) as client:
+        stream = await client.chat.completions.create(model=model, messages=messages, stream=True)
+        async for chunk in stream:
+            for choice in chunk.choices:
+                await emitter.emit_delta(choice.delta.content or "")
+'''
 _TOOL_URL = r"^https?://[^\s/?#@]+[^\s#]*$"
 _COMMAND_GIVEN: Schema = {"required": ["command"], "properties": {"command": {"not": {"enum": [[], None]}}}}
 
@@ -357,17 +370,20 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     FILES: ClassVar = (("auth", "adminKeyFrom", "file"), ("workingDir",), ("envFrom", "*", "file"))
     EXAMPLE: ClassVar = (
         "my-agent",
-        {"agent": "my_package.agent:MyAgent", "pairs": 1, "inference": {"service": "default"}},
+        {"agent": "my_agent:agent", "pairs": 1, "inference": {"service": "default"}},
     )
+    EXAMPLE_FILES: ClassVar = {"my_agent.py": _EXAMPLE_AGENT}
 
     agent: Annotated[str | None, Field(pattern=ENTRY_POINT), UpdateClass.ROLL] = None
-    """The agent, as `module:Name`: a class, a function, or an object with `run`."""
+    """The agent, as `module:Name`: a class with `async run(request, *, emitter)`, which is `areal.api.agent`; an object
+    with `async run(data, **extra)`, as workflows take; a function of the message; or an `Agent` of the OpenAI Agents
+    SDK."""
     kwargs: Annotated[dict[str, JsonValue], UpdateClass.ROLL] = {}
     """Keyword arguments of the agent's class."""
     command: Annotated[list[Text], UpdateClass.ROLL] = []
     """Instead of `agent`: a program that answers one message, and its arguments."""
     tools: Annotated[list[AgentTool], UpdateClass.ROLL] = []
-    """Sources of tools for an agent that takes tools."""
+    """Sources of tools: an agent that takes `tools` gets them, a command the servers in `$AREAL_MCP_SERVERS`."""
     pairs: Annotated[Replicas, UpdateClass.HOT] = 1
     """Number of worker and data proxy pairs."""
     inference: Annotated[ModelRef | None, UpdateClass.ROLL] = None
@@ -406,14 +422,14 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
         by_command = written("command", {"minItems": 1})
         return [
             {"anyOf": [given("agent"), _COMMAND_GIVEN]},
-            when(by_command, without("agent", "kwargs", "tools")),
+            when(by_command, without("agent", "kwargs")),
         ]
 
     def problems(self) -> Iterator[tuple[FieldPath, str]]:
         if self.agent is None and not self.command:
             yield (), 'one of "agent" and "command" is needed'
         if self.command:
-            for name, value in (("agent", self.agent), ("kwargs", self.kwargs), ("tools", self.tools)):
+            for name, value in (("agent", self.agent), ("kwargs", self.kwargs)):
                 if value:
                     yield (name,), 'does not go with "command"'
 

@@ -166,6 +166,15 @@ def test_init_writes_a_manifest_that_is_valid(areal: Areal, tmp_path: Path, kind
     assert areal("init", kind, "--out", str(file), "--force").code == 0
 
 
+def test_init_of_an_agent_service_writes_its_agent_once(areal: Areal, tmp_path: Path) -> None:
+    file, agent = tmp_path / "new.yaml", tmp_path / "my_agent.py"
+    wrote = areal("init", "agentservice", "--out", str(file))
+    assert f"wrote {file} and {agent};" in wrote.err and len(agent.read_text().splitlines()) <= 14
+    agent.write_text("mine")
+    assert areal("init", "agentservice", "--out", str(file), "--force").code == 0
+    assert agent.read_text() == "mine"
+
+
 def test_schema_explain_and_graph(areal: Areal, manifest: str) -> None:
     assert areal("schema", "model").json["$schema"] == "http://json-schema.org/draft-07/schema#"
     assert "2020-12" in areal("schema", "model", "--draft", "2020-12").json["$schema"]

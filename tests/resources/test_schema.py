@@ -162,7 +162,7 @@ BASES: dict[str, list[dict[str, Any]]] = {
     ],
     "AgentService": [
         {"agent": "a.b:C", "inference": {"service": "s", "model": "m"}, "tools": [{"mcp": {"command": ["x"]}}]},
-        {"command": ["x"], "tools": []},
+        {"command": ["x"], "tools": [{"mcp": {"url": "http://h/mcp"}}]},
     ],
     "TrainJob": [{"config": {"a": 1}}, {"driver": "a.b:c"}],
 }
@@ -294,7 +294,6 @@ _SECRET = {"env": "A"}
         ("AgentService", {"agent": None, "command": []}),
         ("AgentService", {"agent": "a:B", "command": ["x"]}),
         ("AgentService", {"command": ["x"], "kwargs": {"a": 1}}),
-        ("AgentService", {"command": ["x"], "tools": [{"mcp": {"url": "http://h/mcp"}}]}),
         ("AgentService", {"agent": "a:B", "tools": [{"mcp": {}}]}),
         ("AgentService", {"agent": "a:B", "tools": [{"mcp": {"url": "ftp://h"}}]}),
         ("AgentService", {"agent": "a:B", "tools": [{"mcp": {"url": "http://h", "command": ["x"]}}]}),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 
 from areal.services.agent.worker.openai_agents import items_of
 from tests.services.agent.worker.conftest import Events, StartWorker, run, start_agent
-from tests.services.processes import Process, Processes
+from tests.services.processes import REPOSITORY, Process, Processes
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 CHAT = "POST /v1/chat/completions"
@@ -154,3 +156,16 @@ def test_history_becomes_items() -> None:
         {"type": "function_call_output", "call_id": "1", "output": "3"},
         {"role": "assistant", "content": "b"},
     ]
+
+
+async def test_agent_that_init_writes_answers(processes: Processes, tmp_path: Path, model: ScriptedApi) -> None:
+    init = processes.spawn("-m", "areal.cli", "init", "agentservice", "--out", str(tmp_path / "agents.yaml"))
+    assert await asyncio.to_thread(init.wait) == 0
+    named = re.search(r"^  agent: (\S+)$", (tmp_path / "agents.yaml").read_text(), re.M)
+    assert named is not None
+    env = {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{tmp_path}"}
+    worker = processes.service("agent.worker", "--agent", named[1], keyed=False, env=env)
+    script(model, says("It is ", "3."))
+    *deltas, last = await turn(worker, model, history=[{"role": "user", "content": "before"}])
+    assert [event["text"] for event in deltas] == ["It is ", "3."] and last["summary"] == "It is 3."
+    assert [message["content"] for message in model.bodies(CHAT)[0]["messages"]] == ["before", "add"]
