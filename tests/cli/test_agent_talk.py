@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from areal.cli.agent.traffic import AgentTraffic, page
+from areal.cli.remote import GatewayClient
 from tests.cli.conftest import Areal, Result, Spawner, Typist
 from tests.services.agent.whole import WholeService, start_agents
 from tests.services.processes import Processes, wait_until
@@ -236,3 +238,20 @@ def test_remote_service_is_listed_and_its_health_told(agent: Agent) -> None:
     (row,) = agent("ps", "--json").json
     assert row["phase"] == "Ready"
     assert agent("status").code == 0
+
+
+def test_traffic_is_what_went_through_since_the_look_before(agent: Agent, service: WholeService) -> None:
+    traffic = AgentTraffic(GatewayClient(service.url, service.key), lambda: {"data-proxy/0": service.proxies[0].url})
+    assert traffic.look()["turnsPerSecond"] is None
+    session = new_session(agent)
+    for message in ("model", "fail"):
+        agent("chat", "-m", message)
+    agent("reward", "1", "--session", session)
+    seen = traffic.look()
+    for name in ("turnsPerSecond", "failuresPerSecond", "rewardsPerSecond", "sessions"):
+        assert seen[name] > 0, name
+    for name in ("turnSeconds", "firstEventSeconds"):
+        assert 0 < seen[name]["p50"] <= seen[name]["p99"], name
+    (pair,) = seen["pairs"]
+    assert pair["turnsPerSecond"] > 0 and pair["commitSeconds"]["p50"] > 0
+    assert "/s failed" in page(seen) and "data-proxy/0" in page(seen)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from areal.api.cli_args import AgentConfig, AgentServiceConfig
-from areal.client import AgentController
-from areal.client.controller import run_flags
-from areal.errors import UsageFault
+from areal.client import AgentController, BlockingAgentController, CallerError, NotReady, response_text
+from areal.client.command import run_areal
+from areal.client.controller import UnknownSession, run_flags
+from areal.errors import ArealError, NotFound, UsageFault
+from tests.client.conftest import Place
+from tests.services.agent.whole import AGENT, WholeService, start_agents
+from tests.services.processes import REPOSITORY, engine_calls, wait_until
 
 
 def test_configuration_is_the_flags_of_the_command() -> None:
@@ -71,3 +79,168 @@ def test_controller_without_an_agent_says_what_is_missing() -> None:
 async def test_call_before_initialize_says_so() -> None:
     with pytest.raises(RuntimeError, match="not initialized"):
         await AgentController(AgentServiceConfig(agent_cls_path="a:B")).step("hello", "nobody")
+
+
+# -- episodes, at a service that is there
+
+
+@pytest.fixture(scope="module")
+def agents(shared_place: Place, tmp_path_factory: pytest.TempPathFactory) -> WholeService:
+    """Its processes end with those of the place that it records at."""
+    return start_agents(shared_place.processes, tmp_path_factory.mktemp("agents"), shared_place.proxy)
+
+
+@pytest.fixture
+def config(agents: WholeService, place: Place) -> AgentServiceConfig:
+    return AgentServiceConfig(gateway_addr=agents.url, admin_api_key=agents.key, turn_discount=0.5)
+
+
+async def test_episode_at_the_services_inference(config: AgentServiceConfig, place: Place) -> None:
+    async with AgentController(config) as controller:
+        started = await controller.start_session("task-7")
+        session = started["session_id"]
+        assert started["inference_session_id"] and started["inference_session_id"].startswith("task-7")
+        assert started["api_key"] is None
+        for _ in range(2):
+            assert response_text(await controller.step("model", session)) == "Hello there, friend!"
+        assert (await controller.set_reward(1.0, session)).interaction_count == 2
+        rows = await controller.export_trajectory(session)
+        assert rows.columns["rewards"].tolist() == [0.0, 1.0], "two calls of the agent's, not one conversation"
+        seen = [call["body"]["input_ids"] for call in engine_calls(place.engine)]
+        assert rows.columns["input_ids"][0, : len(seen[0])].tolist() == seen[0]
+
+
+async def test_episode_in_an_rl_session_of_the_callers_own(config: AgentServiceConfig, place: Place) -> None:
+    async with AgentController(config) as controller:
+        started = await controller.start_session(
+            "mine",
+            inference_gateway_addr=place.proxy.url,
+            inference_admin_api_key=place.key,
+            inference_model="tiny",
+            api_key="my-own-rl-session-key-0123456789",
+        )
+        session = started["session_id"]
+        assert started["api_key"] == "my-own-rl-session-key-0123456789"
+        await controller.step("model", session)
+        await controller.set_reward(0.25, session)
+        rows = await controller.export_trajectory(session, style="concat")
+        assert rows.columns["rewards"].tolist() == [0.25]
+        assert rows.rows[0]["session_id"] == started["inference_session_id"]
+
+
+async def test_foreign_inference_service_is_refused_and_nothing_is_left(
+    config: AgentServiceConfig, place: Place, agents: WholeService
+) -> None:
+    same_but_foreign = place.proxy.url.replace("127.0.0.1", "localhost")
+    async with AgentController(config) as controller:
+        with pytest.raises(CallerError) as caught:
+            await controller.start_session(
+                "mine", inference_gateway_addr=same_but_foreign, inference_admin_api_key=place.key
+            )
+        assert caught.value.code == "foreign_inference"
+        listed = place.proxy.call("GET", "/rl/sessions?limit=1000", key=place.key).json()["sessions"]
+        assert [each["state"] for each in listed if each["task_id"] == "mine"][-1] != "active"
+        with pytest.raises(UsageFault, match="whose would it be"):
+            await controller.start_session("mine", inference_model="tiny")
+
+
+async def test_failures_are_typed(config: AgentServiceConfig) -> None:
+    async with AgentController(config) as controller:
+        with pytest.raises(KeyError):
+            await controller.step("hello", "nobody")
+        with pytest.raises(UnknownSession, match="started no such session"):
+            await controller.export_trajectory("nobody")
+        session = (await controller.start_session("task"))["session_id"]
+        await controller.step("model", session, metadata={"any": "thing"})
+        with pytest.raises(NotReady):
+            await controller.export_trajectory(session)
+        with pytest.raises(UsageFault, match="not ours to change"):
+            controller.scale_up(1)
+        await controller.close_session(session)
+        with pytest.raises(UnknownSession):
+            await controller.step("hello", session)
+
+
+def test_one_controller_serves_one_event_loop_after_another(config: AgentServiceConfig) -> None:
+    with AgentController(config) as controller:
+        session = asyncio.run(controller.start_session("task"))["session_id"]
+        for count in ("0", "2"):
+            assert response_text(asyncio.run(controller.step("history", session))) == count
+
+
+async def test_cancelled_step_cancels_the_turn(config: AgentServiceConfig, agents: WholeService) -> None:
+    async with AgentController(config) as controller:
+        session = (await controller.start_session("task"))["session_id"]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await controller.step("wait", session)
+
+        def ended() -> bool:
+            turns = agents.gateway.call("GET", f"/sessions/{session}", key=agents.key).json()["recorded_turns"]
+            return bool(turns) and turns[-1]["outcome"] == "cancelled"
+
+        await asyncio.to_thread(wait_until, ended)
+
+
+def test_destroy_closes_the_sessions_that_were_started_and_no_other(
+    config: AgentServiceConfig, agents: WholeService
+) -> None:
+    def open_sessions() -> set[str]:
+        found = agents.gateway.call("GET", "/sessions?limit=1000", key=agents.key).json()["sessions"]
+        return {each["session_key"] for each in found}
+
+    before = open_sessions()
+    controller = BlockingAgentController(config)
+    controller.initialize()
+    controller.initialize()
+    sessions = {controller.start_session(f"task-{number}")["session_id"] for number in range(3)}
+    assert open_sessions() == before | sessions
+    controller.destroy()
+    controller.destroy()
+    assert open_sessions() == before
+
+
+def test_key_file_that_is_not_there_is_named(agents: WholeService, tmp_path: Path) -> None:
+    config = AgentServiceConfig(gateway_addr=agents.url, admin_api_key_file=str(tmp_path / "none"))
+    with pytest.raises(NotFound, match="none"):
+        BlockingAgentController(config).initialize()
+
+
+# -- a service of the program's own
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home, and the working folder with the agent."""
+    monkeypatch.setenv("AREAL_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.chdir(AGENT.parent)
+    yield tmp_path / "home"
+    run_areal("agent", "stop", "--all", "--yes", what="the end of a test")
+
+
+@pytest.mark.timeout(300)
+def test_service_is_started_scaled_and_deleted(own_home: Path) -> None:
+    config = AgentServiceConfig(agent_cls_path="helper_agent.Helper", admin_api_key="a-key-of-the-tests-own")
+    with BlockingAgentController(config) as controller:
+        (row,) = json.loads(run_areal("agent", "ps", "-o", "json", what="ps"))
+        assert (row["address"], row["pairs"]) == (controller.gateway_addr, 1)
+        session = controller.start_session("task")["session_id"]
+        assert response_text(controller.step("hello", session)) == "hello"
+        with pytest.raises(CallerError, match="no inference"):
+            controller.set_reward(1.0, session)
+        assert controller.scale_up(1) == [1]
+        assert controller.scale_down(1) == [1]
+        assert response_text(controller.step("history", session)) == "2"
+        with pytest.raises(UsageFault, match="no such change"):
+            controller.scale_down(2)
+    assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps")) == []
+    assert not list((own_home / "runs").iterdir())
+
+
+@pytest.mark.timeout(300)
+def test_agent_that_cannot_be_imported_is_told_and_leaves_nothing(own_home: Path) -> None:
+    controller = BlockingAgentController(AgentServiceConfig(agent_cls_path="helper_agent:Helpr", setup_timeout=60))
+    with pytest.raises(ArealError, match="Helpr"):
+        controller.initialize()
+    assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps")) == []

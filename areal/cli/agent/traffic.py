@@ -19,7 +19,6 @@ from areal.cli.remote import GatewayClient
 from areal.client.prometheus import Page, buckets, growth, parse
 
 _HISTORY = 40
-_TURNS = "areal_agent_turns_total"
 _FAILED = ("agent", "infra")
 Document = dict[str, Any]
 
@@ -70,17 +69,19 @@ def compared(before: AgentSample, after: AgentSample) -> Document:
     first, now = before.gateway, after.gateway
 
     def outcome(*names: str) -> float | None:
-        return rate(growth(first, now, _TURNS, lambda labels: labels.get("outcome") in names), seconds)
+        return rate(
+            growth(first, now, "areal_gateway_turns_total", lambda labels: labels.get("outcome") in names), seconds
+        )
 
     return {
         "seconds": round(seconds, 3),
         "turnsPerSecond": outcome("complete"),
         "failuresPerSecond": outcome(*_FAILED),
         "cancelledPerSecond": outcome("cancelled", "abandoned"),
-        "running": now.total("areal_agent_turns_running"),
+        "running": now.total("areal_gateway_turns_running"),
         "queued": now.total("areal_gateway_queued"),
-        "turnSeconds": quantiles(buckets(first, now, "areal_agent_turn_seconds"), seconds),
-        "firstEventSeconds": quantiles(buckets(first, now, "areal_agent_first_event_seconds"), seconds),
+        "turnSeconds": quantiles(buckets(first, now, "areal_gateway_turn_seconds"), seconds),
+        "firstEventSeconds": quantiles(buckets(first, now, "areal_gateway_first_event_seconds"), seconds),
         "sessions": sum(pair["sessions"] or 0 for pair in pairs) if pairs else None,
         "rewardsPerSecond": _sum(pair["rewardsPerSecond"] for pair in pairs),
         "pairs": pairs,
@@ -92,7 +93,7 @@ def _pair(name: str, before: Page, after: Page, seconds: float) -> Document:
         "pair": name,
         "sessions": after.total("areal_sessions_open"),
         "running": after.total("areal_agent_turns_running"),
-        "turnsPerSecond": rate(growth(before, after, _TURNS), seconds),
+        "turnsPerSecond": rate(growth(before, after, "areal_agent_turns_total"), seconds),
         "rewardsPerSecond": rate(growth(before, after, "areal_rewards_total"), seconds),
         "commitSeconds": quantiles(buckets(before, after, "areal_commit_seconds"), seconds),
     }
