@@ -244,9 +244,8 @@ def test_traffic_is_what_went_through_since_the_look_before(agent: Agent, servic
     traffic = AgentTraffic(GatewayClient(service.url, service.key), lambda: {"data-proxy/0": service.proxies[0].url})
     assert traffic.look()["turnsPerSecond"] is None
     session = new_session(agent)
-    for message in ("model", "fail"):
-        agent("chat", "-m", message)
-    agent("reward", "1", "--session", session)
+    assert [agent("chat", "-m", message).code for message in ("model", "fail")] == [0, 1]
+    assert agent("reward", "1", "--session", session).code == 0
     seen = traffic.look()
     for name in ("turnsPerSecond", "failuresPerSecond", "rewardsPerSecond", "sessions"):
         assert seen[name] > 0, name

@@ -70,7 +70,7 @@ def compared(before: AgentSample, after: AgentSample) -> Document:
 
     def outcome(*names: str) -> float | None:
         return rate(
-            growth(first, now, "areal_gateway_turns_total", lambda labels: labels.get("outcome") in names), seconds
+            growth(first, now, "areal_agent_turns_total", lambda labels: labels.get("outcome") in names), seconds
         )
 
     return {
@@ -78,10 +78,10 @@ def compared(before: AgentSample, after: AgentSample) -> Document:
         "turnsPerSecond": outcome("complete"),
         "failuresPerSecond": outcome(*_FAILED),
         "cancelledPerSecond": outcome("cancelled", "abandoned"),
-        "running": now.total("areal_gateway_turns_running"),
+        "running": now.total("areal_agent_turns_running"),
         "queued": now.total("areal_gateway_queued"),
-        "turnSeconds": quantiles(buckets(first, now, "areal_gateway_turn_seconds"), seconds),
-        "firstEventSeconds": quantiles(buckets(first, now, "areal_gateway_first_event_seconds"), seconds),
+        "turnSeconds": quantiles(buckets(first, now, "areal_agent_turn_seconds"), seconds),
+        "firstEventSeconds": quantiles(buckets(first, now, "areal_agent_first_event_seconds"), seconds),
         "sessions": sum(pair["sessions"] or 0 for pair in pairs) if pairs else None,
         "rewardsPerSecond": _sum(pair["rewardsPerSecond"] for pair in pairs),
         "pairs": pairs,
