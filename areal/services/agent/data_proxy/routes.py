@@ -24,16 +24,17 @@ from areal.services.agent.data_proxy.journal import (
 from areal.services.agent.data_proxy.turns import (
     Caller,
     Slots,
+    Turn,
     TurnFailed,
     TurnRunner,
     Worker,
-    accepted_event,
+    event_line,
     recorded_events,
 )
 from areal.services.http.auth import Access
 from areal.services.http.client import Fetched
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, query_int, read_body
+from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
 from areal.services.http.process import keep_settings
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
@@ -56,7 +57,7 @@ _BODY_BYTES = 1024 * 1024
 _PAGE = 100
 _EXPIRY_S = 1.0
 _EXPIRED_AT_ONCE = 64
-_STREAM = {"Content-Type": EVENTS}
+_ACCEPTED_S = 0.002  # so long the first event may take to go out with `accepted`
 _RESERVED = "areal_inference"
 
 
@@ -251,43 +252,48 @@ class SessionRoutes:
     # -- turns
 
     async def turn(self, request: Request) -> AnyResponse:
+        """An Idempotency-Key that was used with another message is 422. One that names a turn that runs, or waits,
+        joins it; a recorded turn is told again, unless it failed through no fault of the agent."""
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
         _check_metadata(asked.metadata)
         session = self._named(request)
-        journal = session.journal
-        with journal.in_use():
-            wanted = _request_key(asked)
-            if wanted is not None and (ended := await self._repeated(session, asked, wanted)) is not None:
-                return Response(body=recorded_events(ended), content_type=EVENTS)
-            await journal.check_writable()
-            out = StreamResponse(headers=_STREAM)
-            caller = Caller(asked.message, wanted, out)
-            turn = self._runner.add(session, asked, caller)
-            try:
-                out.begin(request, accepted_event(turn.run_id))
-                await turn.ended.wait()
-            except BaseException:
-                self._runner.leave(session, turn, caller)
-                raise
-            out.end = turn.last
-            return out
+        with session.journal.in_use():
+            caller = Caller(request, asked.message, _request_key(asked))
+            turn = self._running(session, caller) if caller.request is not None else None
+            if turn is None:
+                if caller.request is not None and (ended := self._recorded(session, caller.request)) is not None:
+                    return Response(body=_accepted(ended.run_id) + recorded_events(ended), content_type=EVENTS)
+                await session.journal.check_writable()
+                turn = self._runner.add(session, asked, caller)
+            return await self._answer(session, turn, caller)
 
-    async def _repeated(self, session: AgentSession, asked: TurnRequest, wanted: TurnRequestKey) -> RecordedTurn | None:
-        """The turn of an earlier request with the same Idempotency-Key, once it has ended; None where there is none.
-        Raises 422 for a request with another message."""
-        running = self._runner.find(session, wanted.key)
-        if running is not None:
-            turn, before = running
-            _check_same(before, wanted)
-            caller = Caller(asked.message, wanted, None)
-            turn.callers.append(caller)
-            try:
-                await turn.ended.wait()
-            finally:
-                self._runner.leave(session, turn, caller)
-            if turn.recorded is None:
-                raise ApiError(507, "the turn could not be recorded", code="storage_full")
-            return turn.recorded
+    async def _answer(self, session: AgentSession, turn: Turn, caller: Caller) -> AnyResponse:
+        caller.accepted = _accepted(turn.run_id)
+        timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin)
+        try:
+            await turn.ended.wait()
+        except BaseException:
+            self._runner.leave(session, turn, caller)
+            raise
+        finally:
+            timer.cancel()
+        last = turn.last if caller.live or turn.recorded is None else recorded_events(turn.recorded)
+        if not caller.out.prepared:
+            return Response(body=caller.accepted + last, content_type=EVENTS)
+        caller.out.end = last
+        return caller.out
+
+    def _running(self, session: AgentSession, caller: Caller) -> Turn | None:
+        assert caller.request is not None
+        running = self._runner.find(session, caller.request.key)
+        if running is None:
+            return None
+        _check_same(running[1], caller.request)
+        caller.live = False
+        running[0].callers.append(caller)
+        return running[0]
+
+    def _recorded(self, session: AgentSession, wanted: TurnRequestKey) -> RecordedTurn | None:
         recorded = session.journal.requested(session, wanted.key)
         if recorded is None:
             return None
@@ -314,6 +320,10 @@ class SessionRoutes:
         if self._runner.queue(session) is not None:
             raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
         return _passed_on(await self._rl.export(session, body))
+
+
+def _accepted(run_id: str) -> bytes:
+    return event_line(type="accepted", run_id=run_id)
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:

@@ -27,10 +27,10 @@ from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import AgentSession, Outcome, RecordedTurn, RlSession, TurnRequestKey
 from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, PendingCall
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import StreamResponse
+from areal.services.http.messages import Request, StreamResponse
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
-from areal.wire.agents import ModelAccess, QueueMode, TurnRequest
+from areal.wire.agents import EVENTS, ModelAccess, QueueMode, TurnRequest
 from areal.wire.processes import AgentDataProxyConfig
 
 _log = logging.getLogger(__name__)
@@ -160,16 +160,12 @@ class Transcript:
         return orjson.dumps(found)
 
 
-def failed_event(failure: str, error: str) -> bytes:
-    return orjson.dumps({"type": "failed", "failure": failure, "error": error}, option=orjson.OPT_APPEND_NEWLINE)
-
-
-def accepted_event(run_id: str) -> bytes:
-    return orjson.dumps({"type": "accepted", "run_id": run_id}, option=orjson.OPT_APPEND_NEWLINE)
+def event_line(**event: Any) -> bytes:
+    return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def recorded_events(turn: RecordedTurn) -> bytes:
-    """The events of a turn that has ended, without its deltas."""
+    """The events of a turn that has ended, after ``accepted`` and without its deltas."""
     summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
     for message in orjson.loads(turn.messages):
         for call in message.get("tool_calls", ()):
@@ -184,9 +180,7 @@ def recorded_events(turn: RecordedTurn) -> bytes:
         events.append({"type": "complete", "summary": summary, "metadata": orjson.Fragment(turn.metadata)})
     else:
         events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})
-    return accepted_event(turn.run_id) + b"".join(
-        orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE) for event in events
-    )
+    return b"".join(event_line(**event) for event in events)
 
 
 # -- queues
@@ -194,11 +188,29 @@ def recorded_events(turn: RecordedTurn) -> bytes:
 
 @dataclass(eq=False)
 class Caller:
-    """``out`` None: it came for a turn that runs already, and is told all of it at its end."""
+    """Whoever sent a message: it gets the turn's events as they come. ``live`` false: it came for a turn that runs
+    already, and is told all of it at its end."""
 
+    http: Request
     message: str
     request: TurnRequestKey | None
-    out: StreamResponse | None
+    live: bool = True
+    accepted: bytes = b""
+    out: StreamResponse = field(default_factory=lambda: StreamResponse(headers={"Content-Type": EVENTS}))
+
+    def begin(self, events: bytes = b"") -> None:
+        """Tell it that its turn was accepted: with its first events, or where those are not there soon."""
+        if not self.out.prepared:
+            with contextlib.suppress(ConnectionResetError):
+                self.out.begin(self.http, self.accepted + events)
+
+    async def pass_on(self, events: bytes) -> None:
+        """Waits while it lags behind."""
+        if not self.out.prepared:
+            self.begin(events)
+        else:
+            with contextlib.suppress(ConnectionResetError):
+                await self.out.write(events)
 
 
 @dataclass(eq=False)
@@ -346,7 +358,7 @@ class TurnRunner:
         turn.callers.remove(caller)
         if queue is None or caller.request is not None:
             return
-        if turn in queue.waiting and caller.out is not None:
+        if turn in queue.waiting and caller.live:
             turn.messages.remove(caller.message)
             if not turn.messages:
                 queue.waiting.remove(turn)
@@ -401,11 +413,11 @@ class TurnRunner:
         try:
             complete = await self._interruptibly(session, turn, transcript)
             summary, metadata = complete["summary"], orjson.dumps(complete["metadata"])
-            turn.last = orjson.dumps(complete, option=orjson.OPT_APPEND_NEWLINE)
+            turn.last = event_line(**complete)
             session.checked_at = time.monotonic()
         except TurnFailed as failed:
             outcome, error = failed.failure, failed.error
-            turn.last = failed_event(outcome, error)
+            turn.last = event_line(type="failed", failure=outcome, error=error)
             session.checked_at = -math.inf
         seconds = time.perf_counter() - began
         record = RecordedTurn(turn.run_id, outcome, error, at, seconds, transcript.messages(summary), metadata)
@@ -415,7 +427,7 @@ class TurnRunner:
             turn.recorded = record
         except ApiError as refusal:
             outcome = "infra"
-            turn.last = failed_event(outcome, f"the turn could not be recorded: {refusal}")
+            turn.last = event_line(type="failed", failure=outcome, error=f"the turn could not be recorded: {refusal}")
         self._outcomes[outcome].inc()
         self._metrics.seconds.observe(seconds)
         turn.ended.set()
@@ -514,17 +526,16 @@ class TurnRunner:
             passed = []
             last: dict[str, Any] | TurnFailed | None = None
             for line in lines:
-                if not line.startswith(_NOT_PARSED):
-                    try:
-                        last = _last_event(line, transcript)
-                    except TurnFailed as error:
-                        last = error
-                    if last is not None:
-                        break
+                if not line.startswith(_NOT_PARSED) and (last := _ending(line, transcript)) is not None:
+                    break
                 passed.append(line)
             if passed:
                 passed.append(b"")
-                await self._pass_on(turn, b"\n".join(passed))
+                turn.writing = True
+                for caller in tuple(turn.callers):
+                    if caller.live:
+                        await caller.pass_on(b"\n".join(passed))
+                turn.writing = False
             if isinstance(last, TurnFailed):
                 raise last
             if last is not None:
@@ -533,27 +544,20 @@ class TurnRunner:
                 return last
         raise TurnFailed("infra", "the worker's answer ended before the turn")
 
-    async def _pass_on(self, turn: Turn, data: bytes) -> None:
-        """Wait while a caller lags behind."""
-        turn.writing = True
-        for caller in tuple(turn.callers):
-            if caller.out is not None:
-                with contextlib.suppress(ConnectionResetError):
-                    await caller.out.write(data)
-        turn.writing = False
 
-
-def _last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | None:
-    """Take an event down; ``complete`` is returned. Raises TurnFailed, also for ``failed``."""
+def _ending(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:
+    """Take an event down. Returns ``complete``, or why the turn has failed, where it is the last one."""
     try:
         event: dict[str, Any] = orjson.loads(line)
         transcript.add(event, len(line))
         if event["type"] == "failed":
-            raise TurnFailed(event["failure"], event["error"])
+            return TurnFailed(event["failure"], event["error"])
         if event["type"] != "complete":
             return None
         if not isinstance(event["summary"], str) or not isinstance(event["metadata"], dict):
             raise TypeError(event)
         return event
+    except TurnFailed as error:
+        return error
     except (KeyError, TypeError, ValueError) as error:
-        raise TurnFailed("infra", f"an event of the worker cannot be read: {error!r}") from error
+        return TurnFailed("infra", f"an event of the worker cannot be read: {error!r}")
