@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.request import urlopen
 
 import pytest
 
@@ -33,9 +34,10 @@ def test_a_hundred_sessions_are_balanced_over_four_pairs(agents: Agents) -> None
         answers = list(pool.map(lambda number: agents.ask("POST", "/sessions", {}), range(100)))
     assert {status for status, _ in answers} == {201}
     keys = {answer["session_key"] for _, answer in answers}
-    placed = Counter(agents.show(key)["pair"] for key in keys)
-    assert len(keys) == 100
-    assert len(placed) == PAIRS and min(placed.values()) >= 15, placed
+    proxies = [row["ports"][0] for name, row in agents.box.processes().items() if name.startswith("data-proxy/")]
+    held = [json.load(urlopen(f"http://127.0.0.1:{port}/ready", timeout=10))["sessions"] for port in proxies]
+    assert len(keys) == sum(held) == 100
+    assert len(held) == PAIRS and min(held) >= 20, held
 
 
 def test_update_of_the_agent_under_load_breaks_no_turn(agents: Agents) -> None:
