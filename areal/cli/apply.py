@@ -267,6 +267,7 @@ FLAG_FIELDS = {
     "allow_private": "external.allowPrivate",
     "provider_api_key_env": "external.apiKeyFrom.env",
     "agent": "agent",
+    "command": "command",
     "pairs": "pairs",
     "inf": "inference.service",
     "model": "inference.model",

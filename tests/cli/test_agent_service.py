@@ -53,9 +53,19 @@ def test_run_with_every_flag(areal: Areal) -> None:
     }
 
 
+def test_run_with_a_command_has_its_words(areal: Areal) -> None:
+    assert printed(areal, "--command", "node 'my agent.js' -v")["spec"] == {"command": ["node", "my agent.js", "-v"]}
+
+
+def test_run_without_an_agent_is_invalid(areal: Areal) -> None:
+    result = areal("agent", "run", "--pairs", "2")
+    assert result.code == 3 and 'one of "agent" and "command" is needed' in result.err
+
+
 def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "pairs": 3, "env": {"A": "1"}})
     assert printed(areal, "--agent", "a:C")["spec"] == {"agent": "a:C", "pairs": 3, "env": {"A": "1"}}
+    assert printed(areal)["spec"] == {"agent": "a:B", "pairs": 3, "env": {"A": "1"}}
     assert printed(areal, "--agent", "a:C", "--force")["spec"] == {"agent": "a:C"}
 
 
@@ -64,7 +74,7 @@ def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[...
     [
         (("--agent", "a:B", "--env", "A"), "--env 'A' is no NAME=VALUE"),
         (("--agent", "a:B", "--model", "m"), "--inf SERVICE is missing"),
-        (("--pairs", "2"), "--agent"),
+        (("--command", "'a"), "--command: No closing quotation"),
     ],
 )
 def test_run_with_flags_that_do_not_fit_is_refused(areal: Areal, words: tuple[str, ...], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,10 @@ def typed(tmp_path: Path, reached: list[str]) -> Callable[..., Typist]:
 
 def new_session(agent: Agent) -> str:
     return agent("sessions", "new", "-o", "name").out.strip()
+
+
+def outcomes(agent: Agent, session: str) -> list[str]:
+    return [turn["outcome"] for turn in agent("sessions", "show", session, "--json").json["recorded_turns"]]
 
 
 # -- one shot
@@ -110,6 +115,15 @@ def test_empty_message_and_unknown_session_are_refused(agent: Agent) -> None:
     assert unknown.code == 4 and "areal agent sessions list" in unknown.err
 
 
+def test_ctrl_c_cancels_a_one_shot(agent: Agent, reached: list[str], spawn: Spawner) -> None:
+    session = new_session(agent)
+    process = spawn("agent", "chat", "--session", session, "-m", "wait", *reached)
+    assert process.popen.stdout is not None and process.popen.stdout.read(7) == "waiting"
+    process.popen.send_signal(signal.SIGINT)
+    assert process.finish().code == 130
+    wait_until(lambda: outcomes(agent, session) == ["cancelled"])
+
+
 # -- the prompt
 
 
@@ -151,11 +165,7 @@ def test_ctrl_c_cancels_the_turn_and_the_prompt_goes_on(
     user.until("(cancelled)")
     user.until(">>> ")
 
-    def cancelled() -> bool:
-        turns = agent("sessions", "show", session, "--json").json["recorded_turns"]
-        return bool(turns) and turns[-1]["outcome"] == "cancelled"
-
-    wait_until(cancelled)
+    wait_until(lambda: outcomes(agent, session) == ["cancelled"])
     user.type("hello\n")
     user.until("hello\n")
     user.until("hello\n>>> ")
@@ -210,6 +220,12 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
     (episode,) = areal("inf", "trajectories", "show", str(file), "--json").json
     assert episode["interactions"][0]["reward"] == 0.5
     assert areal("inf", "trajectories", "show", str(file)).code == 0
+
+
+def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:
+    session = new_session(agent)
+    agent("chat", "-m", "model")
+    assert agent("reward", "-1", "--session", session).out.startswith("reward -1: trajectory")
 
 
 def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def modules(err: str) -> tuple[int, set[str]]:
         ("get", "processes"),
         ("inf", "ps", "--all"),
         ("inf", "models"),
+        ("agent", "run", "--help"),
+        ("agent", "ps", "--all"),
         ("events",),
         ("history", "model/m1"),
         ("config", "view"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,8 @@ service_option = click.option(
 
 @click.command(cls=DryRunCommand)
 @click.option("--service", metavar="NAME", default="default", show_default=True, help="The agent service.")
-@click.option("--agent", metavar="MODULE:CLASS", required=True, help="The agent.")
+@click.option("--agent", metavar="MODULE:CLASS", help="The agent.")
+@click.option("--command", metavar="WORDS", help="Instead: a program that answers a message, and its arguments.")
 @click.option("--pairs", type=click.IntRange(min=0), metavar="N", help="Worker and data-proxy pairs  [default: 1].")
 @gateway_options(8090)
 @click.option(
@@ -86,9 +88,12 @@ def run(
     \b
     areal agent run -d --agent my_agent:MyAgent
     areal agent run -d --agent my_agent:MyAgent --pairs 4 --inf default --model qwen
+    areal agent run -d --command "node agent.js"
 
     The agent is imported from the folder that this is run in. With --inf its model calls are recorded there.
     """
+    if command := settings["command"]:
+        settings["command"] = _words(command)
     if settings["model"] and not settings["inf"]:
         raise UsageFault("--model is a model of an inference service, and --inf SERVICE is missing")
     ref = Ref(AGENT_SERVICE, check_name(service))
@@ -96,6 +101,13 @@ def run(
     manifest = with_applied(cli, resource(AGENT_SERVICE, ref.name, spec), force=force)
     seconds = cli.timeout_s or _LAUNCH_S + (settings["setup_timeout"] or _SETUP_S)
     return run_service(cli, ref, [manifest], seconds=seconds, detach=detach, force=force, dry_run=dry_run)
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise UsageFault(f"--command: {error}: {command!r}") from None
 
 
 def _environment(words: tuple[str, ...]) -> dict[str, str]:

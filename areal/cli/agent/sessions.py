@@ -242,7 +242,7 @@ def sessions_close(cli: Invocation, session: str, service: str) -> int:
 # -- reward and export
 
 
-@click.command()
+@click.command(context_settings={"ignore_unknown_options": True})  # -1 is a reward
 @click.argument("value", type=float)
 @_session_option
 @click.option("--interaction", metavar="ID", help="The interaction  [default: the last one].")
