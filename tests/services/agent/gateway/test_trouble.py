@@ -1,0 +1,90 @@
+"""Processes of an agent service that stop or are lost while sessions go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.services.agent.gateway.conftest import NAME, AgentService, build
+from tests.services.inference.running_service import later
+from tests.services.processes import Processes, wait_until
+
+
+@pytest.fixture
+def two(processes: Processes, tmp_path: Path) -> AgentService:
+    return build(processes, tmp_path / "state", 2)
+
+
+def said(service: AgentService, session: str) -> list[str]:
+    history = service.call("GET", f"/sessions/{session}").json()["history"]
+    return [message["content"] for message in history if message["role"] == "user"]
+
+
+def holder(service: AgentService, session: str) -> int:
+    """The number of the pair that has the session."""
+    answers = [proxy.call("GET", f"/session/{session}", key=service.key).status for proxy in service.proxies]
+    return answers.index(200)
+
+
+def tell_router(service: AgentService, path: str, number: int) -> None:
+    answer = service.router.call("POST", path, {"worker_id": f"{NAME}-{number}"}, key=service.key)
+    assert answer.status == 200, answer.body
+
+
+def test_drained_pair_lets_its_turn_end_and_leaves_its_sessions_with_their_history(two: AgentService) -> None:
+    two.respond("one", "moved")
+    before = holder(two, "moved")
+    turn = later(two.respond, "wait", "moved")
+    two.wait_running(1)
+    tell_router(two, "/drain", before)
+    following = later(two.respond, "three", "moved", stream=False)
+    two.release()
+    assert turn.result(20).status == 200
+    assert following.result(20).status == 200
+    assert said(two, "moved") == ["one", "wait", "three"]
+    wait_until(lambda: holder(two, "moved") == 1 - before, what="the session moves")
+    assert two.respond("four", "moved").status == 200
+    assert two.call("POST", "/sessions", {}).status == 201
+
+
+def test_lost_pair_is_adopted_and_the_others_never_notice(two: AgentService) -> None:
+    keys = [f"session-{number}" for number in range(8)]
+    for key in keys:
+        two.respond("one", key)
+    lost = holder(two, keys[0])
+    others = [key for key in keys if holder(two, key) != lost]
+    two.proxies[lost].kill()
+    assert [two.respond("two", key).status for key in others] == [200] * len(others)
+    assert {two.respond("two", key).status for key in keys if key not in others} == {200}
+    assert [said(two, key) for key in keys] == [["one", "two"]] * 8
+
+
+def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
+    made = own.call("POST", "/sessions", {}).json()["session_key"]
+    for key in (made, "chosen"):
+        own.respond("one", key)
+    own.router.kill()
+    for key in (made, "chosen"):
+        assert own.respond("two", key).status == 200
+        assert said(own, key) == ["one", "two"]
+
+
+def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
+    turn = later(own.respond, "wait", "lost")
+    own.wait_running(1)
+    own.workers[0].kill()
+    failed = turn.result(20)
+    assert (failed.status, failed.json()["error"]["code"]) == (502, "worker_lost")
+    assert said(own, "lost") == []
+    shown = own.call("GET", "/sessions/lost").json()
+    assert [turn["outcome"] for turn in shown["recorded_turns"]] == ["infra"]
+
+
+def test_stopped_gateway_ends_its_streams_well(own: AgentService) -> None:
+    events = own.stream("wait", "ending").events()
+    assert any(event["type"] == "response.output_text.delta" for event in events)
+    own.gateway.signal(15)
+    own.release()
+    assert [event["type"] for event in events][-1] == "response.completed"
+    assert own.gateway.wait() == 0
