@@ -109,6 +109,7 @@ class AgentJournal(Journal):
         self._by_digest: dict[bytes, AgentSession] = {}
         self._cached: OrderedDict[AgentSession, int] = OrderedDict()
         self._cached_bytes = 0
+        self._has_deleted = True
 
     def load(self) -> None:
         """Read the open sessions. Raises sqlite3.Error."""
@@ -143,9 +144,12 @@ class AgentJournal(Journal):
 
     async def sweep(self) -> int:
         """Give the disk back what deleted sessions took."""
+        if not self._has_deleted:
+            return 0
         with self._reading():
             (free,) = self._read.execute("PRAGMA freelist_count").fetchone()
         if free < 2 * _FREED_PAGES:
+            self._has_deleted = False
             return 0
         await self.commits.run(lambda: self._db.execute(f"PRAGMA incremental_vacuum({_FREED_PAGES})").fetchall())
         return _FREED_PAGES
@@ -217,6 +221,7 @@ class AgentJournal(Journal):
             try:
                 with self.in_use():
                     await self.commits.run(delete)
+                self._has_deleted = True
             except ApiError:
                 self._keep(session)
                 raise

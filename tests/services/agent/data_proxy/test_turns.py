@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.services.agent.data_proxy.pair import Pair
-from tests.services.processes import wait_until
+from tests.services.agent.data_proxy.pair import Pair, start_pair
+from tests.services.processes import Processes, wait_until
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
@@ -152,6 +153,49 @@ def test_cancelled_turn_is_on_disk_when_that_is_answered(pair: Pair) -> None:
     assert pair.show(session)["recorded_turns"][0]["outcome"] == "cancelled"
     assert running.result()[-1] == {"type": "failed", "failure": "cancelled", "error": "the turn was cancelled"}
     assert pair.call("DELETE", pair.path(session, "/turn")).json()["cancelled"] is False
+
+
+def test_collected_messages_keep_their_place_among_followups(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.later(session, "wait")
+    pair.wait_begun(session)
+    asked = []
+    for message, mode in (("b", "collect"), ("c", "followup"), ("d", "collect"), ("e", "collect")):
+        asked.append(pair.later(session, message, queue_mode=mode))
+        wait_until(lambda: pair.show(session)["waiting"] == len(asked))
+    pair.release()
+    first.result()
+    assert [each.result()[-1]["summary"] for each in asked] == ["b 2", "c 4", "d\n\ne 6", "d\n\ne 6"]
+
+
+def test_deltas_are_passed_on_whole_however_many(pair: Pair) -> None:
+    session = pair.start()
+    events = pair.turn(session, "flood 3000")
+    assert sum(len(event["text"]) for event in events if event["type"] == "delta") == 3_000_000
+    assert len(pair.show(session)["history"]) == 2
+
+
+def test_caller_that_reads_nothing_holds_the_agent_back(own: Pair) -> None:
+    session = own.start()
+    stream = own.stream(session, "flood 30000")
+    own.wait_begun(session)
+    assert own.say(own.start(), "a") == "a 0"  # nobody else waits
+    assert own.calls(session)[0]["ended"] == "running"
+    assert len(list(stream)) == 30_002
+    assert own.told("finished", 2)
+
+
+def test_answer_that_is_larger_than_a_turn_may_be_fails(processes: Processes, tmp_path: Path) -> None:
+    pair = start_pair(processes, tmp_path / "state", "--max-body-bytes", "100000")
+    session = pair.start()
+    assert pair.turn(session, "large 90000")[-1]["type"] == "complete"
+    last = pair.turn(session, "large 110000")[-1]
+    assert last["failure"] == "agent"
+    assert "larger than a turn may be" in last["error"]
+    assert "too long" in pair.turn(session, "large 300000")[-1]["error"]
+    body = {"message": "x" * 100_000, "run_id": "r"}
+    assert pair.call("POST", pair.path(session, "/turn"), body).status == 413
+    assert pair.say(session, "a") == "a 4"
 
 
 # -- idempotency
