@@ -156,6 +156,14 @@ def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:
     return folder
 
 
+def is_left(path: Path) -> bool:
+    """Whether its last holder gave it up, and nobody has taken it since."""
+    try:
+        return (path / _LOCK).stat().st_size == 0
+    except FileNotFoundError:
+        return False
+
+
 def read_tag(path: Path) -> str | None:
     try:
         tag = (path / _TAG).read_text(encoding="ascii")

@@ -26,7 +26,15 @@ from areal.services.http.messages import Request, Response, read_object
 from areal.services.http.service import Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
-from areal.services.journal.storage import Journal, JournalFolder, lock_folder, other_folders, read_tag, wait_for_lock
+from areal.services.journal.storage import (
+    Journal,
+    JournalFolder,
+    is_left,
+    lock_folder,
+    other_folders,
+    read_tag,
+    wait_for_lock,
+)
 
 J = TypeVar("J", bound=Journal)
 OpenJournal = Callable[[JournalFolder], Awaitable[J]]
@@ -60,6 +68,7 @@ class JournalStore(Generic[J]):
         self._siblings = False
         self._uid = own.folder.path.name
         self._left: dict[Path, float] = {}  # journals that were left to others, and when, in loop time
+        self._departed: list[J] = []
         self._handing: asyncio.Task[None] | None = None
         self.journals: dict[str, J] = {own.tag: own}
         self.unreadable: dict[Path, str] = {}
@@ -92,6 +101,15 @@ class JournalStore(Generic[J]):
 
     def holder_of_digest(self, digest: bytes) -> J | None:
         return next((journal for journal in self if journal.session_by_key(digest) is not None), None)
+
+    def departed_journal(self, digest: bytes) -> str | None:
+        """The tag of the journal with this session that was left to others, while none of them has taken it."""
+        self._departed = [journal for journal in self._departed if is_left(journal.folder.path)]
+        for journal in self._departed:
+            with contextlib.suppress(ApiError):  # it is closed: what it has in memory it tells
+                if journal.session_by_key(digest) is not None:
+                    return journal.tag
+        return None
 
     # -- news
 
@@ -170,6 +188,7 @@ class JournalStore(Generic[J]):
     async def _leave(self, journal: J) -> None:
         await journal.wait_idle()
         del self.journals[journal.tag]
+        self._departed.append(journal)
         self._left[journal.folder.path] = asyncio.get_running_loop().time()
         await asyncio.shield(asyncio.create_task(journal.close(), name=f"close-{journal.tag}"))
         _log.info("left the journal %s to other processes", journal.folder.path.name)
@@ -335,4 +354,4 @@ class JournalRoutes(Generic[J]):
         except ValueError as error:
             raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
         journal = self._store.holder_of_digest(wanted)
-        return json_response({"journal": journal.tag if journal is not None else None})
+        return json_response({"journal": journal.tag if journal else self._store.departed_journal(wanted)})

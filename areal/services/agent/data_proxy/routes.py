@@ -38,7 +38,7 @@ from areal.services.http.messages import AnyResponse, Request, Response, query_i
 from areal.services.http.process import keep_settings
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
-from areal.services.journal.keys import tag_of_key
+from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
 from areal.services.journal.store import JournalStore
 from areal.wire.agents import (
@@ -137,8 +137,13 @@ class SessionRoutes:
         return journal
 
     def _find(self, key: str) -> AgentSession | None:
+        """Raises 421 for a session of a journal that is about to be elsewhere."""
         held = self._store.holder_of_key(key.encode())
-        return held[0].sessions[held[1]] if held is not None else None
+        if held is not None:
+            return held[0].sessions[held[1]]
+        if self._store.departed_journal(key_digest(key.encode())) is not None:
+            raise held_elsewhere()
+        return None
 
     def _named(self, request: Request) -> AgentSession:
         """Raises 400, 404, and 421 for a session of a journal that is elsewhere."""
@@ -263,7 +268,9 @@ class SessionRoutes:
             if turn is None:
                 if caller.request is not None and (ended := self._recorded(session, caller.request)) is not None:
                     return Response(body=_accepted(ended.run_id) + recorded_events(ended), content_type=EVENTS)
-                await session.journal.check_writable()
+                if session.journal.commits.failing is not None:
+                    await session.journal.check_writable()
+                    session = self._named(request)
                 turn = self._runner.add(session, asked, caller)
             return await self._answer(session, turn, caller)
 

@@ -6,6 +6,7 @@ import resource
 import sqlite3
 from typing import Any
 
+from areal.services.journal.keys import key_digest
 from tests.services.agent.data_proxy.pair import Pair, start_proxy, start_worker
 from tests.services.processes import TERM, Process, wait_ready, wait_until
 
@@ -97,6 +98,26 @@ def test_drained_data_proxy_hands_its_sessions_over_when_their_turns_have_ended(
     made = own.start()
     assert own.say(made, "a") == "a 0"  # it goes on with a journal of its own
     own.call("POST", "/undrain", {})
+
+
+def test_session_is_never_unknown_while_its_journal_changes_hands(own: Pair) -> None:
+    session = own.start("mine")
+    own.say(session, "a")
+    digest = {"digest": key_digest(session.encode()).hex()}
+    (tag,) = own.call("POST", "/drain", {}).json()["journals"]
+    wait_until(lambda: tag not in ready(own.proxy)["journals"])
+    assert own.call("POST", "/rl/find_key", digest).json()["journal"] == tag
+    for path, body in (
+        (own.path(session, "/turn"), {"message": "b", "run_id": "r"}),
+        ("/rl/start_session", {"api_key": session}),
+    ):
+        refused = own.call("POST", path, body)
+        assert (refused.status, refused.json()["error"]["code"]) == (421, "session_elsewhere")
+    heir = another(own)
+    wait_until(lambda: tag in ready(heir.proxy)["journals"])
+    assert heir.call("POST", "/rl/find_key", digest).json()["journal"] == tag
+    assert own.call("POST", "/rl/find_key", digest).json()["journal"] is None
+    assert own.call("GET", own.path(session)).status == 404
 
 
 def test_stopped_data_proxy_lets_its_turns_end(own: Pair) -> None:
