@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.services.inference.recorder.rollouts import begin
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready, wait_until
 
 DOCS = (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8")
-DASHBOARD = REPOSITORY / "examples" / "grafana" / "areal-inference.json"
+DASHBOARDS = REPOSITORY / "examples" / "grafana"
 MODEL = REPOSITORY / "examples" / "reverse_digits" / "model"
 AGENT_PARTS = ("agent-gateway", "agent-data-proxy", "agent-worker")
 Fleet = dict[str, Process]
@@ -147,23 +148,38 @@ def test_watch_prints_a_document_a_look_with_rates_from_the_second_on(
     assert first["traffic"]["tokensPerSecond"] is None and first["healthy"]
 
 
-def test_dashboard_asks_only_for_what_is_there() -> None:
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    known = {name for part in ("every", "gateway", "router", "data-proxy", "engine") for name in documented(part)}
-    expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
-    asked = {name for each in expressions for name in re.findall(r"areal_\w+", each)}
-    asked |= set(re.findall(r"areal_[a-z]\w+", DOCS))
-    histograms = {f"{name}_bucket" for name in known}
-    others = {name for part in ("trainer", *AGENT_PARTS) for name in documented(part)}
-    assert asked <= known | histograms | others
-    shown = {name.removesuffix("_bucket") for each in expressions for name in re.findall(r"areal_\w+", each)}
-    assert shown == known, "and shows all of it"
+PARTS = {
+    "areal-inference": ("every", "gateway", "router", "data-proxy", "engine"),
+    "areal-agents": ("router", *AGENT_PARTS),
+}
+
+
+def panels_of(dashboard: str) -> list[dict[str, Any]]:
+    panels: list[dict[str, Any]] = json.loads((DASHBOARDS / f"{dashboard}.json").read_text(encoding="utf-8"))["panels"]
+    return panels
+
+
+@pytest.mark.parametrize("dashboard", PARTS)
+def test_dashboard_asks_only_for_what_is_there(dashboard: str) -> None:
+    known = {name for part in PARTS[dashboard] for name in documented(part)}
+    expressions = [target["expr"] for panel in panels_of(dashboard) for target in panel.get("targets", ())]
+    asked = {
+        re.sub("_(bucket|sum|count)$", "", name) for each in expressions for name in re.findall(r"areal_\w+", each)
+    }
+    assert asked == known, "and shows all of it"
     labels = {label for each in expressions for label in re.findall(r"(\w+)=~?\"", each)}
-    assert labels <= {"job", "instance", "status", "route", "state"}
+    assert labels <= {"job", "instance", "status", "route", "state", "outcome"}
 
 
-def test_dashboard_panels_lie_beside_each_other() -> None:
-    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+def test_page_names_only_what_is_there() -> None:
+    parts = (*(part for parts in PARTS.values() for part in parts), "trainer")
+    known = {name for part in parts for name in documented(part)}
+    assert set(re.findall(r"areal_[a-z]\w+", DOCS)) <= known | {f"{name}_bucket" for name in known}
+
+
+@pytest.mark.parametrize("dashboard", PARTS)
+def test_dashboard_panels_lie_beside_each_other(dashboard: str) -> None:
+    panels = panels_of(dashboard)
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [
         (x, y)
