@@ -38,29 +38,76 @@ class AsyncAgentSession:
     key: str
     inference_session_id: str | None = None
 
-    async def respond(self, /, input: Input, **options: Any) -> dict[str, Any]:
-        return await self.client.respond(input, self.key, **options)
+    async def respond(
+        self,
+        /,
+        input: Input,
+        *,
+        idempotency_key: str | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        """One turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that it is
+        sent again where it got no answer, and done once. A cancelled call cancels the turn."""
+        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
+        call = HttpCall("POST", RESPONSES, self._body(input, fields), None, headers, timeout_s, repeatable=True)
+        try:
+            answer: dict[str, Any] = (await self.client.transport.call(call)).json()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ClientError):
+                await self.cancel(timeout_s=_CANCEL_S)
+            raise
+        return answer
 
-    def stream(
-        self, input: Input, **options: Any
-    ) -> contextlib.AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
-        return self.client.stream(input, self.key, **options)
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, input: Input, *, timeout_s: float | None = None, **fields: Any
+    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
+        """One turn: the events of its response while they come. Leaving the context cancels the turn. ``timeout_s``
+        bounds each silence."""
+        call = HttpCall("POST", RESPONSES, self._body(input, {**fields, "stream": True}), timeout_s=timeout_s)
+        silence_s = self.client.timeout_s if timeout_s is None else timeout_s
+        async with self.client.transport.stream(call) as response:
+            yield events(response, f"POST {self.client.base_url}{RESPONSES}", silence_s)
+
+    def _body(self, input: Input, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The session is named in the body: a key may have characters that a header cannot."""
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}
 
     async def show(self) -> dict[str, Any]:
-        """Its state, its turns and its history: OpenAI chat messages."""
-        return await self.client.show(self.key)
+        """Its state, its turns, and its history: OpenAI chat messages."""
+        return dict(await self._call("GET", ""))
 
-    async def cancel(self) -> bool:
-        return await self.client.cancel(self.key)
+    async def cancel(self, *, timeout_s: float | None = None) -> bool:
+        """Cancel the turn that runs. Whether one did."""
+        return bool((await self._call("DELETE", "/turn", timeout_s=timeout_s))["cancelled"])
 
     async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
-        return await self.client.reward(value, self.key, interaction_id=interaction_id)
+        """Reward the session's last model call, which seals its trajectory, or the one that is named."""
+        body = write_fields(RewardSession(reward=value, interaction_id=interaction_id))
+        return rewarded_from_json(await self._call("POST", "/reward", body))
 
-    async def export(self, /, **options: Any) -> Trajectories:
-        return await self.client.export(self.key, **options)
+    async def export(
+        self,
+        *,
+        trajectory_id: int | None = None,
+        discount: float = 1.0,
+        style: Style = "individual",
+        timeout_s: float | None = None,
+    ) -> Trajectories:
+        """Training rows of the session's model calls. Raises NotReady, UnknownName."""
+        body = write_fields(ExportSession(trajectory_id=trajectory_id, discount=discount, style=style))
+        return from_json(await self._call("POST", "/export", body, timeout_s=timeout_s))
 
     async def close(self) -> None:
-        await self.client.close_session(self.key)
+        """A turn that runs is cancelled."""
+        body = {"session_key": self.key}
+        await self.client.transport.call(HttpCall("POST", "/sessions/close", body, repeatable=True))
+
+    async def _call(self, method: str, verb: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        path = f"/sessions/{_segment(self.key)}{verb}"
+        return await self.client.transport.json(method, path, body, timeout_s=timeout_s, repeatable=True)
 
 
 class AsyncAgentClient:
@@ -77,7 +124,7 @@ class AsyncAgentClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
-        self._transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
+        self.transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
 
     async def __aenter__(self) -> Self:
         return self
@@ -88,9 +135,7 @@ class AsyncAgentClient:
         await self.close()
 
     async def close(self) -> None:
-        await self._transport.close()
-
-    # -- sessions
+        await self.transport.close()
 
     async def start_session(
         self,
@@ -101,13 +146,16 @@ class AsyncAgentClient:
     ) -> AsyncAgentSession:
         """Open a session, under a new key where none is given. ``inference``: an RL session of the caller's own, at an
         inference service that the agent service is configured with; else the service starts one, where it has any."""
-        body: dict[str, Any] = {"session_key": key, "metadata": dict(metadata or {}), **_routing(inference)}
-        body = {name: value for name, value in body.items() if value not in (None, {})}
-        answer = await self._transport.json("POST", "/sessions", body, repeatable=key is not None)
+        body: dict[str, Any] = {"session_key": key, "metadata": dict(metadata or {})}
+        if inference is not None:
+            body |= {"inf_base_url": inference.base_url, "session_api_key": inference.api_key}
+            body |= {"inf_model": inference.model}
+        given = {name: value for name, value in body.items() if value not in (None, {})}
+        answer = await self.transport.json("POST", "/sessions", given, repeatable=key is not None)
         return AsyncAgentSession(self, answer["session_key"], answer.get("inference_session_id"))
 
     def session(self, key: str) -> AsyncAgentSession:
-        """A session by its key; nothing is asked."""
+        """A session by its key; nothing is asked. Its first turn opens it, where there is none."""
         return AsyncAgentSession(self, key)
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
@@ -115,105 +163,17 @@ class AsyncAgentClient:
         after = ""
         while True:
             path = f"/sessions?limit={page}" + (f"&after={_segment(after)}" if after else "")
-            answer = await self._transport.json("GET", path, repeatable=True)
+            answer = await self.transport.json("GET", path, repeatable=True)
             for session in answer["sessions"]:
                 yield session
             if not (after := answer["next"] or ""):
                 return
-
-    async def show(self, key: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._transport.json("GET", f"/sessions/{_segment(key)}", repeatable=True)
-        return found
-
-    async def close_session(self, key: str) -> None:
-        """A turn that runs is cancelled. Closing it again changes nothing."""
-        await self._transport.call(HttpCall("POST", "/sessions/close", {"session_key": key}, repeatable=True))
-
-    async def cancel(self, key: str, *, timeout_s: float | None = None) -> bool:
-        """Cancel the turn that runs. Whether one did."""
-        path = f"/sessions/{_segment(key)}/turn"
-        answer = await self._transport.json("DELETE", path, timeout_s=timeout_s, repeatable=True)
-        return bool(answer["cancelled"])
-
-    # -- turns
-
-    async def respond(
-        self,
-        /,
-        input: Input,
-        key: str,
-        *,
-        idempotency_key: str | None = None,
-        timeout_s: float | None = None,
-        **fields: Any,
-    ) -> dict[str, Any]:
-        """One turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that it is
-        sent again where it got no answer, and done once. A cancelled call cancels the turn."""
-        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
-        call = HttpCall("POST", RESPONSES, _body(input, key, fields), None, headers, timeout_s, repeatable=True)
-        try:
-            answer: dict[str, Any] = (await self._transport.call(call)).json()
-        except asyncio.CancelledError:
-            with contextlib.suppress(ClientError):
-                await self.cancel(key, timeout_s=_CANCEL_S)
-            raise
-        return answer
-
-    @contextlib.asynccontextmanager
-    async def stream(
-        self, input: Input, key: str, *, timeout_s: float | None = None, **fields: Any
-    ) -> AsyncIterator[AsyncIterator[dict[str, Any]]]:
-        """One turn: the events of its response while they come. Leaving the context cancels the turn. ``timeout_s``
-        bounds each silence."""
-        call = HttpCall("POST", RESPONSES, _body(input, key, {**fields, "stream": True}), timeout_s=timeout_s)
-        silence_s = self.timeout_s if timeout_s is None else timeout_s
-        async with self._transport.stream(call) as response:
-            yield events(response, f"POST {self.base_url}{RESPONSES}", silence_s)
-
-    # -- rewards
-
-    async def reward(self, value: float, key: str, *, interaction_id: str | None = None) -> Rewarded:
-        """Reward the session's last model call, which seals its trajectory, or the one that is named."""
-        body = write_fields(RewardSession(reward=value, interaction_id=interaction_id))
-        path = f"/sessions/{_segment(key)}/reward"
-        return rewarded_from_json(await self._transport.json("POST", path, body, repeatable=True))
-
-    async def export(
-        self,
-        key: str,
-        *,
-        trajectory_id: int | None = None,
-        discount: float = 1.0,
-        style: Style = "individual",
-        timeout_s: float | None = None,
-    ) -> Trajectories:
-        """Training rows of the session's model calls. Raises NotReady, UnknownName."""
-        body = write_fields(ExportSession(trajectory_id=trajectory_id, discount=discount, style=style))
-        path = f"/sessions/{_segment(key)}/export"
-        return from_json(await self._transport.json("POST", path, body, timeout_s=timeout_s, repeatable=True))
 
 
 def response_text(response: Mapping[str, Any]) -> str:
     """The text of a response's messages."""
     messages = (item for item in response["output"] if item["type"] == "message")
     return "".join(part.get("text", "") for item in messages for part in item["content"])
-
-
-def _body(input: Input, key: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The session is named in the body: a key may have characters that a header cannot."""
-    given = {name: value for name, value in fields.items() if value is not None}
-    return {"input": input if isinstance(input, str) else list(input), "user": key, **given}
-
-
-def _routing(inference: ModelAccess | None) -> dict[str, Any]:
-    """The fields that bring a caller's own RL session."""
-    if inference is None:
-        return {}
-    return {
-        "inf_base_url": inference.base_url,
-        "session_api_key": inference.api_key,
-        "inf_model": inference.model,
-    }
 
 
 def _segment(key: str) -> str:

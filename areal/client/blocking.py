@@ -193,13 +193,6 @@ class AgentClient(_Client):
     def __init__(self, base_url: str, api_key: str | None = None, **options: Any) -> None:
         super().__init__(AsyncAgentClient(base_url, api_key, **options))
 
-    respond = blocking(AsyncAgentClient.respond)
-    show = blocking(AsyncAgentClient.show)
-    cancel = blocking(AsyncAgentClient.cancel)
-    reward = blocking(AsyncAgentClient.reward)
-    export = blocking(AsyncAgentClient.export)
-    close_session = blocking(AsyncAgentClient.close_session)
-
     def start_session(self, key: str | None = None, **options: Any) -> AgentSession:
         return AgentSession(self._thread, self._thread.run(self._async.start_session(key, **options)))
 
@@ -208,11 +201,6 @@ class AgentClient(_Client):
 
     def sessions(self, page: int = 1000) -> Iterator[dict[str, Any]]:
         return _items(self._thread, self._async.sessions(page))
-
-    def stream(
-        self, input: Input, key: str, **options: Any
-    ) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
-        return _streamed(self._thread, self._async.stream(input, key, **options))
 
 
 async def _coroutine(call: Callable[..., Any], *args: Any) -> Any:

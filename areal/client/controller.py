@@ -99,14 +99,12 @@ class Episodes:
     async def step(self, input: Input, session_id: str, *, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """One turn: the response, with the agent's text and tool calls in its ``output``."""
         self._recorded(session_id)
-        return await self.agents.respond(input, session_id, metadata=metadata)
+        return await self.agents.session(session_id).respond(input, metadata=metadata)
 
     async def set_reward(self, reward: float, session_id: str, *, interaction_id: str | None = None) -> Rewarded:
         """Without ``interaction_id``, of the last model call: the trajectory is sealed."""
-        recorded = self._recorded(session_id)
-        if recorded is not None:
-            return await recorded.reward(reward, interaction_id)
-        return await self.agents.reward(reward, session_id, interaction_id=interaction_id)
+        session = self._recorded(session_id) or self.agents.session(session_id)
+        return await session.reward(reward, interaction_id)
 
     async def export_trajectory(
         self,
@@ -118,16 +116,16 @@ class Episodes:
     ) -> Trajectories:
         """Training rows. ``discount`` and ``style`` are the configuration's ``turn_discount`` and ``export_style``
         where they are not given."""
-        recorded = self._recorded(session_id)
-        discount = self._config.turn_discount if discount is None else discount
-        style = style or self._config.export_style
-        if recorded is not None:
-            return await recorded.export(trajectory_id=trajectory_id, discount=discount, style=style)
-        return await self.agents.export(session_id, trajectory_id=trajectory_id, discount=discount, style=style)
+        session = self._recorded(session_id) or self.agents.session(session_id)
+        return await session.export(
+            trajectory_id=trajectory_id,
+            discount=self._config.turn_discount if discount is None else discount,
+            style=style or self._config.export_style,
+        )
 
     async def close_session(self, session_id: str) -> None:
         recorded = self._recorded(session_id)
-        await self.agents.close_session(session_id)
+        await self.agents.session(session_id).close()
         del self._sessions[session_id]
         if recorded is not None:
             await recorded.end()

@@ -60,14 +60,14 @@ class AgentServiceWorkflow(SessionWorkflow):
         key = f"episode-{uuid4().hex}"
         access = {"inf_base_url": engine.base_url, "inf_model": engine.model, "session_api_key": session.api_key}
         try:
-            answer = await self._client.respond(task, key, metadata=metadata, **access)
+            answer = await self._client.session(key).respond(task, metadata=metadata, **access)
         except ClientError as error:
             if error.code == "agent_failed":
                 raise AgentFailed(str(error)) from None
             raise
         finally:
             with contextlib.suppress(ClientError):  # it expires
-                await self._client.close_session(key)
+                await self._client.session(key).close()
         if self._reward is None:
             return _own_reward(answer["agent_metadata"])
         asked = task if isinstance(task, str) else str(task[-1]["content"])

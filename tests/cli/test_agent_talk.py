@@ -208,13 +208,12 @@ def test_list_is_cut_where_it_is_told_to(agent: Agent) -> None:
 # -- rewards
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
-def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal, tmp_path: Path, suffix: str) -> None:
+def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal, tmp_path: Path) -> None:
     session = new_session(agent)
     assert agent("chat", "-m", "model").out == "Hello there, friend!\n"
     rewarded = agent("reward", "0.5")
     assert "ready to be exported" in rewarded.out, rewarded.err
-    file = tmp_path / f"trajectory{suffix}"
+    file = tmp_path / "trajectory.json"
     exported = agent("export", "--session", session, "--output", str(file))
     assert (exported.code, exported.out) == (0, f"1 rows in {file}\n")
     (episode,) = areal("inf", "trajectories", "show", str(file), "--json").json

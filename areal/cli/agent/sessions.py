@@ -265,7 +265,7 @@ def reward(cli: Invocation, value: float, session: str | None, interaction: str 
 
 @click.command()
 @_session_option
-@click.option("--output", "file", metavar="FILE", required=True, help="Write it here: .json, .jsonl or .parquet.")
+@click.option("--output", "file", metavar="FILE", required=True, help="Write it here: NAME.json.")
 @click.option("--trajectory", type=click.IntRange(min=0), metavar="N", help="Which one  [default: all that are ready].")
 @click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
 @click.option(
@@ -290,16 +290,20 @@ def export(
 
     `areal inf trajectories show FILE` shows it.
     """
-    path = Path(file)
-    if path.suffix not in _WRITERS:
-        raise UsageFault(f"{file}: the name says no format", hint=f"end it with {', '.join(_WRITERS)}")
-    if not path.absolute().parent.is_dir():
-        raise NotFound(f"there is no folder {path.absolute().parent}")
+    import json
+
+    from areal.state.files import write_atomic
+
+    path = Path(file).absolute()
+    if path.suffix != ".json":
+        raise UsageFault(f"{file}: an export is JSON", hint=f"--output {path.stem}.json")
+    if not path.parent.is_dir():
+        raise NotFound(f"there is no folder {path.parent}")
     key = named_session(cli, service, session)
     body = {"discount": discount, "style": style, **({"trajectory_id": trajectory} if trajectory is not None else {})}
     document = call_session(agent_gateway(cli, service), "POST", key, "/export", body)
     try:
-        _WRITERS[path.suffix](document, path.absolute())
+        write_atomic(path, json.dumps(document) + "\n", 0o644)
     except OSError as error:
         raise ArealError(
             f"cannot write {file}: {error.strerror}", hint="the same export can be asked for again"
@@ -308,33 +312,3 @@ def export(
     about = {"session": key, "file": file, "rows": rows, "export_id": document.get("export_id")}
     emit_one(cli, about, name=file, text=lambda: f"{rows} rows in {file}")
     return 0
-
-
-def _write_json(document: Mapping[str, Any], path: Path) -> None:
-    import json
-
-    from areal.state.files import write_atomic
-
-    write_atomic(path, json.dumps(document) + "\n", 0o644)
-
-
-def _write_lines(document: Mapping[str, Any], path: Path) -> None:
-    import json
-
-    from areal.state.files import write_atomic
-    from areal.trajectories.record import episodes_of_export
-
-    lines = [json.dumps(each.document()) + "\n" for each in episodes_of_export(document)]
-    write_atomic(path, "".join(lines), 0o644)
-
-
-def _write_parquet(document: Mapping[str, Any], path: Path) -> None:
-    from areal.trajectories.reading import write_parquet
-    from areal.trajectories.record import episodes_of_export
-
-    draft = path.with_name(f".{path.name}.tmp")
-    write_parquet(episodes_of_export(document), draft)
-    draft.replace(path)
-
-
-_WRITERS = {".json": _write_json, ".jsonl": _write_lines, ".parquet": _write_parquet}
