@@ -9,7 +9,8 @@ from typing import Any
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import open_agent_journal
 from areal.services.agent.data_proxy.routes import SessionRoutes
-from areal.services.agent.data_proxy.turns import Slots, TurnMetrics, TurnRunner, Worker
+from areal.services.agent.data_proxy.turns import Slots, TurnRunner
+from areal.services.agent.data_proxy.worker import Worker
 from areal.services.http.client import HttpClient
 from areal.services.http.lease import RouterLease
 from areal.services.http.process import ServeOptions
@@ -42,7 +43,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
         )
         worker.on_change = service.lifetime.news.set
         rl = RlSessions(http, config.inference)
-        runner = TurnRunner(config, worker, rl, TurnMetrics(service.metrics), slots)
+        runner = TurnRunner(config, worker, rl, service.metrics, slots)
         routes = SessionRoutes(config, store, runner, worker, rl, slots)
         JournalRoutes(store).add_to(service)
         routes.add_to(service)

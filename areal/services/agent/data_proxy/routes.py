@@ -21,16 +21,8 @@ from areal.services.agent.data_proxy.journal import (
     RlSession,
     TurnRequestKey,
 )
-from areal.services.agent.data_proxy.turns import (
-    Caller,
-    Slots,
-    Turn,
-    TurnFailed,
-    TurnRunner,
-    Worker,
-    event_line,
-    recorded_events,
-)
+from areal.services.agent.data_proxy.turns import Caller, Slots, Turn, TurnRunner
+from areal.services.agent.data_proxy.worker import TurnFailed, Worker, event_line, recorded_events
 from areal.services.http.auth import Access
 from areal.services.http.client import Fetched
 from areal.services.http.errors import ApiError, bad_request

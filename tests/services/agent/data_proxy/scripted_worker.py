@@ -1,8 +1,8 @@
 """A worker whose agent does what the message says, and which tells what it was asked.
 
-``wait`` (until POST /release), ``tools``, ``fail``, ``die``, ``nonsense``, ``cut``, ``stream``, ``large``, ``flood``,
-``model`` (one call of the session's model); any other message is answered with itself and the number of messages in the
-history. GET /calls has every turn: what it was given, and how it ended.
+``wait`` (until POST /release), ``tools``, ``fail``, ``odd``, ``die``, ``nonsense``, ``cut``, ``stream``, ``large``,
+``flood``, ``model`` (one call of the session's model); any other message is answered with itself and the number of
+messages in the history. GET /calls has every turn: what it was given, and how it ended.
 """
 
 from __future__ import annotations
@@ -78,6 +78,9 @@ class ScriptedWorker:
                 yield {"type": "delta", "text": "done"}
             case "fail":
                 yield {"type": "failed", "failure": "agent", "error": "ValueError: no"}
+                return
+            case "odd":
+                yield {"type": "failed", "failure": "bad luck", "error": "none"}
                 return
             case "die":
                 yield {"type": "delta", "text": "half"}

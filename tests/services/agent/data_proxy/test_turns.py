@@ -68,6 +68,7 @@ def test_stream_of_the_agent_is_passed_on(pair: Pair) -> None:
     ("message", "failure", "error"),
     [
         ("fail", "agent", "ValueError: no"),
+        ("odd", "agent", "none"),
         ("nonsense", "infra", "an event of the worker cannot be read"),
         ("cut", "infra", "the worker's answer ended before the turn"),
     ],

@@ -1,0 +1,178 @@
+"""The pair's worker: whether it is there, its calls, and the events of a turn that it answers with."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import orjson
+
+from areal.services.agent.data_proxy.journal import Outcome, RecordedTurn
+from areal.services.http.client import CallFailed, HttpClient, PendingCall
+from areal.wire.agents import Failure
+from areal.wire.processes import AgentDataProxyConfig
+
+_log = logging.getLogger(__name__)
+_PROBE_TIMEOUT_S = 5.0
+_SOON_S = 0.1
+_LOST_AFTER = 2
+_CLOSE_TIMEOUT_S = 10.0
+_LONGEST_ERROR = 4096
+
+
+class TurnFailed(Exception):
+    """``failure``: whose fault it is."""
+
+    def __init__(self, failure: Outcome, error: str) -> None:
+        super().__init__(error)
+        self.failure = failure
+        self.error = error[:_LONGEST_ERROR]
+
+
+class Worker:
+    """The pair's worker; ``fault`` says why it runs no turns now. ``on_change`` is called when that changes."""
+
+    def __init__(self, config: AgentDataProxyConfig, http: HttpClient, headers: Mapping[str, str]) -> None:
+        self._url = config.worker_url
+        self.period_s = config.health_period
+        self._http = http
+        self._headers = {**headers, "Content-Type": "application/json"}
+        self._failures = _LOST_AFTER
+        self._look = asyncio.Event()
+        self._ready = asyncio.Event()
+        self.fault: str | None = "the worker was not asked yet"
+        self.on_change: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Probe it: more often while it is not ready."""
+        while True:
+            self._look.clear()
+            self._note(await self._ask())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SOON_S if self._failures else self.period_s):
+                    await self._look.wait()
+
+    async def _ask(self) -> str | None:
+        try:
+            reply = await self._http.fetch(
+                "GET", self._url, "/ready", headers=self._headers, timeout_s=_PROBE_TIMEOUT_S
+            )
+        except (CallFailed, TimeoutError) as error:
+            return f"the worker does not answer: {error!r}"
+        return None if reply.status == 200 else f"the worker is not ready: {reply.object().get('reason')}"
+
+    def _note(self, fault: str | None) -> None:
+        self._failures = self._failures + 1 if fault is not None else 0
+        if fault is not None and self._failures < _LOST_AFTER:
+            return
+        changed, self.fault = self.fault != fault, fault
+        if fault is None:
+            self._ready.set()
+        else:
+            self._ready.clear()
+        if changed:
+            self.on_change()
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """After a call that it did not take: whether it is there within ``timeout_s``."""
+        self._ready.clear()
+        self._failures = max(self._failures, 1)
+        self._look.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def call(self, body: bytes) -> PendingCall:
+        return self._http.call("POST", self._url, "/run", self._headers, body)
+
+    async def close_session(self, path: str) -> None:
+        """Its agent may forget the session of this ``path``. A worker that does not answer has nothing to forget."""
+        try:
+            await self._http.fetch("POST", self._url, path, headers=self._headers, timeout_s=_CLOSE_TIMEOUT_S)
+        except (CallFailed, TimeoutError) as error:
+            _log.warning("the worker did not close a session: %r", error)
+
+
+# -- the events of a turn, and what they leave behind
+
+
+class Transcript:
+    """A turn's events as chat messages that can be sent to a model again: the tool calls that were made together in
+    one message, each with its result behind it. ``room``: bytes that it may still grow by."""
+
+    def __init__(self, message: str, room: int) -> None:
+        self._message = message
+        self._room = room - len(message)
+        self._groups: list[dict[str, dict[str, Any]]] = []  # calls by id
+        self._results: dict[str, str] = {}
+
+    def add(self, event: Mapping[str, Any], size: int) -> None:
+        """Raises TurnFailed for an event that is too large, KeyError for one without its fields."""
+        self._room -= size
+        if self._room < 0:
+            raise TurnFailed("agent", "the agent's tool calls and answer are larger than a turn may be")
+        if event["type"] == "tool_call":
+            if not self._groups or any(call in self._results for call in self._groups[-1]):
+                self._groups.append({})
+            function = {"name": event["name"], "arguments": event["arguments"]}
+            self._groups[-1][event["id"]] = {"id": event["id"], "type": "function", "function": function}
+        elif event["type"] == "tool_result":
+            self._results[event["id"]] = event["result"]
+
+    def messages(self, summary: str) -> bytes:
+        """A call that the agent told no result of has an empty one: without any, no model would take the messages."""
+        found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
+        for group in self._groups:
+            found.append({"role": "assistant", "content": None, "tool_calls": list(group.values())})
+            found += [{"role": "tool", "tool_call_id": call, "content": self._results.get(call, "")} for call in group]
+        if summary:
+            found.append({"role": "assistant", "content": summary})
+        return orjson.dumps(found)
+
+
+def event_line(**event: Any) -> bytes:
+    return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def recorded_events(turn: RecordedTurn) -> bytes:
+    """The events of a turn that has ended, after ``accepted`` and without its deltas."""
+    summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
+    for message in orjson.loads(turn.messages):
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+            events.append({"type": "tool_call", "id": call["id"], **call["function"]})
+        if message["role"] == "tool":
+            told = {"id": message["tool_call_id"], "name": names[message["tool_call_id"]], "result": message["content"]}
+            events.append({"type": "tool_result", **told})
+        elif message["role"] == "assistant":
+            summary = message["content"] or ""
+    if turn.outcome == "complete":
+        events.append({"type": "complete", "summary": summary, "metadata": orjson.Fragment(turn.metadata)})
+    else:
+        events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})
+    return b"".join(event_line(**event) for event in events)
+
+
+def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:
+    """Take an event down. Returns ``complete``, or why the turn has failed, where it is the last one."""
+    try:
+        event: dict[str, Any] = orjson.loads(line)
+        transcript.add(event, len(line))
+        if event["type"] == "failed":
+            known = event["failure"] in get_args(Failure)
+            return TurnFailed(event["failure"] if known else "agent", event["error"])
+        if event["type"] != "complete":
+            return None
+        if not isinstance(event["summary"], str) or not isinstance(event["metadata"], dict):
+            raise TypeError(event)
+        return event
+    except TurnFailed as error:
+        return error
+    except (KeyError, TypeError, ValueError) as error:
+        return TurnFailed("infra", f"an event of the worker cannot be read: {error!r}")
