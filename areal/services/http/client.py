@@ -300,6 +300,7 @@ class Connection(asyncio.Protocol):
                 self._ended = True
             else:
                 self._error = self._error or ResponseLost(f"the connection ended: {error!r}")
+        del self._parser  # a reference cycle
         self._wake()
 
     def _fail(self, error: Exception) -> None:

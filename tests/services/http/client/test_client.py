@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -414,3 +415,16 @@ async def test_unused_connection_that_the_worker_closes_is_reported_and_one_that
         leave.set()
         await asyncio.sleep(0)
         assert not lost.is_set()
+
+
+async def test_connection_is_freed_with_its_end() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with worker(says(OK)) as url, HttpClient() as pool:
+            assert await ask(pool, url) == b"hello"
+        async with asyncio.timeout(20):
+            while any(type(each) is Connection for each in gc.get_objects()):  # noqa: ASYNC110 - nobody is told of it
+                await asyncio.sleep(0)  # the transport's end is a callback of the loop
+    finally:
+        gc.enable()

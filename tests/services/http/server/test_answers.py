@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 import pytest
 
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
-from areal.services.http.server import ServerLimits
+from areal.services.http.server import HttpConnection, ServerLimits
 from tests.services.http.server.server_fixture import QUICK, echo, get, post, serving
 
 
@@ -58,7 +58,9 @@ async def test_stream_is_chunked_and_ends() -> None:
 
 
 @pytest.mark.parametrize("handler", [streaming(b"one", b"two"), echo])
-async def test_request_is_freed_with_its_answer(handler: Callable[[Request], Awaitable[AnyResponse]]) -> None:
+async def test_request_is_freed_with_its_answer_and_the_connection_with_its_end(
+    handler: Callable[[Request], Awaitable[AnyResponse]],
+) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -68,6 +70,9 @@ async def test_request_is_freed_with_its_answer(handler: Callable[[Request], Awa
             await caller.say(get())
             await caller.answer()
             assert not [each for each in gc.get_objects() if type(each) is Request]
+            caller.leave()
+            await fixture.emptied()
+            assert not [each for each in gc.get_objects() if type(each) is HttpConnection]
     finally:
         gc.enable()
 
