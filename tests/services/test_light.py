@@ -10,8 +10,11 @@ import pytest
 HEAVY = ("aiohttp", "pydantic", "httpx", "torch", "numpy", "transformers", "ray")
 
 
-@pytest.mark.parametrize("module", ["router.app", "gateway.app", "data_proxy.process"])
+MODULES = ("inference.router.app", "inference.gateway.app", "inference.data_proxy.process", "agent.worker.app")
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_process_starts_without_heavy_libraries(module: str) -> None:
-    code = f"import sys, areal.services.inference.{module}; print(*(n for n in {HEAVY!r} if n in sys.modules))"
+    code = f"import sys, areal.services.{module}; print(*(n for n in {HEAVY!r} if n in sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert ran.stdout.split() == []

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from areal.api.agent import AgentRequest
 from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr
+from areal.services.agent.worker.agent_loop import is_own_code
 from areal.services.agent.worker.tools import ThreadTool
 from areal.services.agent.worker.turn import Emitter, ThreadEmitter, Turn, rewarded
 from areal.wire.processes import AgentWorkerConfig
@@ -63,9 +64,9 @@ def import_agent(path: str) -> Any:
     try:
         return load_attr(path, "agent", broken=ArealError)
     except ArealError as error:
-        if error.detail is None:
+        if error.detail is None or error.__cause__ is None:
             raise
-        raise ArealError(f"{_last_lines(error.detail)}\n{error.message}", hint=error.hint) from error
+        raise ArealError(f"{error.message}\n{_own_lines(error.__cause__)}", hint=error.hint) from error
     except SystemExit as error:
         raise ArealError(f"agent {path!r} ends the process when it is imported: SystemExit({error.code})") from error
 
@@ -99,12 +100,15 @@ def _construct(path: str, cls: type[Any], kwargs: Mapping[str, Any]) -> Any:
     try:
         return cls(**kwargs)
     except BaseException as error:  # the boundary to user code
-        lines = _last_lines("".join(traceback.format_exception(error)))
-        raise ArealError(f"{lines}\nagent {path!r} cannot be made: {type(error).__name__}: {error}") from error
+        what = f"agent {path!r} cannot be made: {type(error).__name__}: {error}"
+        raise ArealError(f"{what}\n{_own_lines(error)}") from error
 
 
-def _last_lines(text: str) -> str:
-    return "\n".join(text.rstrip().splitlines()[-_TRACEBACK_LINES:])
+def _own_lines(error: BaseException) -> str:
+    """The last lines of its traceback, as far as they are of the agent's own code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_code(frame.filename)]
+    lines = "".join((*traceback.format_list(frames), *traceback.format_exception_only(error)))
+    return "\n".join(lines.rstrip().splitlines()[-_TRACEBACK_LINES:])
 
 
 # The signature of what is called.
@@ -122,25 +126,18 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
-    """By its first parameter; a method's that is not the contract's is ``data``, a function's the message."""
+    """By the name of its first parameter; another one is the request beside an emitter, else a method's data, or a
+    function's message."""
     parameters = _parameters(function)
-    kinds = (
-        inspect.Parameter.POSITIONAL_ONLY,
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        inspect.Parameter.VAR_POSITIONAL,
-    )
-    if not parameters or parameters[0].kind not in kinds:
-        raise UsageFault(
-            f"agent {path!r}: {_name(function)} takes no request", hint="async def run(request, *, emitter)"
-        )
-    first = parameters[0]
-    if (
-        first.name == "request"
-        or "AgentRequest" in str(first.annotation)
-        or any(p.name == "emitter" for p in parameters)
-    ):
-        return "request" if first.name not in ("message", "data") else first.name  # type: ignore[return-value]
-    return "data" if is_method or first.name == "data" else "message"
+    if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
+        hint = "async def run(request, *, emitter)"
+        raise UsageFault(f"agent {path!r}: {_name(function)} takes no request", hint=hint)
+    first, names = parameters[0], {each.name for each in parameters}
+    if first.name in ("request", "message", "data"):
+        return first.name  # type: ignore[return-value]
+    if "emitter" in names or "AgentRequest" in str(first.annotation):
+        return "request"
+    return "data" if is_method else "message"
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -13,6 +13,7 @@ from tests.services.processes import TERM, Process, Processes, wait_until
 
 LOADING = {
     "1 / 0": ["1 / 0", "ZeroDivisionError: division by zero", "cannot be imported"],
+    "def f():\n  [][1]\nf()": ["in <module>\n    f()\n", "in f\n    [][1]\n", "IndexError: list index out of range"],
     "def Agent(:": ["SyntaxError", "cannot be imported"],
     "import no_such_module_at_all": ["its import of no_such_module_at_all failed"],
     "import sys; sys.exit(3)": ["ends the process when it is imported: SystemExit(3)"],
@@ -37,6 +38,7 @@ def test_agent_that_cannot_be_loaded_ends_the_worker(processes: Processes, tmp_p
     process = processes.spawn("-m", "areal.services.agent.worker", "--port", "0", "--agent", f"{file}:Agent")
     assert process.wait() != 0
     wait_until(lambda: all(part in "".join(process.log) for part in ["error: ", *LOADING[code]]), what=str(process.log))
+    assert process.log[0].startswith("error: agent ") and not any("importlib" in line for line in process.log[1:])
 
 
 @pytest.mark.parametrize(
