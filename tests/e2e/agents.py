@@ -17,7 +17,7 @@ import asyncio
 from areal.api.agent import AgentResponse
 
 class Counter:
-    """Says how many turns it knows of; the message ``wait`` takes a minute."""
+    """Says how many turns it knows of; the message ``wait 3`` takes three seconds."""
 
     def __init__(self, name="one", seconds=0.0):
         self.name, self.seconds = name, seconds
@@ -25,7 +25,8 @@ class Counter:
     async def run(self, request, *, emitter):
         turns = sum(message["role"] == "user" for message in request.history)
         await emitter.emit_delta(f"{self.name} {turns} ")
-        await asyncio.sleep(60 if request.message == "wait" else self.seconds)
+        first, _, seconds = request.message.partition(" ")
+        await asyncio.sleep(float(seconds) if first == "wait" else self.seconds)
         return AgentResponse(summary=f"{self.name} {turns} {request.message}")
 '''
 
@@ -59,9 +60,9 @@ class Agents:
         return self.box.ok("apply", "-f", self.manifest(*lines)).out
 
     def ask(
-        self, method: str, path: str, body: Any = None, session: str = "", **headers: str
+        self, method: str, path: str, body: Any = None, session: str = "", timeout: float = 60, **headers: str
     ) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.box.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.box.port, timeout=timeout)
         try:
             about = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **headers}
             about |= {"X-AReaL-Session-Key": session} if session else {}

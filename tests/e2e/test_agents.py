@@ -81,6 +81,16 @@ def test_restart_replaces_the_pairs_and_sessions_go_on(agents: Agents) -> None:
     assert agents.say("b", "restarted") == "one 1 b"
 
 
+def test_restart_waits_for_a_turn_whose_caller_has_left(agents: Agents) -> None:
+    key = {"Idempotency-Key": "left"}
+    with pytest.raises(TimeoutError):
+        agents.ask("POST", "/v1/responses", {"input": "wait 2"}, "left", timeout=0.5, **key)
+    agents.box.ok("restart", agents.ref)
+    shown = agents.show("left")
+    assert (shown["state"], [each["content"] for each in shown["history"]]) == ("idle", ["wait 2", "one 0 wait 2"])
+    assert agents.say("wait 2", "left", **key) == "one 0 wait 2"
+
+
 def test_session_settings_change_while_the_processes_run(agents: Agents) -> None:
     agents.say("a", "idle")
     before = agents.box.pids()
@@ -98,7 +108,7 @@ def test_session_settings_change_while_the_processes_run(agents: Agents) -> None
 def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(agents: Agents) -> None:
     agents.say("a", "killed")
     before = agents.box.pids()
-    running = later(agents.ask, "POST", "/v1/responses", {"input": "wait"}, "killed")
+    running = later(agents.ask, "POST", "/v1/responses", {"input": "wait 60"}, "killed")
     wait_until(lambda: agents.show("killed")["state"] == "running")
     os.kill(before["worker/0"], signal.SIGKILL)
     status, answer = running.result(30)
