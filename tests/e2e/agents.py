@@ -60,21 +60,22 @@ class Agents:
         return self.box.ok("apply", "-f", self.manifest(*lines)).out
 
     def ask(
-        self, method: str, path: str, body: Any = None, session: str = "", timeout: float = 60, **headers: str
+        self, method: str, path: str, body: Any = None, session: str = "", repeat: str = "", timeout: float = 60
     ) -> tuple[int, dict[str, Any]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.box.port, timeout=timeout)
         try:
-            about = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json", **headers}
+            about = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
             about |= {"X-AReaL-Session-Key": session} if session else {}
+            about |= {"Idempotency-Key": repeat} if repeat else {}
             connection.request(method, path, json.dumps(body) if body is not None else None, about)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read() or b"{}")
         finally:
             connection.close()
 
-    def say(self, message: str, session: str, **headers: str) -> str:
+    def say(self, message: str, session: str, repeat: str = "") -> str:
         """The text of a turn's answer."""
-        status, answer = self.ask("POST", "/v1/responses", {"input": message}, session, **headers)
+        status, answer = self.ask("POST", "/v1/responses", {"input": message}, session, repeat)
         assert status == 200, answer
         return text_of(answer)
 
@@ -151,9 +152,9 @@ class AgentLoad:
                 return
 
     def _ask(self, caller: Caller, message: str) -> tuple[int, dict[str, Any]]:
-        headers = {"Idempotency-Key": f"{caller.session}-{len(caller.said)}"}
+        repeat = f"{caller.session}-{len(caller.said)}"
         try:
-            return self._agents.ask("POST", "/v1/responses", {"input": message}, caller.session, **headers)
+            return self._agents.ask("POST", "/v1/responses", {"input": message}, caller.session, repeat)
         except (OSError, http.client.HTTPException) as error:
             return 0, {"error": repr(error)}
 

@@ -82,13 +82,12 @@ def test_restart_replaces_the_pairs_and_sessions_go_on(agents: Agents) -> None:
 
 
 def test_restart_waits_for_a_turn_whose_caller_has_left(agents: Agents) -> None:
-    key = {"Idempotency-Key": "left"}
     with pytest.raises(TimeoutError):
-        agents.ask("POST", "/v1/responses", {"input": "wait 2"}, "left", timeout=0.5, **key)
+        agents.ask("POST", "/v1/responses", {"input": "wait 2"}, "left", "key", timeout=0.5)
     agents.box.ok("restart", agents.ref)
     shown = agents.show("left")
     assert (shown["state"], [each["content"] for each in shown["history"]]) == ("idle", ["wait 2", "one 0 wait 2"])
-    assert agents.say("wait 2", "left", **key) == "one 0 wait 2"
+    assert agents.say("wait 2", "left", "key") == "one 0 wait 2"
 
 
 def test_session_settings_change_while_the_processes_run(agents: Agents) -> None:
