@@ -399,9 +399,11 @@ def drain(context: EffectContext, op: Op, number: int) -> None:
 
 
 def _in_flight(url: str) -> int | None:
-    """Requests in flight at a data proxy; None when it cannot say, which means it is gone."""
+    """Requests in flight at a data proxy, and turns of agents whose callers have left; None when it cannot say, which
+    means it is gone."""
     try:
-        return int(json.loads(http_get(f"{url}/health", 2.0).body).get("in_flight", 0))
+        told = json.loads(http_get(f"{url}/health", 2.0).body)
+        return max(int(told.get("in_flight", 0)), int(told.get("busy_sessions", 0)))
     except (ProbeFailed, ValueError):
         return None
 

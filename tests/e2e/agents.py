@@ -59,15 +59,22 @@ class Agents:
             self.box.write(COUNTER, "counter.py")
         return self.box.ok("apply", "-f", self.manifest(*lines)).out
 
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.box.port, timeout=60)
+
+    def headers(self, session: str = "", repeat: str = "") -> dict[str, str]:
+        """``repeat``: an Idempotency-Key."""
+        named = {"X-AReaL-Session-Key": session, "Idempotency-Key": repeat}
+        about = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
+        return about | {name: text for name, text in named.items() if text}
+
     def ask(
-        self, method: str, path: str, body: Any = None, session: str = "", repeat: str = "", timeout: float = 60
+        self, method: str, path: str, body: Any = None, session: str = "", repeat: str = ""
     ) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.box.port, timeout=timeout)
+        connection = self.connect()
         try:
-            about = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
-            about |= {"X-AReaL-Session-Key": session} if session else {}
-            about |= {"Idempotency-Key": repeat} if repeat else {}
-            connection.request(method, path, json.dumps(body) if body is not None else None, about)
+            text = json.dumps(body) if body is not None else None
+            connection.request(method, path, text, self.headers(session, repeat))
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read() or b"{}")
         finally:
