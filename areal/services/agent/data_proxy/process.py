@@ -34,6 +34,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
                 "model": config.service,
                 "worker_url": config.worker_url,
                 "turns_running": slots.taken,
+                "busy_sessions": runner.busy_sessions,
                 "settings": routes.settings,
                 **store_details(store),
             }

@@ -163,6 +163,11 @@ class TurnRunner:
         waiting = metrics.gauge("areal_agent_turns_waiting", "Turns that wait for others.")
         waiting.set_function(lambda: sum(1 + len(queue.waiting) for queue in self._queues.values()) - slots.taken)
 
+    @property
+    def busy_sessions(self) -> int:
+        """Those with a turn that runs or waits, whether its caller is there or not."""
+        return len(self._queues)
+
     # -- callers
 
     def queue(self, session: AgentSession) -> SessionQueue | None:
