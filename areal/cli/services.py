@@ -74,7 +74,16 @@ def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
     if found is None:
         return wanted
     applied = next((layer.spec for layer in found.layers if layer.manager == "apply"), {})
-    return {**manifest(found), "spec": merge(dict(applied), wanted["spec"])}
+    return {**manifest(found), "spec": merge(_in_force(applied, found.spec), wanted["spec"])}
+
+
+def _in_force(applied: Mapping[str, Any], spec: Mapping[str, Any]) -> Document:
+    """The fields of ``applied`` with their values in ``spec``: another command, as `scale`, may have set them since."""
+    return {
+        name: _in_force(value, now) if isinstance(value, Mapping) and isinstance(now, Mapping) else now
+        for name, value in applied.items()
+        for now in [spec.get(name, value)]
+    }
 
 
 def run_service(

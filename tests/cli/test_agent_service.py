@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import yaml
 
 from areal.cli.apply import flag_of
+from areal.state.home import Home
+from areal.state.objects import ObjectStore
+from areal.state.records import Layer, replace_layer
 from tests.cli.conftest import Areal
 
 
@@ -67,6 +71,15 @@ def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[...
     assert printed(areal, "--agent", "a:C")["spec"] == {"agent": "a:C", "pairs": 3, "env": {"A": "1"}}
     assert printed(areal)["spec"] == {"agent": "a:B", "pairs": 3, "env": {"A": "1"}}
     assert printed(areal, "--agent", "a:C", "--force")["spec"] == {"agent": "a:C"}
+
+
+def test_run_again_leaves_what_another_command_has_set_since(
+    areal: Areal, record: Callable[..., Any], home: Home
+) -> None:
+    found = record("AgentService", "default", {"agent": "a:B", "pairs": 3, "env": {"A": "1"}})
+    scaled = Layer("scale", {"pairs": 5}, None, "ann@desk", 1.0)
+    ObjectStore(home).put(replace(found, layers=replace_layer(found.layers, scaled)))
+    assert printed(areal)["spec"] == {"agent": "a:B", "pairs": 5, "env": {"A": "1"}}
 
 
 @pytest.mark.parametrize(
