@@ -20,14 +20,18 @@ may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
     POST /session/{key}/turn      TurnRequest -> events
     DELETE /session/{key}/turn    -> {"session_key", "cancelled"}: whether a turn ran
     POST /session/{key}/close     -> {"session_key", "closed"}
-    GET /session/{key}            -> {"session_key", "state", "created", "metadata", "turns", ..., "history"}
+    GET /session/{key}            -> {"session_key", "state": "idle" | "running", "created", "used", "turns" (how many),
+                                  "running" (run id or null), "waiting", "metadata", "inference_session_id", "history":
+                                  chat messages of complete turns, "recorded_turns": [{"run_id", "outcome", "error",
+                                  "at", "seconds", "messages", "metadata"}], failed ones too}
     POST /session/{key}/reward    RewardSession -> the inference service's answer
     POST /session/{key}/export    ExportSession -> the inference service's answer
-    GET /sessions?limit=&after=   -> {"sessions": [as above, without "history"], "next"}, ordered by key; ``next``:
+    GET /sessions?limit=&after=   -> {"sessions": [as above, without the last two], "next"}, ordered by key; ``next``:
                                   the last key, where more follow
     POST /configure               ConfigureSessions
 
-Each is 404 ``session_not_found`` for a session that it does not have or that is closed, 421 where the session's journal
+The ``metadata`` of ``complete`` has ``areal_inference`` {"session_id", "replaced", "reason"} where the session's RL
+session was replaced before the turn. Each route is 404 ``session_not_found`` for a session that it does not have or that is closed, 421 where the session's journal
 has gone elsewhere, and 503 where the turn was not begun and may be sent again.
 """
 

@@ -49,7 +49,7 @@ _BODY_BYTES = 1024 * 1024
 _PAGE = 100
 _EXPIRY_S = 1.0
 _EXPIRED_AT_ONCE = 64
-_ACCEPTED_S = 0.002  # so long the first event may take to go out with `accepted`
+_ACCEPTED_S = 0.01  # so long the first event may take to go out with `accepted`
 _RESERVED = "areal_inference"
 
 
