@@ -31,8 +31,8 @@ may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
     POST /configure               ConfigureSessions
 
 The ``metadata`` of ``complete`` has ``areal_inference`` {"session_id", "replaced", "reason"} where the session's RL
-session was replaced before the turn. Each route is 404 ``session_not_found`` for a session that it does not have or that
-is closed, 421 where the session's journal has gone elsewhere, and 503 where the turn was not begun and may be sent
+session was replaced before the turn. Each route is 404 ``session_not_found`` for a session that it does not have or
+that is closed, 421 where the session's journal has gone elsewhere, and 503 where the turn was not begun and may be sent
 again.
 """
 
