@@ -350,6 +350,8 @@ class SessionSettings(SpecModel):
 
     idle_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1800.0
     """A session without a turn for this long is closed."""
+    turn_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 600.0
+    """A turn of which the agent reports nothing for this long has failed: no text, tool call or result."""
     max_concurrent_per_pair: Annotated[PositiveCount, UpdateClass.HOT] = 64
     """Turns that one pair runs at once; further ones wait."""
 

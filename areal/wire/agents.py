@@ -153,5 +153,6 @@ class ConfigureSessions:
     """``POST /configure`` of a data proxy: settings that change while it runs. Absent fields stay."""
 
     idle_timeout: float | None = field(default=None, metadata={"above": 0})
+    turn_timeout: float | None = field(default=None, metadata={"above": 0})
     max_concurrent: int | None = field(default=None, metadata={"least": 1})
     health_period: float | None = field(default=None, metadata={"above": 0})

@@ -113,7 +113,7 @@ class KindController:
         return list(wanted)
 
     def require_runnable(self, home: Home, found: StoredObject) -> None:
-        """Raises InvalidManifest for what this version cannot run, before anything is recorded."""
+        """Raises InvalidManifest for an object whose processes could not run, before anything is recorded."""
 
     # -- what belongs to what
 

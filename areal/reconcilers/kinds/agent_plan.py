@@ -35,6 +35,7 @@ def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
     """The settings that data proxies take while they run (``ConfigureSessions``)."""
     return {
         "idle_timeout": spec.session.idle_timeout_seconds,
+        "turn_timeout": spec.session.turn_timeout_seconds,
         "max_concurrent": spec.session.max_concurrent_per_pair,
         "health_period": spec.health_poll_seconds,
     }

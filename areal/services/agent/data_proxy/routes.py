@@ -230,6 +230,8 @@ class SessionRoutes:
         body = await read_body(request, ConfigureSessions, _BODY_BYTES)
         if body.idle_timeout is not None:
             self._idle_timeout = body.idle_timeout
+        if body.turn_timeout is not None:
+            self._runner.turn_timeout = body.turn_timeout
         if body.max_concurrent is not None:
             self._slots.limit = body.max_concurrent
         if body.health_period is not None:
@@ -242,6 +244,7 @@ class SessionRoutes:
         """Those that ``/configure`` changes."""
         return {
             "idle_timeout": self._idle_timeout,
+            "turn_timeout": self._runner.turn_timeout,
             "max_concurrent": self._slots.limit,
             "health_period": self._worker.period_s,
         }

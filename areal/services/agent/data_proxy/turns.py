@@ -151,6 +151,7 @@ class TurnRunner:
         self, config: AgentDataProxyConfig, worker: Worker, rl: RlSessions, metrics: Metrics, slots: Slots
     ) -> None:
         self._config = config
+        self.turn_timeout = config.turn_timeout
         self._worker = worker
         self._rl = rl
         self._slots = slots
@@ -348,7 +349,7 @@ class TurnRunner:
 
     async def _call(self, session: AgentSession, turn: Turn, transcript: Transcript) -> dict[str, Any]:
         """Raises NotConnected for a turn that has not begun."""
-        idle_s = self._config.turn_timeout
+        idle_s = self.turn_timeout
         try:
             async with Watchdog(lambda: idle_s, excused=lambda: turn.writing) as watchdog:
                 async with self._worker.call(self._body(session, turn)) as answer:

@@ -192,12 +192,13 @@ def test_settings_that_were_configured_are_told_and_kept_by_a_restarted_process(
     own.flags = ("--config", str(config))
     own.restart()
     told = own.proxy.call("GET", "/ready").json()["settings"]
-    assert told == {"idle_timeout": 60, "max_concurrent": 4, "health_period": 0.5}
-    assert own.call("POST", "/configure", {"idle_timeout": 90, "health_period": 0.25}).status == 200
+    assert told == {"idle_timeout": 60, "turn_timeout": 600, "max_concurrent": 4, "health_period": 0.5}
+    changes = {"idle_timeout": 90, "health_period": 0.25, "turn_timeout": 9}
+    assert own.call("POST", "/configure", changes).status == 200
     own.proxy.kill()
     own.restart()
     told = own.proxy.call("GET", "/ready").json()["settings"]
-    assert told == {"idle_timeout": 90, "max_concurrent": 4, "health_period": 0.5}  # the flag wins
+    assert told == {"idle_timeout": 90, "turn_timeout": 9, "max_concurrent": 4, "health_period": 0.5}  # the flag wins
 
 
 def test_metrics_tell_sessions_and_turns(own: Pair) -> None:
