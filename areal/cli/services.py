@@ -209,6 +209,11 @@ class ScaleFlags(NamedTuple):
     by: int | None
     force_conflicts: bool
 
+    def require_one(self, flag: str) -> None:
+        """``flag`` says to how many. Raises UsageFault where --by is given too."""
+        if self.to is not None and self.by is not None:
+            raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
+
 
 def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
     """Hands the verb a ``scale``. ``flag`` says to how many. A verb's last decorator."""
@@ -226,12 +231,10 @@ def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
     )
 
 
-def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other: str, *, up: bool, flag: str) -> int:
-    """``flag`` says to how many; ``other`` is the command for the other direction."""
+def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other: str, *, up: bool) -> int:
+    """``other`` is the command for the other direction."""
     from areal.reconcilers.kinds import controller_of
 
-    if flags.to is not None and flags.by is not None:
-        raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
     present = controller_of(found.kind).replicas(found.spec)
     wanted = flags.to if flags.to is not None else present + (flags.by or 1) * (1 if up else -1)
     if wanted < 0 or ((wanted < present) == up and wanted != present):

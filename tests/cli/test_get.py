@@ -267,7 +267,7 @@ def test_inf_verbs_list_services_and_models(areal: Areal, objects: None) -> None
 def test_service_that_does_not_run_cannot_be_talked_to(areal: Areal, objects: None) -> None:
     result = areal("inf", "chat", "-m", "hello")
     assert result.code == 1
-    assert "areal inf run default" in result.err
+    assert "areal inf run --service default" in result.err
 
 
 class TestJobsThatHaveEnded:

@@ -53,7 +53,10 @@ def objects(record: Record) -> None:
         ("areal explain Tr", ["TrainJob"]),
         ("areal explain model.", ["model.metadata", "model.spec"]),
         ("areal explain TrainJob.spec.ro", ["TrainJob.spec.rollout"]),
-        ("areal explain TrainJob.spec.rollout.", ["TrainJob.spec.rollout.service", "TrainJob.spec.rollout.model"]),
+        (
+            "areal explain TrainJob.spec.rollout.",
+            [f"TrainJob.spec.rollout.{n}" for n in ("service", "model", "agents")],
+        ),
         ("areal explain inf.spec.models.exter", ["inf.spec.models.external"]),
         ("areal explain model.metadata.N", ["model.metadata.name"]),
         ("areal explain model.spec.path.", []),

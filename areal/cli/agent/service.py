@@ -158,9 +158,10 @@ def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
 
 
 def _scale(cli: Invocation, service: str, scale: ScaleFlags, *, up: bool) -> int:
+    scale.require_one("--pairs")
     found = stored(cli.home, Ref(AGENT_SERVICE, check_name(service)))
     other = f"areal agent {'scaledown' if up else 'scaleup'} --service {service}"
-    return scale_service(cli, found, scale, other, up=up, flag="--pairs")
+    return scale_service(cli, found, scale, other, up=up)
 
 
 # -- ps, status
