@@ -74,7 +74,7 @@ class Episodes:
         about = {"task_id": task_id}
         if inference_gateway_addr is None:
             if inference_admin_api_key or inference_model or api_key:
-                raise UsageFault("a key or a model without inference_gateway_addr: whose would it be?")
+                raise UsageFault("inference_admin_api_key, inference_model and api_key need inference_gateway_addr")
             own = await self.agents.start_session(metadata=about)
             self._sessions[own.key] = None
             return {"session_id": own.key, "inference_session_id": own.inference_session_id, "api_key": None}

@@ -204,5 +204,11 @@ def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
 def _content(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
-    calls = message.get("tool_calls")
-    return text + (f"\n{json.dumps(calls, ensure_ascii=False)}" if calls else "")
+    functions = (call.get("function") or call for call in message.get("tool_calls") or ())
+    calls = (call_text(str(each.get("name")), str(each.get("arguments"))) for each in functions)
+    return "\n".join(filter(None, (text, *calls)))
+
+
+def call_text(name: str, arguments: str) -> str:
+    """A tool call, in one line."""
+    return f"-> {name}({' '.join(arguments.split())})"

@@ -140,7 +140,7 @@ async def test_foreign_inference_service_is_refused_and_nothing_is_left(
         assert caught.value.code == "foreign_inference"
         listed = place.proxy.call("GET", "/rl/sessions?limit=1000", key=place.key).json()["sessions"]
         assert [each["state"] for each in listed if each["task_id"] == "mine"][-1] != "active"
-        with pytest.raises(UsageFault, match="whose would it be"):
+        with pytest.raises(UsageFault, match="need inference_gateway_addr"):
             await controller.start_session("mine", inference_model="tiny")
 
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from areal.errors import ArealError, NotFound
 from areal.terminal import spelled
-from areal.trajectories.record import Episode
+from areal.trajectories.record import Episode, Interaction
 from areal.trajectories.render import Paint, harmless, render_html, render_terminal
-from areal.trajectories.view import Stretch, TokenDecoder, load_decoder, stretches, turns
+from areal.trajectories.view import Stretch, TokenDecoder, load_decoder, stretches, text_of_messages, turns
 from tests.services.tokenizer_folder import write_tokenizer
 from tests.trajectories.samples import branched, external, interaction
 
@@ -179,6 +179,14 @@ def parsed(text: str) -> _Page:
     reader = _Page()
     reader.feed(text)
     return reader
+
+
+def test_tool_calls_of_an_external_model_are_a_line_each() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city":\n "Rome"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call, call]}
+    row = Interaction("x", messages=[{"role": "user", "content": "hi"}], response=said)
+    line = '-> weather({"city": "Rome"})'
+    assert text_of_messages(row) == [("user", "hi"), ("assistant", f"{line}\n{line}")]
 
 
 def test_page_holds_hostile_text_as_data_alone() -> None:

@@ -181,7 +181,9 @@ def _message_lines(messages: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def tool_line(name: str, arguments: str) -> str:
-    return f"  -> {spelled(name)}({_short(arguments)})"
+    from areal.trajectories.view import call_text
+
+    return f"  {_short(call_text(name, arguments))}"
 
 
 def result_line(text: str) -> str:
