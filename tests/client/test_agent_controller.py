@@ -171,15 +171,18 @@ def test_one_controller_serves_one_event_loop_after_another(config: AgentService
 async def test_cancelled_step_cancels_the_turn(config: AgentServiceConfig, agents: WholeService) -> None:
     async with AgentController(config) as controller:
         session = (await controller.start_session("task"))["session_id"]
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await controller.step("wait", session)
+        step = asyncio.create_task(controller.step("wait", session))
 
-        def ended() -> bool:
-            turns = agents.gateway.call("GET", f"/sessions/{session}", key=agents.key).json()["recorded_turns"]
-            return bool(turns) and turns[-1]["outcome"] == "cancelled"
+        def shown() -> dict[str, Any]:
+            found: dict[str, Any] = agents.gateway.call("GET", f"/sessions/{session}", key=agents.key).json()
+            return found
 
-        await asyncio.to_thread(wait_until, ended)
+        await asyncio.to_thread(wait_until, lambda: shown()["state"] == "running")
+        step.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        await asyncio.to_thread(wait_until, lambda: shown()["turns"] == 1)
+        assert shown()["recorded_turns"][-1]["outcome"] == "cancelled"
 
 
 def test_destroy_closes_the_sessions_that_were_started_and_no_other(
