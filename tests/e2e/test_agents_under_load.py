@@ -73,3 +73,31 @@ def test_killed_process_loses_and_doubles_no_acknowledged_turn(agents: Agents, c
     wait_until(lambda: agents.box.pids().keys() == before.keys())
     after = agents.box.pids()
     assert {name for name in before if before[name] != after[name]} == {component}
+
+
+def test_one_apply_heals_what_was_all_killed_and_sessions_keep_their_history(agents: Agents) -> None:
+    fields = (*FIELDS, "kwargs: {seconds: 0.05, name: healed}")
+    agents.apply(*fields)
+    sessions = [f"survivor-{number}" for number in range(12)]
+    for session in sessions:
+        agents.say("a", session)
+    for pid in agents.box.living():
+        os.kill(pid, signal.SIGKILL)
+    assert "process-died" in agents.box.areal("diff", "--drift").out
+    assert f"{agents.ref} healed: Ready" in agents.apply(*fields)
+    assert {agents.say("b", session) for session in sessions} == {"healed 1 b"}
+    assert agents.box.areal("diff", "--drift").code == 0
+
+
+@pytest.mark.parametrize("strategy", ["{type: BlueGreen, keepOldSeconds: 1}", "{type: Rolling, maxSurge: 2}"])
+def test_strategies_and_a_rollback_under_load_break_no_turn(agents: Agents, strategy: str) -> None:
+    base = (*FIELDS, f"strategy: {strategy}")
+    agents.apply(*base, "kwargs: {seconds: 0.05, name: old}")
+    with AgentLoad(agents, 16, prefix=strategy[7:11]) as load:
+        agents.apply(*base, "kwargs: {seconds: 0.05, name: new}")
+        load.wait_for_all(1)
+        assert agents.say("a", f"probe {strategy}").startswith("new")
+        agents.box.ok("rollback", agents.ref)
+        load.wait_for_all(1)
+    load.check()
+    assert agents.say("b", f"probe {strategy}") == "old 1 b"
