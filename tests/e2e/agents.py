@@ -93,9 +93,9 @@ class Agents:
 
 
 def text_of(response: dict[str, Any]) -> str:
-    """What the agent said last."""
+    """What the agent said last; a sampled answer may be empty."""
     parts: list[str] = [part["text"] for item in response["output"] for part in item.get("content", ())]
-    return parts[-1]
+    return parts[-1] if parts else ""
 
 
 @dataclass
