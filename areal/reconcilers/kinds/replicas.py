@@ -8,6 +8,7 @@ declarative set an object; the only op that takes a replica out of rotation is D
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -145,7 +146,7 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
 
 
 @dataclass
-class ReplicaWork(ObjectWork):
+class ReplicaWork(ObjectWork, ABC):
     """``routes_only``: a neighbour, whose processes are another command's business. ``restored``: the op that gives
     lost routes back. ``cordoned``: of those routed: nothing new, but the sessions that they have.
 
@@ -168,9 +169,9 @@ class ReplicaWork(ObjectWork):
     # -- what a kind declares
 
     @property
+    @abstractmethod
     def service(self) -> ServiceView:
         """The router and the gateway, as far as they are planned."""
-        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -182,9 +183,9 @@ class ReplicaWork(ObjectWork):
         return self.service.suspended
 
     @property
+    @abstractmethod
     def declared(self) -> int:
         """The number of replicas while it is not suspended."""
-        raise NotImplementedError
 
     @property
     def starts_engine(self) -> bool:
@@ -196,22 +197,22 @@ class ReplicaWork(ObjectWork):
         return 0
 
     @property
-    def strategy(self) -> RolloutStrategy:
-        raise NotImplementedError
+    @abstractmethod
+    def strategy(self) -> RolloutStrategy: ...
 
     @property
     def max_unavailable(self) -> int:
         return 0
 
     @property
+    @abstractmethod
     def drain_s(self) -> float:
         """Seconds that running requests get."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def readiness(self) -> dict[str, Any]:
         """The router's settings for probes of the data proxies."""
-        raise NotImplementedError
 
     @property
     def trainer(self) -> str:

@@ -9,6 +9,7 @@ new table is started beside them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,16 +82,16 @@ def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[
     return work.build.ready_ops(needed)
 
 
-class ServicePlan(KindPlan):
+class ServicePlan(KindPlan, ABC):
     """Views of the services are for what is behind their routers."""
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
         self._staying: list[ServiceWork] = []
 
+    @abstractmethod
     def declared(self, ref: str) -> frozenset[str]:
         """The names that objects declare at the router of the service ``ref``."""
-        raise NotImplementedError
 
     def drain(self) -> None:
         planning = self.planning
