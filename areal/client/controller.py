@@ -36,7 +36,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class StartedSession(TypedDict):
+class ControllerSession(TypedDict):
     """``api_key``: of the RL session where the caller's own was started; the service's never leave it."""
 
     session_id: str
@@ -67,7 +67,7 @@ class Episodes:
         inference_admin_api_key: str | None = None,
         inference_model: str | None = None,
         api_key: str | None = None,
-    ) -> StartedSession:
+    ) -> ControllerSession:
         """A session for one episode. The service starts its RL session; with ``inference_gateway_addr`` it is started
         here, under the key ``api_key`` where one is given. It has to be the gateway that the service is configured
         with."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from areal.client.inference import AsyncSession
 
 
-class AgentFailed(Exception):
+class AgentEpisodeFailed(Exception):
     """The agent raised, or gave nonsense: the episode fails by fault of the workflow, and has no reward."""
 
 
@@ -63,7 +63,7 @@ class AgentServiceWorkflow(SessionWorkflow):
             answer = await self._client.session(key).respond(task, metadata=metadata, **access)
         except ClientError as error:
             if error.code == "agent_failed":
-                raise AgentFailed(str(error)) from None
+                raise AgentEpisodeFailed(str(error)) from None
             raise
         finally:
             with contextlib.suppress(ClientError):  # it expires

@@ -101,7 +101,7 @@ def _one_shot(cli: Invocation, talk: AgentTalk, text: str) -> int:
 
 
 @dataclass
-class Turn:
+class ChatTurn:
     """``stopped``: the user cancelled it."""
 
     text: str = ""
@@ -126,9 +126,9 @@ class AgentTalk:
     def answer(self, text: str) -> str:
         return "(cancelled)" if self.ask(text, show=True).stopped else ""
 
-    def ask(self, text: str, *, show: bool) -> Turn:
+    def ask(self, text: str, *, show: bool) -> ChatTurn:
         """Say ``text`` and take the answer, printing it while it comes when ``show``. Ctrl-C cancels the turn."""
-        turn = Turn()
+        turn = ChatTurn()
         ended = True  # the line that was printed last
         try:
             with self.client.stream(text, self.session) as pieces:

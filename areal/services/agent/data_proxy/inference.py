@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import orjson
 
-from areal.services.agent.data_proxy.journal import AgentSession, RlSession
+from areal.services.agent.data_proxy.journal import SessionEntry, RlSession
 from areal.services.http.auth import load_admin_key
 from areal.services.http.client import CallFailed, Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request
@@ -54,7 +54,7 @@ class RlSessions:
         started = reply.object()["sessions"][0]
         return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
 
-    async def prepare(self, session: AgentSession) -> dict[str, Any] | None:
+    async def prepare(self, session: SessionEntry) -> dict[str, Any] | None:
         """The session has an RL session that records, where it is to have one. What to tell its caller, where it has
         another one than before. Raises 502, 503."""
         rl = session.inference
@@ -82,7 +82,7 @@ class RlSessions:
             raise _refused("look at the RL session", reply)
         return None if reply.object().get("state") == "active" else "it has ended"
 
-    def access(self, session: AgentSession) -> ModelAccess | None:
+    def access(self, session: SessionEntry) -> ModelAccess | None:
         """What the session's agent calls its model with."""
         if session.inference is None:
             return None
@@ -95,12 +95,12 @@ class RlSessions:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
 
-    async def reward(self, session: AgentSession, reward: RewardSession) -> Fetched:
+    async def reward(self, session: SessionEntry, reward: RewardSession) -> Fetched:
         rl = self._of(session)
         body = {"reward": reward.reward, "interaction_id": reward.interaction_id}
         return await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
 
-    async def export(self, session: AgentSession, export: ExportSession) -> Fetched:
+    async def export(self, session: SessionEntry, export: ExportSession) -> Fetched:
         """Takes what is exported: the session's next turn has an RL session of its own."""
         rl = self._of(session)
         if rl.session_id is None:
@@ -129,7 +129,7 @@ class RlSessions:
     async def _end(self, rl: RlSession) -> None:
         await self._send("POST", rl.base_url, "/rl/end_session", _bearer(rl), {}, timeout_s=_END_TIMEOUT_S)
 
-    def _of(self, session: AgentSession) -> RlSession:
+    def _of(self, session: SessionEntry) -> RlSession:
         """Raises 400."""
         if session.inference is None:
             raise bad_request("this agent service records no model calls: it has no inference", code="no_inference")

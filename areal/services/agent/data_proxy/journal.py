@@ -55,7 +55,7 @@ class RlSession:
 
 
 @dataclass(slots=True, eq=False)
-class AgentSession:
+class SessionEntry:
     """``turns``: the number of the last one. ``used_at``: when that ended. ``checked_at`` (monotonic): when the RL
     session was last known to record. ``ran``: this process's worker may hold something of it."""
 
@@ -75,7 +75,7 @@ class AgentSession:
 
 
 @dataclass(frozen=True)
-class RecordedTurn:
+class TurnEntry:
     """``at``: when it began. ``messages``: OpenAI chat messages, JSON. ``metadata``: the answer's, JSON."""
 
     run_id: str
@@ -105,9 +105,9 @@ class AgentJournal(Journal):
     def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str) -> None:
         super().__init__(folder, db, tag)
         self._read = self._reader()
-        self.sessions: dict[int, AgentSession] = {}
-        self._by_digest: dict[bytes, AgentSession] = {}
-        self._cached: OrderedDict[AgentSession, int] = OrderedDict()
+        self.sessions: dict[int, SessionEntry] = {}
+        self._by_digest: dict[bytes, SessionEntry] = {}
+        self._cached: OrderedDict[SessionEntry, int] = OrderedDict()
         self._cached_bytes = 0
         self._has_deleted = True
 
@@ -123,11 +123,11 @@ class AgentJournal(Journal):
             turns, used_at = (turn[0] % _SEQUENCES, turn[1]) if turn is not None else (0, created)
             told = orjson.loads(about)
             inference = RlSession(**told["inference"]) if told["inference"] is not None else None
-            found.append(AgentSession(self, number, digest, key, created, told["metadata"], inference, turns, used_at))
+            found.append(SessionEntry(self, number, digest, key, created, told["metadata"], inference, turns, used_at))
         for session in sorted(found, key=lambda session: session.used_at):
             self._keep(session)
 
-    def _keep(self, session: AgentSession) -> None:
+    def _keep(self, session: SessionEntry) -> None:
         self.sessions[session.number] = self._by_digest[session.digest] = session
 
     # -- what the store asks for
@@ -158,7 +158,7 @@ class AgentJournal(Journal):
 
     async def start(
         self, key: str | None, metadata: Mapping[str, Any], inference: RlSession | None
-    ) -> tuple[AgentSession, bool]:
+    ) -> tuple[SessionEntry, bool]:
         """The session with this key, and whether it is new."""
         key = key if key is not None else new_session_key(self.tag)
         digest, about, now = key_digest(key.encode()), _about(metadata, inference), self.clock()
@@ -171,23 +171,23 @@ class AgentJournal(Journal):
             added = self._db.execute("INSERT INTO sessions VALUES (NULL,?,?,?,?,?)", values)
             return added.lastrowid or 0, True
 
-        async def started() -> tuple[AgentSession, bool]:
+        async def started() -> tuple[SessionEntry, bool]:
             with self.in_use():
                 number, new = await self.commits.run(insert)
                 if new:
-                    self._keep(AgentSession(self, number, digest, key, now, metadata, inference, 0, now))
+                    self._keep(SessionEntry(self, number, digest, key, now, metadata, inference, 0, now))
                 return self.sessions[number], new
 
         return await uninterrupted(started(), "start-session")
 
-    async def set_inference(self, session: AgentSession, inference: RlSession) -> None:
+    async def set_inference(self, session: SessionEntry, inference: RlSession) -> None:
         about = _about(session.metadata, inference)
         crc = _session_crc(session.digest, session.key, session.created, about)
         update = "UPDATE sessions SET about=?, crc=? WHERE number=?"
         session.inference = inference  # first: written or not, it is the one that is in use
         await self.commits.run(lambda: self._db.execute(update, (about, crc, session.number)))
 
-    async def record(self, session: AgentSession, turn: RecordedTurn, requests: Iterable[TurnRequestKey]) -> None:
+    async def record(self, session: SessionEntry, turn: TurnEntry, requests: Iterable[TurnRequestKey]) -> None:
         """The next turn of the session, which has one at a time."""
         turn_id = session.number * _SEQUENCES + session.turns + 1
         row = (turn_id, turn.run_id, turn.outcome, turn.error, turn.at, turn.seconds, turn.messages, turn.metadata)
@@ -206,7 +206,7 @@ class AgentJournal(Journal):
             more = turn.messages[1:-1]
             self._cache(session, session.conversation + b"," + more if session.conversation else more)
 
-    async def delete(self, session: AgentSession) -> None:
+    async def delete(self, session: SessionEntry) -> None:
         """It is gone at once for whoever looks for it."""
         number = session.number
         del self.sessions[number], self._by_digest[session.digest]
@@ -230,7 +230,7 @@ class AgentJournal(Journal):
 
     # -- reads
 
-    def conversation(self, session: AgentSession) -> bytes:
+    def conversation(self, session: SessionEntry) -> bytes:
         """The messages of its complete turns: JSON, without the list's brackets. Raises 500 for a damaged turn."""
         if session.conversation is None:
             turns = (turn.messages[1:-1] for turn in self.turns(session) if turn.outcome == "complete")
@@ -240,14 +240,14 @@ class AgentJournal(Journal):
         assert session.conversation is not None
         return session.conversation
 
-    def turns(self, session: AgentSession) -> list[RecordedTurn]:
+    def turns(self, session: SessionEntry) -> list[TurnEntry]:
         """All of them, in their order. Raises 500 for a damaged one."""
         query = "SELECT * FROM turns WHERE id>? AND id<? ORDER BY id"
         span = (session.number * _SEQUENCES, (session.number + 1) * _SEQUENCES)
         with self._reading():
             return [_turn(row) for row in self._read.execute(query, span)]
 
-    def requested(self, session: AgentSession, key: bytes) -> tuple[TurnRequestKey, RecordedTurn] | None:
+    def requested(self, session: SessionEntry, key: bytes) -> tuple[TurnRequestKey, TurnEntry] | None:
         """The turn that was recorded with this Idempotency-Key. Raises 500 for a damaged one."""
         query = "SELECT message, turns.* FROM requests JOIN turns ON turns.id=turn WHERE session=? AND key=?"
         with self._reading():
@@ -256,7 +256,7 @@ class AgentJournal(Journal):
 
     # -- conversations in memory
 
-    def _cache(self, session: AgentSession, conversation: bytes) -> None:
+    def _cache(self, session: SessionEntry, conversation: bytes) -> None:
         self._uncache(session)
         session.conversation = conversation
         self._cached[session] = len(conversation)
@@ -264,7 +264,7 @@ class AgentJournal(Journal):
         while self._cached_bytes > _CACHED_BYTES and len(self._cached) > 1:
             self._uncache(next(iter(self._cached)))
 
-    def _uncache(self, session: AgentSession) -> None:
+    def _uncache(self, session: SessionEntry) -> None:
         self._cached_bytes -= self._cached.pop(session, 0)
         session.conversation = None
 
@@ -277,9 +277,9 @@ def _session_crc(digest: bytes, key: str, created: float, about: bytes) -> int:
     return zlib.crc32(about, zlib.crc32(repr((digest, key, created)).encode()))
 
 
-def _turn(row: tuple[Any, ...]) -> RecordedTurn:
+def _turn(row: tuple[Any, ...]) -> TurnEntry:
     """Raises CorruptRecord."""
-    turn = RecordedTurn(*row[1:-1])
+    turn = TurnEntry(*row[1:-1])
     if not isinstance(turn.messages, bytes) or not isinstance(turn.metadata, bytes) or turn.crc(row[0]) != row[-1]:
         number, session = row[0] % _SEQUENCES, row[0] // _SEQUENCES
         raise CorruptRecord(f"turn {number} of session {session}: the checksum does not match")

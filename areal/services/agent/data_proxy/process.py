@@ -8,9 +8,9 @@ from typing import Any
 
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import open_agent_journal
-from areal.services.agent.data_proxy.routes import SessionRoutes
+from areal.services.agent.data_proxy.routes import AgentSessionRoutes
 from areal.services.agent.data_proxy.turns import Slots, TurnRunner
-from areal.services.agent.data_proxy.worker import Worker
+from areal.services.agent.data_proxy.worker import PairWorker
 from areal.services.http.client import HttpClient
 from areal.services.http.lease import RouterLease
 from areal.services.http.process import ServeOptions
@@ -26,7 +26,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
         HttpClient() as http,
         serve_journals(config.state_dir, open_agent_journal, config.adopt_after) as store,
     ):
-        worker = Worker(config, http, options.headers)
+        worker = PairWorker(config, http, options.headers)
         slots = Slots(config.max_concurrent)
 
         def details() -> dict[str, Any]:
@@ -45,7 +45,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
         worker.on_change = service.lifetime.news.set
         rl = RlSessions(http, config.inference)
         runner = TurnRunner(config, worker, rl, service.metrics, slots)
-        routes = SessionRoutes(config, store, runner, worker, rl, slots)
+        routes = AgentSessionRoutes(config, store, runner, worker, rl, slots)
         JournalRoutes(store).add_to(service)
         routes.add_to(service)
         store.on_left = routes.forget_all

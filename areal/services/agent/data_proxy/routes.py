@@ -16,13 +16,13 @@ import orjson
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
     AgentJournal,
-    AgentSession,
-    RecordedTurn,
+    SessionEntry,
+    TurnEntry,
     RlSession,
     TurnRequestKey,
 )
-from areal.services.agent.data_proxy.turns import Caller, Slots, Turn, TurnRunner
-from areal.services.agent.data_proxy.worker import TurnFailed, Worker, event_line, recorded_events
+from areal.services.agent.data_proxy.turns import SessionTurn, Slots, TurnCaller, TurnRunner
+from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
 from areal.services.http.auth import Access
 from areal.services.http.client import Fetched
 from areal.services.http.errors import ApiError, bad_request
@@ -53,13 +53,13 @@ _ACCEPTED_S = 0.01  # so long the first event may take to go out with `accepted`
 _RESERVED = "areal_inference"
 
 
-class SessionRoutes:
+class AgentSessionRoutes:
     def __init__(
         self,
         config: AgentDataProxyConfig,
         store: JournalStore[AgentJournal],
         runner: TurnRunner,
-        worker: Worker,
+        worker: PairWorker,
         rl: RlSessions,
         slots: Slots,
     ) -> None:
@@ -128,7 +128,7 @@ class SessionRoutes:
             raise held_elsewhere()
         return journal
 
-    def _find(self, key: str) -> AgentSession | None:
+    def _find(self, key: str) -> SessionEntry | None:
         """Raises 421 for a session of a journal that is about to be elsewhere."""
         held = self._store.holder_of_key(key.encode())
         if held is not None:
@@ -137,7 +137,7 @@ class SessionRoutes:
             raise held_elsewhere()
         return None
 
-    def _named(self, request: Request) -> AgentSession:
+    def _named(self, request: Request) -> SessionEntry:
         """Raises 400, 404, and 421 for a session of a journal that is elsewhere."""
         key = request.match_info["key"]
         if not is_session_key(key):
@@ -165,7 +165,7 @@ class SessionRoutes:
         turns = [_turn(each) for each in session.journal.turns(session)]
         return json_response({**self._summary(session), "history": history, "recorded_turns": turns})
 
-    def _summary(self, session: AgentSession) -> dict[str, Any]:
+    def _summary(self, session: SessionEntry) -> dict[str, Any]:
         queue, rl = self._runner.queue(session), session.inference
         return {
             "session_key": session.key,
@@ -186,13 +186,13 @@ class SessionRoutes:
         await self._close(session)
         return json_response({"session_key": session.key, "closed": True})
 
-    async def _close(self, session: AgentSession) -> None:
+    async def _close(self, session: SessionEntry) -> None:
         """Raises 507, 500 where that cannot be written."""
         if session.closing is None:
             session.closing = asyncio.create_task(self._end(session), name=f"close-{session.number}")
         await asyncio.shield(session.closing)
 
-    async def _end(self, session: AgentSession) -> None:
+    async def _end(self, session: SessionEntry) -> None:
         try:
             await self._runner.abort(session, TurnFailed("cancelled", "the session was closed"), waiting=True)
             await asyncio.gather(self._forget(session), self._rl.end(session.inference))
@@ -200,7 +200,7 @@ class SessionRoutes:
         finally:
             session.closing = None
 
-    async def _forget(self, session: AgentSession) -> None:
+    async def _forget(self, session: SessionEntry) -> None:
         if session.ran:
             await self._worker.close_session(f"/session/{quote(session.key, safe='')}/close")
 
@@ -210,7 +210,7 @@ class SessionRoutes:
             await asyncio.sleep(until_beat(_EXPIRY_S))
             for journal in self._store:
                 oldest = journal.clock() - self._idle_timeout
-                idle: list[AgentSession] = []
+                idle: list[SessionEntry] = []
                 for session in journal.sessions.values():
                     if session.used_at > oldest or len(idle) >= _EXPIRED_AT_ONCE:
                         break
@@ -258,7 +258,7 @@ class SessionRoutes:
         _check_metadata(asked.metadata)
         session = self._named(request)
         with session.journal.in_use():
-            caller = Caller(request, asked.message, _request_key(asked))
+            caller = TurnCaller(request, asked.message, _request_key(asked))
             turn = self._running(session, caller) if caller.request is not None else None
             if turn is None:
                 if caller.request is not None and (ended := self._recorded(session, caller.request)) is not None:
@@ -269,7 +269,7 @@ class SessionRoutes:
                 turn = self._runner.add(session, asked, caller)
             return await self._answer(session, turn, caller)
 
-    async def _answer(self, session: AgentSession, turn: Turn, caller: Caller) -> AnyResponse:
+    async def _answer(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> AnyResponse:
         caller.accepted = _accepted(turn.run_id)
         timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin)
         try:
@@ -285,7 +285,7 @@ class SessionRoutes:
         caller.out.end = last
         return caller.out
 
-    def _running(self, session: AgentSession, caller: Caller) -> Turn | None:
+    def _running(self, session: SessionEntry, caller: TurnCaller) -> SessionTurn | None:
         assert caller.request is not None
         running = self._runner.find(session, caller.request.key)
         if running is None:
@@ -295,7 +295,7 @@ class SessionRoutes:
         running[0].callers.append(caller)
         return running[0]
 
-    def _recorded(self, session: AgentSession, wanted: TurnRequestKey) -> RecordedTurn | None:
+    def _recorded(self, session: SessionEntry, wanted: TurnRequestKey) -> TurnEntry | None:
         recorded = session.journal.requested(session, wanted.key)
         if recorded is None:
             return None
@@ -348,7 +348,7 @@ def _check_same(before: TurnRequestKey, now: TurnRequestKey) -> None:
         raise ApiError(422, message, code="idempotency_key_reused", param="idempotency_key")
 
 
-def _turn(turn: RecordedTurn) -> dict[str, Any]:
+def _turn(turn: TurnEntry) -> dict[str, Any]:
     return {
         "run_id": turn.run_id,
         "outcome": turn.outcome,

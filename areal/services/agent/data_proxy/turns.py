@@ -24,8 +24,14 @@ from typing import Any
 import orjson
 
 from areal.services.agent.data_proxy.inference import RlSessions
-from areal.services.agent.data_proxy.journal import AgentSession, Outcome, RecordedTurn, RlSession, TurnRequestKey
-from areal.services.agent.data_proxy.worker import Transcript, TurnFailed, Worker, event_line, last_event
+from areal.services.agent.data_proxy.journal import (
+    SessionEntry,
+    TurnEntry,
+    Outcome,
+    RlSession,
+    TurnRequestKey,
+)
+from areal.services.agent.data_proxy.worker import PairWorker, Transcript, TurnFailed, event_line, last_event
 from areal.services.http.client import CallFailed, Connection, NotConnected
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, StreamResponse
@@ -44,7 +50,7 @@ _LINE_SLACK = 64 * 1024
 
 
 @dataclass(eq=False)
-class Caller:
+class TurnCaller:
     """Whoever sent a message: it gets the turn's events as they come. ``live`` false: it came for a turn that runs
     already, and is told all of it at its end."""
 
@@ -71,7 +77,7 @@ class Caller:
 
 
 @dataclass(eq=False)
-class Turn:
+class SessionTurn:
     """``last``: its last event, once it has ``ended``. ``recorded``: None where it could not be written. ``aborted``:
     why it is to end. ``writing``: a caller lags behind."""
 
@@ -79,25 +85,25 @@ class Turn:
     mode: QueueMode
     metadata: dict[str, Any] = field(default_factory=dict)
     inference: ModelAccess | None = None
-    callers: list[Caller] = field(default_factory=list)
+    callers: list[TurnCaller] = field(default_factory=list)
     requests: list[TurnRequestKey] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     aborted: TurnFailed | None = None
     interruptible: bool = False
     writing: bool = False
-    recorded: RecordedTurn | None = None
+    recorded: TurnEntry | None = None
     last: bytes = b""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(eq=False)
 class SessionQueue:
-    session: AgentSession
-    running: Turn
+    session: SessionEntry
+    running: SessionTurn
     task: asyncio.Task[None]
-    waiting: deque[Turn] = field(default_factory=deque)
+    waiting: deque[SessionTurn] = field(default_factory=deque)
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[SessionTurn]:
         yield self.running
         yield from self.waiting
 
@@ -148,14 +154,14 @@ class Slots:
 
 class TurnRunner:
     def __init__(
-        self, config: AgentDataProxyConfig, worker: Worker, rl: RlSessions, metrics: Metrics, slots: Slots
+        self, config: AgentDataProxyConfig, worker: PairWorker, rl: RlSessions, metrics: Metrics, slots: Slots
     ) -> None:
         self._config = config
         self.turn_timeout = config.turn_timeout
         self._worker = worker
         self._rl = rl
         self._slots = slots
-        self._queues: dict[AgentSession, SessionQueue] = {}
+        self._queues: dict[SessionEntry, SessionQueue] = {}
         turns = metrics.counter("areal_agent_turns_total", "Turns, by how they ended.", ("outcome",))
         self._outcomes = {each: turns.labels(each) for each in ("complete", "agent", "infra", "cancelled")}
         self._seconds = metrics.histogram("areal_agent_turn_seconds", "From a turn's start to its end.", labels=())
@@ -171,10 +177,10 @@ class TurnRunner:
 
     # -- callers
 
-    def queue(self, session: AgentSession) -> SessionQueue | None:
+    def queue(self, session: SessionEntry) -> SessionQueue | None:
         return self._queues.get(session)
 
-    def find(self, session: AgentSession, key: bytes) -> tuple[Turn, TurnRequestKey] | None:
+    def find(self, session: SessionEntry, key: bytes) -> tuple[SessionTurn, TurnRequestKey] | None:
         """The turn that runs, or waits, for a request with this Idempotency-Key."""
         queue = self._queues.get(session)
         for turn in queue.turns() if queue is not None else ():
@@ -183,7 +189,7 @@ class TurnRunner:
                     return turn, request
         return None
 
-    def add(self, session: AgentSession, asked: TurnRequest, caller: Caller) -> Turn:
+    def add(self, session: SessionEntry, asked: TurnRequest, caller: TurnCaller) -> SessionTurn:
         """The turn that answers the caller."""
         queue = self._queues.get(session)
         if (
@@ -194,7 +200,7 @@ class TurnRunner:
         ):
             turn = queue.waiting[-1]
         else:
-            turn = Turn(asked.run_id, asked.queue_mode)
+            turn = SessionTurn(asked.run_id, asked.queue_mode)
             if queue is None:
                 task = asyncio.create_task(self._run_all(session, turn), name=f"turns-{session.number}")
                 self._queues[session] = SessionQueue(session, turn, task)
@@ -208,7 +214,7 @@ class TurnRunner:
             turn.requests.append(caller.request)
         return turn
 
-    def leave(self, session: AgentSession, turn: Turn, caller: Caller) -> None:
+    def leave(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> None:
         """The caller is gone."""
         queue = self._queues.get(session)
         turn.callers.remove(caller)
@@ -221,7 +227,7 @@ class TurnRunner:
         elif turn is queue.running and not turn.callers and not turn.requests:
             self._interrupt(queue, TurnFailed("cancelled", "its caller left"))
 
-    async def abort(self, session: AgentSession, why: TurnFailed, *, waiting: bool = False) -> bool:
+    async def abort(self, session: SessionEntry, why: TurnFailed, *, waiting: bool = False) -> bool:
         """End the turn that runs (with ``waiting`` those that wait, too), and return when that is on disk. False where
         none runs."""
         queue = self._queues.get(session)
@@ -250,7 +256,7 @@ class TurnRunner:
 
     # -- running
 
-    async def _run_all(self, session: AgentSession, turn: Turn) -> None:
+    async def _run_all(self, session: SessionEntry, turn: SessionTurn) -> None:
         with session.journal.in_use():
             while True:
                 await self._run(session, turn)
@@ -260,7 +266,7 @@ class TurnRunner:
                 turn = queue.running = queue.waiting.popleft()
             del self._queues[session]
 
-    async def _run(self, session: AgentSession, turn: Turn) -> None:
+    async def _run(self, session: SessionEntry, turn: SessionTurn) -> None:
         """Run it, write down how it ended, and tell its callers."""
         at, began = session.journal.clock(), time.perf_counter()
         transcript = Transcript("\n\n".join(turn.messages), self._config.max_body_bytes)
@@ -276,7 +282,7 @@ class TurnRunner:
             turn.last = event_line(type="failed", failure=outcome, error=error)
             session.checked_at = -math.inf
         seconds = time.perf_counter() - began
-        record = RecordedTurn(turn.run_id, outcome, error, at, seconds, transcript.messages(summary), metadata)
+        record = TurnEntry(turn.run_id, outcome, error, at, seconds, transcript.messages(summary), metadata)
         try:
             # A retry of what failed through no fault of the agent runs it again.
             await session.journal.record(session, record, turn.requests if outcome != "infra" else ())
@@ -288,7 +294,7 @@ class TurnRunner:
         self._seconds.observe(seconds)
         turn.ended.set()
 
-    async def _interruptibly(self, session: AgentSession, turn: Turn, transcript: Transcript) -> dict[str, Any]:
+    async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         """The turn's ``complete``. Raises TurnFailed and nothing else."""
         turn.interruptible = True
         try:
@@ -311,7 +317,7 @@ class TurnRunner:
         finally:
             turn.interruptible = False
 
-    async def _attempt(self, session: AgentSession, turn: Turn, transcript: Transcript) -> dict[str, Any]:
+    async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         async with self._slots:
             if turn.inference is not None:
                 theirs = RlSession(**asdict(turn.inference))
@@ -331,7 +337,7 @@ class TurnRunner:
                 complete["metadata"]["areal_inference"] = replaced
             return complete
 
-    def _body(self, session: AgentSession, turn: Turn) -> bytes:
+    def _body(self, session: SessionEntry, turn: SessionTurn) -> bytes:
         """A ``WorkerRun``."""
         access, metadata = self._rl.access(session), {**session.metadata, **turn.metadata}
         if access is not None:
@@ -347,7 +353,7 @@ class TurnRunner:
             }
         )
 
-    async def _call(self, session: AgentSession, turn: Turn, transcript: Transcript) -> dict[str, Any]:
+    async def _call(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         """Raises NotConnected for a turn that has not begun."""
         idle_s = self.turn_timeout
         try:
@@ -366,7 +372,9 @@ class TurnRunner:
         except CallFailed as error:
             raise TurnFailed("infra", f"the worker was lost: {error}") from error
 
-    async def _read(self, answer: Connection, turn: Turn, transcript: Transcript, watchdog: Watchdog) -> dict[str, Any]:
+    async def _read(
+        self, answer: Connection, turn: SessionTurn, transcript: Transcript, watchdog: Watchdog
+    ) -> dict[str, Any]:
         """Pass the events on, and return the last one. Raises TurnFailed, and CallFailed for a worker that is lost."""
         held: list[bytes] = []
         async for part in answer.parts():

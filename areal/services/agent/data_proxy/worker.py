@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import orjson
 
-from areal.services.agent.data_proxy.journal import Outcome, RecordedTurn
+from areal.services.agent.data_proxy.journal import TurnEntry, Outcome
 from areal.services.http.client import CallFailed, HttpClient, PendingCall
 from areal.wire.agents import Failure
 from areal.wire.processes import AgentDataProxyConfig
@@ -32,7 +32,7 @@ class TurnFailed(Exception):
         self.error = error[:_LONGEST_ERROR]
 
 
-class Worker:
+class PairWorker:
     """The pair's worker; ``fault`` says why it runs no turns now. ``on_change`` is called when that changes."""
 
     def __init__(self, config: AgentDataProxyConfig, http: HttpClient, headers: Mapping[str, str]) -> None:
@@ -140,7 +140,7 @@ def event_line(**event: Any) -> bytes:
     return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def recorded_events(turn: RecordedTurn) -> bytes:
+def recorded_events(turn: TurnEntry) -> bytes:
     """The events of a turn that has ended, after ``accepted`` and without its deltas."""
     summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
     for message in orjson.loads(turn.messages):

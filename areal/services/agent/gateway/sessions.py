@@ -100,7 +100,7 @@ class Routing:
 ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
 
 
-class StartedSession(NamedTuple):
+class OpenedSession(NamedTuple):
     """``tag``: its journal's. ``inference_session_id``: where its model calls are recorded, if the service has it."""
 
     key: str
@@ -161,7 +161,7 @@ class AgentSessions:
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)
         return (await self.start(start, request_id)).tag
 
-    async def start(self, start: StartAgentSession, request_id: str) -> StartedSession:
+    async def start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
         """A session that has the key already is the answer, too."""
         body = orjson.dumps(start)
         status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
@@ -179,7 +179,7 @@ class AgentSessions:
             tag = await self.find(key)
         else:
             self._keys.remember(key.encode(), tag)
-        return StartedSession(key, tag, session.get("inference_session_id"))
+        return OpenedSession(key, tag, session.get("inference_session_id"))
 
 
 def _base(url: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, caller_metadata
-from areal.services.agent.gateway.turns import Event, TurnCall, TurnRunner, new_run_id
+from areal.services.agent.gateway.turns import Event, TurnCall, TurnClient, new_run_id
 from areal.services.http.auth import Access, Authenticator
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import unique_id
@@ -58,7 +58,7 @@ class _AuthParams:
 
 class SocketRoutes:
     def __init__(
-        self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnRunner
+        self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnClient
     ) -> None:
         self._table = table
         self.sessions = sessions
@@ -76,7 +76,7 @@ class SocketRoutes:
             _check_token(self.authenticator, token)
             known = True
         socket = accept(request, self._table.limits.max_body_bytes)
-        await _Conversation(self, socket, request).run(known=known)
+        await _SocketTurns(self, socket, request).run(known=known)
         return Response(101)
 
 
@@ -86,7 +86,7 @@ def _check_token(authenticator: Authenticator, token: str) -> None:
         raise ApiError(403, "this is not the admin key", code="admin_key_required", param="token")
 
 
-class _Conversation:
+class _SocketTurns:
     """One connection."""
 
     def __init__(self, of: SocketRoutes, socket: WebSocket, request: Request) -> None:

@@ -86,7 +86,7 @@ class TurnCall:
     writing: bool = False
 
 
-class TurnRunner:
+class TurnClient:
     def __init__(
         self,
         sessions: AgentSessions,

@@ -1,4 +1,4 @@
-"""The forms of an agent, each as one ``Agent``. Names are resolved and signatures checked once, at the start."""
+"""The forms of an agent, each as one ``AgentAdapter``. Names are resolved and signatures checked once, at the start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr
 from areal.services.agent.worker.agent_loop import is_own_code
 from areal.services.agent.worker.tools import ThreadTool
-from areal.services.agent.worker.turn import Emitter, ThreadEmitter, Turn, rewarded
+from areal.services.agent.worker.turn import Emitter, ThreadEmitter, WorkerTurn, rewarded
 from areal.wire.processes import AgentWorkerConfig
 
 Form = Literal["request", "message", "data"]
@@ -27,10 +27,12 @@ MODEL = "default"  # a session's, where nobody names one
 _OFFERED = {"request": {"emitter"}, "message": set[str](), "data": {"base_url", "api_key", "model", "http_client"}}
 
 
-class Agent:
+class AgentAdapter:
     """``run`` returns what the agent returned. ``form`` is for people."""
 
-    def __init__(self, form: str, run: Callable[[AgentRequest, Turn], Awaitable[object]], owner: object = None) -> None:
+    def __init__(
+        self, form: str, run: Callable[[AgentRequest, WorkerTurn], Awaitable[object]], owner: object = None
+    ) -> None:
         self.form = form
         self.run = run
         self._owner = owner
@@ -71,7 +73,7 @@ def import_agent(path: str) -> Any:
         raise ArealError(f"agent {path!r} ends the process when it is imported: SystemExit({error.code})") from error
 
 
-def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Any] | None) -> Agent:
+def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Any] | None) -> AgentAdapter:
     """The agent that ``path`` names. A class is called here, in the loop that its turns run in. ``tools`` None: none
     are configured. Raises ArealError."""
     if tools is not None and not _is_async(getattr(found, "run", found)):
@@ -87,7 +89,7 @@ def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence
     form = _form(path, function, is_method=function is not found)
     if lacking := [name for name in (*untaken, *kwargs) if not _takes(function, name)]:
         raise UsageFault(f"agent {path!r}: {_name(function)} takes no {lacking[0]!r}")
-    return Agent(_described(found, function), _runner(function, form, {**more, **kwargs}), found)
+    return AgentAdapter(_described(found, function), _runner(function, form, {**more, **kwargs}), found)
 
 
 def _construct(path: str, cls: type[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -158,14 +160,14 @@ def _described(found: object, function: Callable[..., Any]) -> str:
 
 def _runner(
     function: Callable[..., Any], form: Form, settings: Mapping[str, Any]
-) -> Callable[[AgentRequest, Turn], Awaitable[object]]:
+) -> Callable[[AgentRequest, WorkerTurn], Awaitable[object]]:
     is_async = _is_async(function)
     parameters = _parameters(function)
     wanted = {each.name for each in parameters[1:]}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         wanted |= {*_OFFERED[form], *settings}
 
-    async def run(request: AgentRequest, turn: Turn) -> object:
+    async def run(request: AgentRequest, turn: WorkerTurn) -> object:
         access = request.metadata.get("areal_inference")
         given: dict[str, Any] = {
             "emitter": Emitter(turn) if is_async else ThreadEmitter(turn),

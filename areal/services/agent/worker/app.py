@@ -15,11 +15,11 @@ from areal.api.agent import AgentRequest
 from areal.client.errors import Blame
 from areal.rollout.failures import blame_of
 from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code
-from areal.services.agent.worker.agents import Agent, make_agent
+from areal.services.agent.worker.agents import AgentAdapter, make_agent
 from areal.services.agent.worker.command import command_agent
 from areal.services.agent.worker.openai_agents import is_openai_agent, openai_agent
 from areal.services.agent.worker.tools import mcp_tools
-from areal.services.agent.worker.turn import AgentFailed, Turn
+from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, StreamResponse, read_body
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkerRoutes:
-    def __init__(self, config: AgentWorkerConfig, loop: AgentLoop, agent: Agent, service: Service) -> None:
+    def __init__(self, config: AgentWorkerConfig, loop: AgentLoop, agent: AgentAdapter, service: Service) -> None:
         self._limit = config.max_body_bytes
         self._loop = loop
         self._agent = agent
@@ -47,7 +47,7 @@ class WorkerRoutes:
     async def run(self, request: Request) -> StreamResponse:
         """Answers with the turn's events. The turn is cancelled when its caller leaves."""
         order = await read_body(request, WorkerRun, self._limit)
-        turn, out = Turn(self._limit), StreamResponse(headers={"Content-Type": EVENTS})
+        turn, out = WorkerTurn(self._limit), StreamResponse(headers={"Content-Type": EVENTS})
         await out.prepare(request)
         started = time.monotonic()
         running = self._loop.start(self._turn(order, turn))
@@ -77,7 +77,7 @@ class WorkerRoutes:
             raise ApiError(500, f"close_session: {_error_line(error)}", code="agent_failed") from error
         return json_response({"status": "ok"})
 
-    async def _turn(self, order: WorkerRun, turn: Turn) -> None:
+    async def _turn(self, order: WorkerRun, turn: WorkerTurn) -> None:
         """On the agent's loop. Whatever the agent does, the turn has an end."""
         task = asyncio.current_task()
         assert task is not None
@@ -144,7 +144,7 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
 
 
 @contextlib.asynccontextmanager
-async def _made(config: AgentWorkerConfig, found: Any) -> AsyncIterator[Agent]:
+async def _made(config: AgentWorkerConfig, found: Any) -> AsyncIterator[AgentAdapter]:
     """The agent, with its tools. On the agent's loop."""
     if config.agent is None:
         yield command_agent(config.command, config.tools)

@@ -42,8 +42,8 @@ import orjson
 
 from areal.api.agent import AgentRequest, AgentResponse
 from areal.errors import UsageFault
-from areal.services.agent.worker.agents import MODEL, Agent
-from areal.services.agent.worker.turn import AgentFailed, Turn, response_of, waited
+from areal.services.agent.worker.agents import MODEL, AgentAdapter
+from areal.services.agent.worker.turn import AgentFailed, WorkerTurn, response_of, waited
 
 _READ = 64 * 1024
 _LONGEST_EVENT = 4 * 1024 * 1024
@@ -54,16 +54,16 @@ _TYPES = ("delta", "tool_call", "tool_result", "complete", "failed")
 _log = logging.getLogger(__name__)
 
 
-def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> Agent:
+def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> AgentAdapter:
     """Raises UsageFault where there is no such program."""
     if shutil.which(command[0]) is None:
         raise UsageFault(f"command: there is no program {command[0]!r}")
     more = {"AREAL_MCP_SERVERS": json.dumps([each["mcp"] for each in tools])} if tools else {}
 
-    async def run(request: AgentRequest, turn: Turn) -> object:
-        return await _Run(request, turn).of(command, {**os.environ, **more, **_environment(request)})
+    async def run(request: AgentRequest, turn: WorkerTurn) -> object:
+        return await _ProgramRun(request, turn).of(command, {**os.environ, **more, **_environment(request)})
 
-    return Agent("command", run)
+    return AgentAdapter("command", run)
 
 
 def _environment(request: AgentRequest) -> dict[str, str]:
@@ -109,10 +109,10 @@ class _Process(SubprocessStreamProtocol):
             self.process.close()
 
 
-class _Run:
+class _ProgramRun:
     """One turn of a program."""
 
-    def __init__(self, request: AgentRequest, turn: Turn) -> None:
+    def __init__(self, request: AgentRequest, turn: WorkerTurn) -> None:
         self._request = request
         self._turn = turn
         self._complete = AgentResponse()
@@ -149,7 +149,7 @@ class _Run:
 
     async def _read(self, process: _Process) -> None:
         assert process.stdout is not None
-        decode, output = codecs.getincrementaldecoder("utf-8")("replace").decode, Output()
+        decode, output = codecs.getincrementaldecoder("utf-8")("replace").decode, ProgramOutput()
         while data := await process.stdout.read(_READ):
             await self._take(output.push(decode(data)))
         await self._take(output.push(decode(b"", True), last=True))
@@ -198,7 +198,7 @@ class _Run:
             raise AgentFailed("\n".join((f"{program} ended with {how}", *self._stderr)))
 
 
-class Output:
+class ProgramOutput:
     """Cuts what a program writes into texts and events. Line breaks at its end are no part of the answer."""
 
     def __init__(self) -> None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from areal.api.agent import AgentRequest, AgentResponse, Tool, ToolError
 from areal.errors import UsageFault
-from areal.services.agent.worker.agents import MODEL, Agent
-from areal.services.agent.worker.turn import Turn, waited
+from areal.services.agent.worker.agents import MODEL, AgentAdapter
+from areal.services.agent.worker.turn import WorkerTurn, waited
 
 if TYPE_CHECKING:
     import agents
@@ -25,7 +25,7 @@ def is_openai_agent(found: object) -> bool:
     return any(cls.__module__ == "agents.agent" and cls.__name__ == "Agent" for cls in type(found).__mro__)
 
 
-def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Sequence[Tool] | None) -> Agent:
+def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Sequence[Tool] | None) -> AgentAdapter:
     import openai
     from agents import OpenAIProvider, RunConfig, Runner
 
@@ -35,7 +35,7 @@ def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Seq
         agent = agent.clone(tools=[*agent.tools, *map(_function_tool, tools)])
     http = openai.DefaultAsyncHttpxClient()
 
-    async def run(request: AgentRequest, turn: Turn) -> AgentResponse:
+    async def run(request: AgentRequest, turn: WorkerTurn) -> AgentResponse:
         access, config = request.metadata.get("areal_inference"), RunConfig()
         if access:
             url = access["base_url"].rstrip("/") + "/v1"
@@ -54,7 +54,9 @@ def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Seq
         output = running.final_output
         return AgentResponse(output if isinstance(output, str) else _json(output))
 
-    return Agent(type(agent).__qualname__ + " of openai-agents", run, SimpleNamespace(close_all_sessions=http.aclose))
+    return AgentAdapter(
+        type(agent).__qualname__ + " of openai-agents", run, SimpleNamespace(close_all_sessions=http.aclose)
+    )
 
 
 def _json(output: object) -> str:
@@ -66,7 +68,7 @@ def _json(output: object) -> str:
 class _Calls:
     """What the runner streams, as events of the turn."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn
         self._names: dict[str, str] = {}
 

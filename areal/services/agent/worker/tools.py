@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class McpTool:
     """``areal.api.agent.Tool``."""
 
-    server: McpServer
+    server: McpConnection
     name: str
     description: str
     input_schema: Mapping[str, Any]
@@ -59,7 +59,7 @@ async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> str:
     return await tool.call(arguments)
 
 
-class McpServer:
+class McpConnection:
     """One connection, kept by ``serve``: anyio wants it opened and closed by one task. ``tools``: of the first one."""
 
     def __init__(self, command: Sequence[str], url: str | None) -> None:
@@ -170,7 +170,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[li
         tools: dict[str, Tool] = {}
         for each in configured:
             about = each["mcp"]
-            server = McpServer(about.get("command") or (), about.get("url"))
+            server = McpConnection(about.get("command") or (), about.get("url"))
             await stack.enter_async_context(background(f"mcp {server.name}", server.serve))
             try:
                 await server.connected()

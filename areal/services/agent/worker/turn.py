@@ -1,8 +1,8 @@
 """The events of one turn, on their way from the agent to its caller, and the meaning of what the agent returns.
 
 The agent's code runs on another thread than the worker's answers: on the loop of agents, or on a thread of the turn.
-A ``Turn`` takes its events there, as lines of ``areal.wire.agents``; the worker's loop takes them out in batches. A
-writer waits while more than ``_HIGH_WATER`` bytes are not taken.
+A ``WorkerTurn`` takes its events there, as lines of ``areal.wire.agents``; the worker's loop takes them out in batches.
+A writer waits while more than ``_HIGH_WATER`` bytes are not taken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AgentFailed(Exception):
     """The agent broke its contract."""
 
 
-class Turn:
+class WorkerTurn:
     """``limit``: bytes of all its events but those of its own stream. A call that emits returns a future where its
     caller has to wait; it raises CancelledError once the turn's caller is gone, RuntimeError once the turn is over."""
 
@@ -217,7 +217,7 @@ async def waited(room: Future[None] | None) -> None:
 class Emitter:
     """``areal.api.agent.EventEmitter``."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn
 
     async def emit_delta(self, text: str) -> None:
@@ -233,7 +233,7 @@ class Emitter:
 class ThreadEmitter:
     """The same for an agent that is not async."""
 
-    def __init__(self, turn: Turn) -> None:
+    def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn
 
     def emit_delta(self, text: str) -> None:

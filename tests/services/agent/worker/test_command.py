@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from areal.services.agent.worker.command import Output
+from areal.services.agent.worker.command import ProgramOutput
 from tests.services.agent.worker.conftest import Events, answer, run
 from tests.services.processes import Process, Processes, wait_ready, wait_until
 
@@ -168,7 +168,7 @@ def test_program_that_is_not_there_ends_the_worker(processes: Processes) -> None
 
 
 def pushed(pieces: list[str]) -> list[Any]:
-    output = Output()
+    output = ProgramOutput()
     found = [part for piece in pieces for part in output.push(piece)]
     return [*found, *output.push("", last=True)]
 
