@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +28,7 @@ from areal.client import (
 )
 from tests.client.conftest import Place
 from tests.services.agent.whole import WholeService, start_agents
-from tests.services.processes import engine_calls, wait_until
+from tests.services.processes import REPOSITORY, engine_calls, wait_until
 
 ONCE = RetryPolicy(attempts=1)
 
@@ -162,3 +167,20 @@ def test_reward_of_a_session_without_a_model_call_is_the_callers_mistake(client:
     with pytest.raises(CallerError) as caught:
         session.reward(1.0)
     assert caught.value.status == 400
+
+
+def test_example_of_the_page_runs_as_it_is_printed(agents: WholeService, place: Place, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "sdk.md").read_text(encoding="utf-8")
+    (block,) = (
+        each for each in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "import AgentClient" in each
+    )
+    script = tmp_path / "example.py"
+    script.write_text(block.replace("http://127.0.0.1:8090", agents.url).replace('"1234"', '"model"'))
+    keys = tmp_path / ".areal" / "credentials"
+    keys.mkdir(parents=True)
+    (keys / "agentservice.default").write_text(agents.key, encoding="ascii")
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    argv = [sys.executable, str(script)]
+    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "response.completed" in ran.stdout

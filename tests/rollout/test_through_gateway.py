@@ -22,7 +22,8 @@ from tests.services.inference.engines.embedded.process import EXAMPLE
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready, wait_until
 
 SDK = REPOSITORY / "docs" / "sdk.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", SDK.read_text(encoding="utf-8"), re.M | re.S)
+PAGE = re.findall(r"^```python\n(.*?)^```", SDK.read_text(encoding="utf-8"), re.M | re.S)
+BLOCKS = [block for block in PAGE if "Agent" not in block.partition("from areal.client import ")[2].partition("\n")[0]]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import orjson
 
-from areal.services.agent.data_proxy.journal import SessionEntry, RlSession
+from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
 from areal.services.http.client import CallFailed, Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request

@@ -16,9 +16,9 @@ import orjson
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
     AgentJournal,
+    RlSession,
     SessionEntry,
     TurnEntry,
-    RlSession,
     TurnRequestKey,
 )
 from areal.services.agent.data_proxy.turns import SessionTurn, Slots, TurnCaller, TurnRunner

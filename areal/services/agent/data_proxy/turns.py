@@ -25,10 +25,10 @@ import orjson
 
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
-    SessionEntry,
-    TurnEntry,
     Outcome,
     RlSession,
+    SessionEntry,
+    TurnEntry,
     TurnRequestKey,
 )
 from areal.services.agent.data_proxy.worker import PairWorker, Transcript, TurnFailed, event_line, last_event
