@@ -27,14 +27,20 @@ class WholeService:
 
 
 def start_agents(
-    processes: Processes, folder: Path, inference: Process | None = None, *, pairs: int = 1, service: str = "helper"
+    processes: Processes,
+    folder: Path,
+    inference: Process | None = None,
+    *,
+    pairs: int = 1,
+    service: str = "helper",
+    agent: str = f"{AGENT}:Helper",
 ) -> WholeService:
     """``inference``: a gateway or a data proxy that serves the model ``tiny`` and records."""
     access = {"addr": inference.url, "admin_key_file": str(processes.key_file), "model": "tiny"} if inference else None
     router = processes.router()
     proxies = []
     for number in range(pairs):
-        worker = processes.service("agent.worker", "--agent", f"{AGENT}:Helper", keyed=False)
+        worker = processes.service("agent.worker", "--agent", agent, keyed=False)
         flags = ["--service", service, "--worker-url", worker.url, "--state-dir", str(folder / f"state-{number}")]
         proxy = processes.service("agent.data_proxy", *flags, *_json("--inference", access))
         proxies.append(proxy)
