@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.services.processes import Process, Processes, wait_ready
 
@@ -34,13 +35,14 @@ def start_agents(
     pairs: int = 1,
     service: str = "helper",
     agent: str = f"{AGENT}:Helper",
+    kwargs: dict[str, Any] | None = None,
 ) -> WholeService:
     """``inference``: a gateway or a data proxy that serves the model ``tiny`` and records."""
     access = {"addr": inference.url, "admin_key_file": str(processes.key_file), "model": "tiny"} if inference else None
     router = processes.router()
     proxies = []
     for number in range(pairs):
-        worker = processes.service("agent.worker", "--agent", agent, keyed=False)
+        worker = processes.service("agent.worker", "--agent", agent, *_json("--kwargs", kwargs), keyed=False)
         flags = ["--service", service, "--worker-url", worker.url, "--state-dir", str(folder / f"state-{number}")]
         proxy = processes.service("agent.data_proxy", *flags, *_json("--inference", access))
         proxies.append(proxy)
