@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import click
 
@@ -199,6 +200,22 @@ def stop_service(
         timeout_s=seconds,
         approve=approver(cli, f"{namespace(kind)} stop") if cascade else lambda plan: True,
     )
+
+
+# -- sessions
+
+_SESSIONS_A_PAGE = 200  # a data proxy answers a page in one go, while its calls wait
+
+
+def session_pages(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
+    """All sessions of the list at ``path``, a page at a time; journals that nobody serves just now are named."""
+    after: str | None = ""
+    while after is not None:
+        page = chosen.get(f"{path}?limit={_SESSIONS_A_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
+        yield from page["sessions"]
+        after = page["next"]
+        if after is None and page.get("journals_away"):
+            cli.say(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
 
 
 # -- scaleup and scaledown

@@ -15,11 +15,11 @@ from areal.cli.agent.service import service_option
 from areal.cli.options import Invocation, common, output, pass_invocation, read_options, remote, stack
 from areal.cli.output import Column, age, clock, emit_one, emit_rows, field
 from areal.cli.remote import GatewayClient, gateway, gateway_of
+from areal.cli.services import session_pages
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
 
-_PAGE = 500
 _CALL_S = 60.0  # an RL session is started, or exported, on the way
 _TEXT = 600  # characters of a tool's arguments and result on a page
 
@@ -121,24 +121,13 @@ _session_option = click.option("--session", metavar="ID", help="The session  [de
 def sessions_list(cli: Invocation, service: str, limit: int) -> int:
     """List sessions: state, turns, age. The current one is marked."""
     current = current_session(cli, service)
-    found = list(islice(_sessions(cli, agent_gateway(cli, service)), limit + 1))
+    found = list(islice(session_pages(cli, agent_gateway(cli, service), "/sessions"), limit + 1))
     if len(found) > limit:
         cli.say(f"there are more than {limit}; --limit shows them")
     rows = [{**row, "current": row["session_key"] == current} for row in found[:limit]]
     columns = _COLUMNS if any(row["current"] for row in rows) else _COLUMNS[1:]
     emit_rows(cli, rows, columns, name=lambda row: str(row["session_key"]), empty="no session")
     return 0
-
-
-def _sessions(cli: Invocation, chosen: GatewayClient) -> Iterator[dict[str, Any]]:
-    """All of them, a page at a time; journals that nobody serves just now are named."""
-    after: str | None = ""
-    while after is not None:
-        page = chosen.get(f"/sessions?limit={_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
-        yield from page["sessions"]
-        after = page["next"]
-        if after is None and page.get("journals_away"):
-            cli.say(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
 
 
 @click.command()

@@ -18,6 +18,7 @@ from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.options import Invocation, read_options, stack
 from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
 from areal.cli.remote import GatewayClient, gateway_of, local_options
+from areal.cli.services import session_pages
 from areal.errors import ArealError, NotFound
 from areal.resources.kinds import MODEL, TRAIN_JOB
 from areal.terminal import fancy
@@ -25,9 +26,6 @@ from areal.terminal import fancy
 if TYPE_CHECKING:
     from areal.trajectories.record import Episode
     from areal.trajectories.view import TokenDecoder
-
-
-_PAGE = 200  # a data proxy answers a page in one go, while its calls wait
 
 
 def _age(row: Row) -> str:
@@ -84,22 +82,11 @@ def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: 
         )
 
     chosen = gateway_of(cli, service)
-    found = list(islice((row for row in _sessions(cli, chosen) if wanted(row)), limit + 1))
+    found = list(islice((row for row in session_pages(cli, chosen, "/rl/sessions") if wanted(row)), limit + 1))
     if len(found) > limit:
         cli.say(f"there are more than {limit}; --limit shows them")
     emit_rows(cli, found[:limit], _COLUMNS, name=lambda row: str(row["session_id"]), empty="no session")
     return 0
-
-
-def _sessions(cli: Invocation, chosen: GatewayClient) -> Iterator[dict[str, Any]]:
-    """All of them, a page at a time; journals that nobody serves just now are named."""
-    after: str | None = ""
-    while after is not None:
-        page = chosen.get(f"/rl/sessions?limit={_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
-        yield from page["sessions"]
-        after = page["next"]
-        if after is None and page.get("journals_away"):
-            cli.say(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
 
 
 @click.command()

@@ -8,7 +8,7 @@ from typing import Any
 
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import open_agent_journal
-from areal.services.agent.data_proxy.routes import AgentSessionRoutes
+from areal.services.agent.data_proxy.routes import PairRoutes
 from areal.services.agent.data_proxy.turns import Slots, TurnRunner
 from areal.services.agent.data_proxy.worker import PairWorker
 from areal.services.http.client import HttpClient
@@ -45,7 +45,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
         worker.on_change = service.lifetime.news.set
         rl = RlSessions(http, config.inference)
         runner = TurnRunner(config, worker, rl, service.metrics, slots)
-        routes = AgentSessionRoutes(config, store, runner, worker, rl, slots)
+        routes = PairRoutes(config, store, runner, worker, rl, slots)
         JournalRoutes(store).add_to(service)
         routes.add_to(service)
         store.on_left = routes.forget_all

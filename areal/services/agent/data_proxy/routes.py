@@ -53,7 +53,7 @@ _ACCEPTED_S = 0.01  # so long the first event may take to go out with `accepted`
 _RESERVED = "areal_inference"
 
 
-class AgentSessionRoutes:
+class PairRoutes:
     def __init__(
         self,
         config: AgentDataProxyConfig,

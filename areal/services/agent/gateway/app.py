@@ -10,7 +10,7 @@ from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnsw
 from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header
 from areal.services.agent.gateway.sockets import SocketRoutes
-from areal.services.agent.gateway.turns import TurnCall, TurnClient, TurnMetrics, new_run_id
+from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
 from areal.services.http.errors import bad_request
@@ -29,7 +29,7 @@ ReadBody = Callable[[Mapping[str, Any]], TurnBody]
 
 
 class TurnRoutes:
-    def __init__(self, table: LiveTable, sessions: AgentSessions, runner: TurnClient) -> None:
+    def __init__(self, table: LiveTable, sessions: AgentSessions, runner: TurnDispatcher) -> None:
         self._table = table
         self._sessions = sessions
         self._runner = runner
@@ -97,7 +97,7 @@ def build_gateway(config: AgentGatewayConfig, options: ServeOptions, http: HttpC
     keys = SessionKeys(table, follower, router, options.key)
     sessions = AgentSessions(config.service, table, router, keys, config.inference)
     journals = JournalClient(http, table, admission, keys, headers)
-    runner = TurnClient(sessions, table, follower, admission, http, headers, TurnMetrics(service.metrics))
+    runner = TurnDispatcher(sessions, table, follower, admission, http, headers, TurnMetrics(service.metrics))
     TurnRoutes(table, sessions, runner).add_to(service)
     session_routes = AgentSessionRoutes(sessions, journals)
     session_routes.add_to(service)

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, caller_metadata
-from areal.services.agent.gateway.turns import Event, TurnCall, TurnClient, new_run_id
+from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, new_run_id
 from areal.services.http.auth import Access, Authenticator
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import unique_id
@@ -58,7 +58,7 @@ class _AuthParams:
 
 class SocketRoutes:
     def __init__(
-        self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnClient
+        self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnDispatcher
     ) -> None:
         self._table = table
         self.sessions = sessions

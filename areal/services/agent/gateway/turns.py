@@ -86,7 +86,7 @@ class TurnCall:
     writing: bool = False
 
 
-class TurnClient:
+class TurnDispatcher:
     def __init__(
         self,
         sessions: AgentSessions,
