@@ -17,15 +17,26 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from areal.errors import ArealError, Conflict, UsageFault
+from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.runtime import procfs, records
-from areal.runtime.backends.base import HttpProbe, LastExit, Phase, RestartPolicy, RunSpec, RunState, Stage
+from areal.runtime.backends.base import (
+    NODE_HOST,
+    HttpProbe,
+    Job,
+    JobState,
+    LastExit,
+    Phase,
+    RestartPolicy,
+    RunSpec,
+    RunState,
+    Stage,
+)
 
 # -- the identity of a recorded process
 
@@ -157,6 +168,33 @@ def spec_from_record(record: Mapping[str, Any]) -> RunSpec:
     return RunSpec(**values)
 
 
+def placed(spec: RunSpec, address: str) -> RunSpec:
+    """The spec of a run whose node has been found: ``NODE_HOST`` is ``address`` in its argv, environment, configuration
+    and URLs."""
+    host = f"[{address}]" if ":" in address else address
+
+    def put(value: Any) -> Any:
+        if isinstance(value, str):
+            return address if value == NODE_HOST else value.replace(NODE_HOST, host)
+        if isinstance(value, Mapping):
+            return {name: put(each) for name, each in value.items()}
+        return type(value)(map(put, value)) if isinstance(value, list | tuple) else value
+
+    return replace(
+        spec,
+        argv=put(spec.argv),
+        env=put(spec.env),
+        config=put(spec.config),
+        url=put(spec.url),
+        liveness=spec.liveness and replace(spec.liveness, url=put(spec.liveness.url)),
+    )
+
+
+def is_placed(spec: RunSpec) -> bool:
+    """Whether its address, where it has one, can be called."""
+    return spec.url is None or NODE_HOST not in spec.url
+
+
 def read_intent(folder: str) -> tuple[dict[str, Any], RunSpec] | None:
     """The record and its spec; from the copy where the first is damaged or gone; None when there is neither. Raises
     what reading a damaged one raises, where no copy is whole."""
@@ -236,6 +274,23 @@ class RunStore:
         life = os.open(f"{folder}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return life
+
+    def place(self, uid: str, address: str) -> RunSpec:
+        """Record the address of the run's node, before its supervisor starts there; again where it is placed anew.
+        Raises what reading and writing its intent raise."""
+        folder = self.folder(uid)
+        found = read_intent(folder)
+        if found is None:
+            raise NotFound(f"run {uid} has no record in {self.root}")
+        intent = found[0]
+        unplaced = spec_from_record(intent.get("unplaced") or intent)
+        spec = placed(unplaced, address)
+        intent = {**intent, **spec_to_record(spec), "unplaced": spec_to_record(unplaced)}
+        if spec.config:
+            records.write_json(folder, records.CONFIG, dict(spec.config))
+        records.write_json(folder, records.INTENT_COPY, intent, durable=False)
+        records.write_json(folder, records.INTENT, intent)
+        return spec
 
     def remove(self, uid: str) -> None:
         """Forget the run in one step; what is left of the files is cleared next time when we die here."""
@@ -403,6 +458,57 @@ def _backoff_reason(child: Mapping[str, Any], last_exit: LastExit | None) -> str
         return "the component has died and its supervisor has not noticed yet"
     wait_s = max(0.0, float(child["next_start_at"]) - time.time())
     return f"{last_exit.reason if last_exit else 'not started'}; next start in {wait_s:.0f} s"
+
+
+def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
+    """The state of a run of another machine: its records, and the scheduler's word in place of /proc. ``job`` None: the
+    scheduler does not know it. None when there is no such run."""
+    folder = f"{store.root}/{uid}"
+    try:
+        intent = read_intent(folder)
+        if intent is None:
+            return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
+        # The order of the reads is that of a local run: life first (the scheduler was asked before), the end after.
+        record, spec = intent
+        identity = read_identity(folder)
+        child = records.read_object(folder, records.CHILD) or {}
+        ended = records.read_object(folder, records.EXIT)
+        if job is None and identity is None:
+            return RunState(spec, Phase.INTENDED)
+        job = job or Job(JobState.ENDED)
+        state = _of_job(spec, identity, child, ended, job)
+        queued_at = job.queued_at or record.get("created_at")
+        return replace(state, node=job.node, job_id=job.job_id, gpus=job.gpus, cause=job.cause, queued_at=queued_at)
+    except DAMAGED as error:
+        return _unreadable(uid, f"a record cannot be read: {error!r}")
+
+
+def _of_job(
+    spec: RunSpec,
+    identity: ProcessIdentity | None,
+    child: Mapping[str, Any],
+    ended: Mapping[str, Any] | None,
+    job: Job,
+) -> RunState:
+    if ended is not None and identity is not None and job.state is not JobState.QUEUED:
+        return _ended(spec, identity, ended)
+    if job.state is JobState.QUEUED:
+        return RunState(spec, Phase.QUEUED, reason=job.reason)
+    shim_pid = identity.pid if identity is not None else None
+    restarts, last_exit = int(child.get("restarts", 0)), last_exit_from_record(child.get("last_exit"))
+    if job.state is not JobState.RUNNING:
+        phase = Phase.UNKNOWN if job.state is JobState.UNKNOWN else Phase.DEAD
+        reason = job.reason or "its job is gone without a word of its supervisor"
+        if phase is Phase.DEAD and job.ended_at is not None:
+            last_exit = LastExit(None, None, job.ended_at, reason)
+        return RunState(spec, phase, shim_pid=shim_pid, restarts=restarts, last_exit=last_exit, reason=reason)
+    if identity is None or not child:
+        return RunState(spec, Phase.STARTING, shim_pid=shim_pid)
+    if child["state"] == "running":
+        pid, started_at = int(child["pid"]), float(child["started_at"])
+        return RunState(spec, Phase.RUNNING, pid, shim_pid, started_at, restarts, last_exit)
+    reason = _backoff_reason(child, last_exit)
+    return RunState(spec, Phase.BACKOFF, None, shim_pid, None, restarts, last_exit, reason)
 
 
 def _unreadable(uid: str, reason: str) -> RunState:

@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.errors import ArealError, UsageFault
-from areal.runtime import procfs
-from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec
+from areal.runtime import procfs, records
+from areal.runtime.backends.base import NODE_HOST, HttpProbe, Job, JobState, Phase, RestartPolicy, RunSpec
 from areal.runtime.runs import (
     Liveness,
     ProcessIdentity,
     RunStore,
     check_uid,
     identify,
+    is_placed,
     liveness,
+    observe_job,
     spec_from_record,
     spec_to_record,
     where,
@@ -44,6 +46,7 @@ specs = st.builds(
     shared_ports=st.lists(st.integers(1, 65535)).map(tuple),
     gpus=st.lists(texts).map(tuple),
     url=st.none() | texts,
+    nodes=st.integers(1, 9),
     generation=st.integers(0),
     spec=plain,
     inputs=plain,
@@ -215,3 +218,66 @@ def test_stat_of_a_process_with_an_odd_name_is_read(name: str) -> None:
     assert stat is not None
     assert (stat.comm, stat.ppid, stat.session) == (name[:15], os.getpid(), os.getsid(0))
     process.communicate()
+
+
+# -- runs of another machine
+
+
+def remote_spec() -> RunSpec:
+    return run_spec(
+        argv=("serve", "--host", NODE_HOST, "--at", f"http://{NODE_HOST}:7000"),
+        config={"host": NODE_HOST, "urls": [f"http://{NODE_HOST}:1"]},
+        url=f"http://{NODE_HOST}:7000",
+        liveness=HttpProbe(f"http://{NODE_HOST}:7000/health"),
+    )
+
+
+def test_place_puts_the_address_of_the_node_in_place_of_its_name_each_time_anew(tmp_path: Path) -> None:
+    store = RunStore(tmp_path / "runs")
+    os.close(store.create(remote_spec()))
+    assert not is_placed(remote_spec())
+
+    store.place("r1", "10.0.0.1")
+    spec = store.place("r1", "fd00::2")
+
+    state = observe_job(store, "r1", Job(JobState.QUEUED, reason="Resources"))
+    assert state is not None and state.spec == spec and is_placed(spec)
+    assert spec.argv[2:] == ("fd00::2", "--at", "http://[fd00::2]:7000")
+    assert (spec.url, spec.config["host"]) == ("http://[fd00::2]:7000", "fd00::2")
+    assert spec.liveness is not None and spec.liveness.url == "http://[fd00::2]:7000/health"
+    assert json.loads((tmp_path / "runs" / "r1" / "config.json").read_text())["urls"] == ["http://[fd00::2]:1"]
+
+
+@pytest.mark.parametrize(
+    "job, files, phase",
+    [
+        (None, {}, Phase.INTENDED),
+        (Job(JobState.QUEUED, reason="Priority"), {}, Phase.QUEUED),
+        (Job(JobState.UNKNOWN, reason="slurmctld is away"), {}, Phase.UNKNOWN),
+        (Job(JobState.RUNNING), {}, Phase.STARTING),
+        (Job(JobState.RUNNING), {"child": {"state": "running"}}, Phase.RUNNING),
+        (Job(JobState.RUNNING), {"child": {"state": "backoff", "next_start_at": 0}}, Phase.BACKOFF),
+        (Job(JobState.ENDED, ended_at=1.0), {"child": {"state": "running"}}, Phase.DEAD),
+        (Job(JobState.UNKNOWN), {"child": {"state": "running"}}, Phase.UNKNOWN),
+        (None, {"child": {"state": "running"}}, Phase.DEAD),
+        (Job(JobState.RUNNING), {"exit": {"phase": "exited"}}, Phase.EXITED),
+        (Job(JobState.QUEUED), {"exit": {"phase": "exited"}}, Phase.QUEUED),  # it is started anew
+    ],
+)
+def test_observe_job_goes_by_the_scheduler_and_the_records(
+    tmp_path: Path, job: Job | None, files: dict[str, dict[str, object]], phase: Phase
+) -> None:
+    store = RunStore(tmp_path / "runs")
+    os.close(store.create(remote_spec()))
+    if files:
+        identity = dict.fromkeys(("machine_id", "boot_id", "pid_namespace"), "x")
+        records.write_json(store.folder("r1"), records.ID, {**identity, "pid": 1, "start_ticks": 1, "session_id": 1})
+    about = {"pid": 7, "started_at": 1.0, "restarts": 2, "last_exit": None, "reason": "stopped"}
+    for name, content in files.items():
+        records.write_json(store.folder("r1"), f"{name}.json", {**about, **content})
+
+    state = observe_job(store, "r1", job)
+
+    assert state is not None and state.phase is phase, state
+    assert state.reason == (job.reason if job is not None and job.reason else state.reason)
+    assert observe_job(store, "nobody", job) is None

@@ -15,6 +15,8 @@ Invariants every backend keeps (``tests/runtime/test_backend_conformance.py``):
 * ``stop`` is idempotent, and returns only when no process of the run's session is left.
 * ``observe`` has no effects, never raises for a single unreadable run, and never reports dead on a guess:
   what cannot be seen is ``UNKNOWN``.
+* A run that waits for a node is ``QUEUED``, with the scheduler's own words. Until it is placed its spec names its node
+  ``NODE_HOST``; from then on ``RunState.spec`` has the node's address in that place (``areal.runtime.runs.placed``).
 * Ports and GPUs that were claimed are held by the calling process until ``start`` hands them to a run, or
   ``release_claims`` gives them back.
 """
@@ -26,11 +28,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+NODE_HOST = "node.areal.invalid"
+"""The host of a run whose node is not known yet, in argv, env, config and URLs (RFC 6761: never resolved)."""
+
+# The environment of a component of a remote backend: the address of the first of the run's nodes, which of the
+# ``RunSpec.nodes`` this one is (from 0). ``NODE_ADDRESS`` is read by the program that starts it there.
+FIRST_NODE_VARIABLE = "AREAL_FIRST_NODE"
+NODE_RANK_VARIABLE = "AREAL_NODE_RANK"
+NODE_ADDRESS_VARIABLE = "AREAL_NODE_ADDRESS"
+
 
 class Phase(StrEnum):
-    """The phase of a run, as proved by its record and /proc."""
+    """The phase of a run, as proved by its record and /proc, or told by a scheduler."""
 
     INTENDED = "intended"  # intent on disk, no identity: nothing runs, or has not begun to
+    QUEUED = "queued"  # submitted to a scheduler that has not placed it yet
     STARTING = "starting"  # the shim lives, the child has not been seen to answer (readiness is the caller's)
     RUNNING = "running"  # the shim and its child live
     BACKOFF = "backoff"  # the child exited; the shim waits before starting it again
@@ -88,8 +100,9 @@ class RunSpec:
     cwd: str | None = None
     ports: tuple[int, ...] = ()  # leased by this run
     shared_ports: tuple[int, ...] = ()  # leased together with other runs of the same owner (SO_REUSEPORT)
-    gpus: tuple[str, ...] = ()  # GPU UUIDs leased by this run
+    gpus: tuple[str, ...] = ()  # GPU UUIDs leased by this run; of a cluster, as many names as it wants on each node
     url: str | None = None  # where the component answers /health, http://host:port
+    nodes: int = 1  # the component runs on each of as many, with a supervisor of its own; any one's end is the run's
     generation: int = 0
     spec: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -109,9 +122,20 @@ class LastExit:
     reason: str = ""  # "exited 1", "killed by SIGKILL", "liveness probe failed", "stopped"
 
 
+class Cause(StrEnum):
+    """The scheduler's part in the end, or the wait, of a run."""
+
+    NONE = ""
+    NODE_LOST = "node-lost"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time-limit"
+    REQUEUED = "requeued"
+    CANCELLED = "cancelled"  # by somebody else than areal
+
+
 @dataclass(frozen=True)
 class RunState:
-    """The state of one run at one moment. ``spec`` is the intent as it was written."""
+    """The state of one run at one moment. ``spec`` is the intent as it was written, with the address of its node."""
 
     spec: RunSpec
     phase: Phase
@@ -123,7 +147,32 @@ class RunState:
     reason: str = ""  # why UNKNOWN or DEAD or CRASHLOOP, in words
     halted: bool = False  # the component lives, stopped by a signal (SIGSTOP) or a debugger
     node: str = ""  # the machine that the pids are of; "" is this one
-    job_id: str = ""  # the scheduler's own name of it: a Slurm job, a Ray actor
+    job_id: str = ""  # the scheduler's own name of it: a Slurm job, a Ray job
+    gpus: tuple[str, ...] = ()  # as its node sees them; of this machine: ``spec.gpus``
+    cause: Cause = Cause.NONE
+    queued_at: float | None = None  # since when it waits, or waited last, for its node; seconds since the epoch
+
+
+class JobState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+    UNKNOWN = "unknown"  # the scheduler does not answer
+
+
+@dataclass(frozen=True)
+class Job:
+    """The scheduler's word about the job of a run. ``reason``: in its own words. ``ended_at``, ``queued_at`` in seconds
+    since the epoch, None where it does not tell."""
+
+    state: JobState
+    job_id: str = ""
+    node: str = ""
+    gpus: tuple[str, ...] = ()
+    reason: str = ""
+    cause: Cause = Cause.NONE
+    queued_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -254,7 +303,8 @@ class Backend(RunControl, Protocol):
         """Record the intent, lease ports and GPUs, start the supervisor and then the component.
 
         ``on_pid`` is called once with the supervisor's pid, when that exists and nothing of the component runs: the
-        caller journals it, and an exception of it starts nothing and leaves no record. The returned state is
-        ``STARTING`` or ``RUNNING`` (readiness is the caller's affair), or the end of a component that failed at once.
+        caller journals it, and an exception of it starts nothing and leaves no record. A backend that submits to a
+        scheduler calls it with 0, before it submits. The returned state is ``QUEUED``, ``STARTING`` or ``RUNNING``
+        (placement and readiness are the caller's affair), or the end of a component that failed at once.
         Raises Conflict when the uid is in use, NoCapacity when a lease is held (by whom is said), ArealError."""
         ...
