@@ -66,15 +66,13 @@ class CommandContext:
             ctx.home.ensure()  # says what is in the way
         return cls(ctx, ObjectStore(ctx.home), Backends(ctx.home.root, crash=crash_point))
 
-    def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> str:
-        """The name of the backend of an object that is planned or recorded, ``spec.scheduler.type``; that of its host,
-        where it has one."""
+    def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> Mapping[str, Any]:
+        """``spec.scheduler`` of an object that is planned or recorded, or of its host where it has one. ``type`` is the
+        name of its backend."""
         item = planned.get(ref) or self.store.get(parse_ref(ref))
-        if item is None:
-            return "local"
-        if (host := host_of(item)) is not None:
+        if item is not None and (host := host_of(item)) is not None:
             return self.scheduler_of(planned, host)
-        return str((item.spec.get("scheduler") or {}).get("type", "local"))
+        return {"type": "local", **((item.spec.get("scheduler") if item else None) or {})}
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def plan_targets(
         computing = [t.ref for t in staying if controller_of(t.object.kind).wants_gpus(t.object.spec)]
         if computing:
             planned = {target.ref: target.object for target in scope.all}
-            needed = {command.scheduler_of(planned, ref) for ref in computing}
+            needed = {command.scheduler_of(planned, ref)["type"] for ref in computing}
             observed = replace(observed, capacity=command.backend.capacity(needed))
             policy = replace(policy, free_gpus=len(observed.capacity.gpus))
             plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)

@@ -122,23 +122,23 @@ def claim_slots(
     observed: Observed,
     specs: Mapping[str, Mapping[str, Any]],
     backend_named: Callable[[str], PortSource],
-    scheduler_of: Callable[[str], str],
+    scheduler_of: Callable[[str], Mapping[str, Any]],
     *,
     owner_of: Callable[[int], PortOwner | None] = port_owner,
     new_suffix: Callable[[], str] = lambda: secrets.token_hex(4),
 ) -> dict[str, Slot]:
-    """Symbol -> slot for every SPAWN of the plan. ``scheduler_of``: the name of an object's backend. Raises NoCapacity
-    naming who holds a declared port."""
+    """Symbol -> slot for every SPAWN of the plan. ``scheduler_of``: ``spec.scheduler`` of an object, with its ``type``.
+    Raises NoCapacity naming who holds a declared port."""
     stopping = frozenset(op.run for op in plan.ops if op.verb is Verb.STOP)
     slots = {}
     for op in plan.ops:
         if op.verb is not Verb.SPAWN:
             continue
         (kind, _, name), (component, _, replica) = op.ref.partition("/"), op.target.rpartition("/")
-        backend = scheduler_of(op.ref)
-        slot = partial(
-            Slot, f"{name}-{component}-{replica}-{new_suffix()}", op.ref, component, int(replica), backend=backend
-        )
+        scheduler = scheduler_of(op.ref)
+        backend = str(scheduler["type"])
+        uid = f"{name}-{component}-{replica}-{new_suffix()}"
+        slot = partial(Slot, uid, op.ref, component, int(replica), backend=backend, scheduler=scheduler)
         endpoint = controller_of(kind).endpoint(specs[op.ref], component)
         if endpoint is None:
             slots[op.run] = slot(port=0)

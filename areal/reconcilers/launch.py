@@ -52,6 +52,7 @@ class Slot:
     host: str = LOOPBACK
     shared: bool = False  # the port is held together with the predecessor's
     backend: str = "local"  # spec.scheduler.type of the object
+    scheduler: Mapping[str, Any] = field(default_factory=dict, hash=False)  # all of spec.scheduler
 
     @property
     def url(self) -> str:
@@ -190,6 +191,7 @@ def run_spec(
         replica=slot.replica,
         argv=tuple(argv),
         backend=slot.backend,
+        scheduler=slot.scheduler,
         env={"PYTHONUNBUFFERED": "1", **(env or {})},
         secret_env=dict(secret_env or {}),
         cwd=cwd,

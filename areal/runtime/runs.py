@@ -142,6 +142,7 @@ def spec_to_record(spec: RunSpec) -> dict[str, Any]:
     record = {name: getattr(spec, name) for name in _SPEC_FIELDS if name != "secret_env"}
     record.update(
         env=dict(spec.env),
+        scheduler=dict(spec.scheduler),
         spec=dict(spec.spec),
         inputs=dict(spec.inputs),
         config=dict(spec.config),

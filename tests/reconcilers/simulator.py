@@ -219,7 +219,7 @@ class _Hands:
             self.before,
             {ref: target.object.spec for ref, target in targets.items()},
             lambda name: ports,
-            lambda ref: "local",
+            lambda ref: {"type": "local"},
             owner_of=lambda port: None,
             new_suffix=lambda: f"{next(world.numbers):03}",
         )

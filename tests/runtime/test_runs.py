@@ -42,6 +42,7 @@ specs = st.builds(
     argv=st.lists(texts).map(tuple),
     env=st.dictionaries(texts, texts, max_size=3),
     cwd=st.none() | texts,
+    scheduler=plain,
     ports=st.lists(st.integers(1, 65535)).map(tuple),
     shared_ports=st.lists(st.integers(1, 65535)).map(tuple),
     gpus=st.lists(texts).map(tuple),
