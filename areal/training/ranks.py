@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,28 +22,62 @@ from torch import Tensor
 
 from areal.api.alloc_mode import train_backend
 from areal.errors import UsageFault
+from areal.resources.backend import Part
 
 T = TypeVar("T")
+UNCUT = Part("fsdp")  # the whole model on each rank
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """``group`` is None in a run of one process: then every collective is the identity."""
+    """``group`` is None in a run of one process: then every collective is the identity.
+
+    ``layout`` cuts a model over ``devices_per_replica`` ranks, which together are one data-parallel rank: they get the
+    same rows and have the same outputs, losses and metrics. Tensor-parallel ranks are neighbors, then come context,
+    data and pipeline: rank = tensor + T (context + C (data + D pipeline)). ``nodes``: machines, each with as many of
+    the ranks, in their order.
+    """
 
     rank: int
     size: int
     device: torch.device
     group: dist.ProcessGroup | None = None
+    layout: Part = UNCUT
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size % self.layout.devices_per_replica:
+            raise UsageFault(
+                f"{self.layout} needs {self.layout.devices_per_replica} processes for each part of the data, and "
+                f"{self.size} were started"
+            )
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def data_size(self) -> int:
+        return self.size // self.layout.devices_per_replica
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self._inner % self.data_size
+
+    @property
+    def is_replica_first(self) -> bool:
+        """Whether this is the first rank of its data-parallel rank."""
+        return self.rank % self._inner == 0 and self.rank < self._inner * self.data_size
+
+    @property
+    def _inner(self) -> int:
+        return self.layout.tensor * self.layout.context
+
     def all_sum(self, values: Tensor) -> Tensor:
-        """The sum of ``values`` over all ranks."""
+        """The sum of ``values`` over data-parallel ranks, on every rank."""
         if self.group is None:
             return values
-        total = values.detach().clone()
+        total = values.detach().clone() if self.is_replica_first else torch.zeros_like(values)
         dist.all_reduce(total, group=self.group)
         return total
 
@@ -70,20 +104,25 @@ class Ranks:
         dist.all_gather_object(values, value, group=self.group)
         return values
 
+    def data_gather(self, value: T) -> list[T]:
+        """The ``value`` of each data-parallel rank, in their order, on every rank."""
+        return [each for each, counts in self.all_gather((value, self.is_replica_first)) if counts]
+
 
 def one_process(device: str | None = None) -> Ranks:
     return Ranks(0, 1, torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
 
 
 @contextmanager
-def join_ranks(timeout_s: float = 1800.0) -> Iterator[Ranks]:
-    """The ranks that torchrun started, joined over NCCL where there is a GPU and gloo where there is none.
+def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterator[Ranks]:
+    """The ranks that torchrun started, joined over NCCL where there is a GPU and gloo where there is none. Raises
+    UsageFault where they are no multiple of a replica of ``layout``.
 
     ``timeout_s`` is how long a collective may wait for a rank that does not come.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield one_process()
+        yield replace(one_process(), layout=layout or UNCUT)
         return
     local = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
@@ -91,7 +130,8 @@ def join_ranks(timeout_s: float = 1800.0) -> Iterator[Ranks]:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s))
     try:
-        yield Ranks(dist.get_rank(), size, device, dist.group.WORLD)
+        nodes = max(1, size // int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+        yield Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNCUT, nodes)
     finally:
         dist.destroy_process_group()
 
@@ -101,11 +141,30 @@ def join_ranks(timeout_s: float = 1800.0) -> Iterator[Ranks]:
 _JOB = "AREAL_RUN_FOLDER"  # a job has as many as its manifest says
 
 
-def processes_of(config: Any) -> int | None:
+def layout_of(config: Any) -> Part | None:
     """None where the configuration says nothing about it."""
     engine = getattr(config, "actor", None) or getattr(config, "model", None)
     backend, allocation = getattr(engine, "backend", "") or "", config.allocation_mode or ""
-    return train_backend(backend, allocation).world_size if backend or allocation else None
+    return train_backend(backend, allocation) if backend or allocation else None
+
+
+def processes_of(config: Any) -> int | None:
+    layout = layout_of(config)
+    return layout.world_size if layout is not None else None
+
+
+def require_layout(ranks: Ranks, part: Part, role: str) -> None:
+    """All models of a run are on the same ranks, and get the same rows. Raises UsageFault for one that is cut over
+    another number of them; its data-parallel size is that of the run."""
+    wanted, cut = (tuple(getattr(each, name) for name in _CUTS) for each in (part, ranks.layout))
+    if wanted != cut:
+        raise UsageFault(
+            f"{role}.backend {part} and the run's layout {ranks.layout} cut a model differently",
+            hint=f"{role}.backend={ranks.layout}, or leave it out; all models of a run have one layout",
+        )
+
+
+_CUTS = ("tensor", "pipeline", "context")
 
 
 def ensure_layout(config: Any) -> None:

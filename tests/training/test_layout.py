@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from areal.api.cli_args import GRPOConfig, SFTConfig, load_expr_config
 from areal.errors import ArealError, UsageFault
+from areal.resources.backend import Part
 from areal.training.__main__ import _driver
-from areal.training.ranks import ensure_layout, processes_of
+from areal.training.ranks import Ranks, ensure_layout, processes_of, require_layout
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = """
@@ -131,3 +133,34 @@ def test_launcher_of_areal_is_train_run(tmp_path: Path, driver: Path) -> None:
     assert ran(tmp_path, "-m", "areal.infra.launcher.local").returncode == 2
     missing = ran(tmp_path, "-m", "areal.cli.main", "train", "run", "--driver", "no.py", *NAMES, AREAL_HOME=home)
     assert missing.returncode == 2 and "there is no driver no.py" in missing.stderr
+
+
+def ranks_of(layout: Part, size: int | None = None) -> list[Ranks]:
+    size = size or layout.world_size
+    return [Ranks(rank, size, torch.device("cpu"), layout=layout) for rank in range(size)]
+
+
+def test_ranks_of_one_replica_have_one_data_parallel_rank() -> None:
+    alone = ranks_of(Part("fsdp", 4))
+    assert [(each.data_rank, each.data_size, each.is_replica_first) for each in alone] == [
+        (rank, 4, True) for rank in range(4)
+    ]
+    tensor = ranks_of(Part("fsdp", data=2, tensor=2))
+    assert [each.data_rank for each in tensor] == [0, 0, 1, 1]
+    assert [each.rank for each in tensor if each.is_replica_first] == [0, 2]
+    every = ranks_of(Part("megatron", data=3, tensor=2, pipeline=2, context=2))
+    assert [each.data_rank for each in every] == [0] * 4 + [1] * 4 + [2] * 4 + [0] * 4 + [1] * 4 + [2] * 4
+    assert [each.rank for each in every if each.is_replica_first] == [0, 4, 8]
+    assert {each.data_size for each in every} == {3}
+
+
+def test_layout_that_the_ranks_cannot_have_is_refused() -> None:
+    with pytest.raises(UsageFault, match="fsdp:d1t2 needs 2 processes for each part of the data, and 3 were started"):
+        ranks_of(Part("fsdp", tensor=2), 3)
+    actor = ranks_of(Part("megatron", data=2, tensor=2))[0]
+    require_layout(actor, Part("fsdp", data=4, tensor=2), "ref")
+    with pytest.raises(
+        UsageFault, match=r"ref\.backend fsdp:d4 and the run's layout megatron:d2t2 cut a model"
+    ) as told:
+        require_layout(actor, Part("fsdp", data=4), "ref")
+    assert "ref.backend=megatron:d2t2" in str(told.value.hint)

@@ -1,7 +1,7 @@
 """The FSDP2 engine: Hugging Face models, sharded by ``torch.distributed.fsdp.fully_shard``, from 1 to N ranks.
 
-FSDP averages gradients over ranks, hence the factor of their number in ``_backward``. Checkpoints are written by
-torch.distributed.checkpoint: each rank's shards, which any number of ranks reads back.
+FSDP averages gradients over data-parallel ranks, hence the factor of their number in ``_backward``. Checkpoints are
+written by torch.distributed.checkpoint: each rank's shards, which any number of ranks reads back.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class FSDPEngine:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         loss = loss_fn(self.outputs(micro, packed), micro)
         part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
-        (part * self.ranks.size).float().backward()  # type: ignore[no-untyped-call]
+        (part * self.ranks.data_size).float().backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
     @torch.no_grad()

@@ -19,6 +19,7 @@ from typing import Any, Protocol, Self
 import torch
 
 from areal.api import stats
+from areal.api.alloc_mode import train_backend
 from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
 from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
@@ -28,7 +29,7 @@ from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine
 from areal.training.frontier import DataOrder
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Timings, open_trackers, prometheus
-from areal.training.ranks import Ranks, ensure_layout, join_ranks
+from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout
 from areal.training.run_folder import run_folder
 
 
@@ -100,7 +101,7 @@ class Trainer(abc.ABC):
             raise
 
     def _open(self) -> None:
-        self.ranks: Ranks = self.stack.enter_context(join_ranks())
+        self.ranks: Ranks = self.stack.enter_context(join_ranks(layout_of(self.config)))
         torch.manual_seed(self.config.seed)  # the same on every rank: what is new in a model is made before it is cut
         self.folder = run_folder(self.config)
         data, count = self.config.train_dataset, len(self._needed(self.train_dataset, "train_dataset"))
@@ -246,7 +247,7 @@ class Trainer(abc.ABC):
 
     def _log(self, metrics: Metrics) -> None:
         """Log the metrics and the numbers that workflows and the driver have recorded on all ranks."""
-        recorded = stats.numbers_of(stats.merged(self.ranks.all_gather(stats.taken())))
+        recorded = stats.numbers_of(stats.merged(self.ranks.data_gather(stats.taken())))
         if self.ranks.is_first:
             self.log.write(self.step, recorded | metrics, self.total_steps)
             self.progress.step(self.step, metrics)
@@ -261,7 +262,9 @@ class Trainer(abc.ABC):
     def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
         """``updates``: optimizer steps in one step of the run."""
         spanned = max(1, self.total_steps * updates)
-        engine = open_engine(config, self.ranks, spanned, self.config.allocation_mode or "")
+        if config.backend:
+            require_layout(self.ranks, train_backend(config.backend), role)
+        engine = open_engine(config, self.ranks, spanned, str(self.ranks.layout))
         self.engines[role] = engine
         return engine
 

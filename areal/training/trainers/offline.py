@@ -80,17 +80,17 @@ class OfflineTrainer(Trainer):
         }
 
     def rank_rows(self, batch: Batch) -> Batch:
-        """This rank's rows. A short last batch is filled up with rows that count for nothing."""
+        """The rows of this data-parallel rank. A short last batch is filled up with rows that count for nothing."""
         self._check_tokens(batch)
-        size = self.ranks.size * self.rows_a_sample
-        if self.ranks.size == 1:
+        size = self.ranks.data_size * self.rows_a_sample
+        if self.ranks.data_size == 1:
             return batch
         count = len(batch["attention_mask"])
         missing = -count % size
         if missing:
             batch = select(batch, [*range(count), *(number % count for number in range(missing))])
             batch["loss_mask"][count:] = False
-        return select(batch, split_rows(lengths(batch), self.ranks.size, self.rows_a_sample)[self.ranks.rank])
+        return select(batch, split_rows(lengths(batch), self.ranks.data_size, self.rows_a_sample)[self.ranks.data_rank])
 
     def _check_tokens(self, batch: Batch) -> None:
         """Raises UsageFault for a token that the model has no place for."""

@@ -2,7 +2,7 @@
 
 A step, top to bottom: take a batch; ask the reference, the critic and, for decoupled PPO, ourselves; estimate
 advantages; update on minibatches, ``ppo_epochs`` times; have the new weights served. The first rank speaks with the
-rollout controller and the weight-update gateway; every rank trains on its share of the groups.
+rollout controller and the weight-update gateway; every data-parallel rank trains on its share of the groups.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class PPOTrainer(Trainer):
             )
         if not (config.async_training and (config.trainer is None or config.trainer.async_training)):
             config.rollout.max_head_offpolicyness = 0
-        if batch < self.ranks.size:
-            raise UsageFault(f"a batch of {batch} prompts is too small for {self.ranks.size} ranks: each needs one")
+        if batch < (parts := self.ranks.data_size):
+            raise UsageFault(f"a batch of {batch} prompts is too small for {parts} ranks: each needs one")
 
     # -- rollouts
 
@@ -167,7 +167,7 @@ class PPOTrainer(Trainer):
                 self.rollout,
                 prompts,
                 self._sampling,
-                least=self.ranks.size,
+                least=self.ranks.data_size,
                 temperature=self.config.gconfig.temperature,
             )
         return resumed
@@ -186,7 +186,8 @@ class PPOTrainer(Trainer):
             taken: RolloutBatch | None = self.ranks.broadcast(self._take())
         if taken is None:
             raise stopping.Stopped
-        share = split_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.size)[self.ranks.rank]
+        parts = split_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.data_size)
+        share = parts[self.ranks.data_rank]
         with self.timings.of("prepare"):
             batch = self._prepared(select(taken.batch, share), taken.groups[share])
         metrics = self._divergence(batch)
@@ -204,7 +205,7 @@ class PPOTrainer(Trainer):
         """The step's trajectories with their advantages, where ``rollout.dump_to_file`` asks for them."""
         if not self.config.rollout.dump_to_file:
             return
-        parts = self.ranks.all_gather((share, mean_advantages(batch)))
+        parts = self.ranks.data_gather((share, mean_advantages(batch)))
         advantages = dict(pair for rows, means in parts for pair in zip(rows, means, strict=True))
         if self.ranks.is_first:
             in_order = [advantages[row] for row in range(len(advantages))]
@@ -235,7 +236,7 @@ class PPOTrainer(Trainer):
             batch, groups, config, auxiliary, self._summed, kl_factor=factor, advantage_fn=self._advantage_fn
         )
         if config.m2_threshold is not None:
-            batch = add_second_moment_mask(batch, config.m2_threshold, self.ranks.all_gather)
+            batch = add_second_moment_mask(batch, config.m2_threshold, self.ranks.data_gather)
         return batch
 
     def _summed(self, sums: Tensor) -> Tensor:
