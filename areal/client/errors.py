@@ -3,7 +3,7 @@
 ClientError
 |- CallerError            the call is wrong, and will be so again: 4xx
 |  |- Unauthorized            no key, or the wrong one: 401, 403
-|  |- UnknownName             no such model, session, trajectory, export: 404
+|  |- UnknownName             no such model, session, trajectory, export, or no more: 404, 410
 |  |- StateConflict           what is there does not allow it: 409, 422
 |  `- NotReady                a trajectory that has no reward yet: 425
 |- ServiceError           the service or its engine failed at a good call: 5xx
@@ -104,6 +104,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
     403: Unauthorized,
     404: UnknownName,
     409: StateConflict,
+    410: UnknownName,
     422: StateConflict,
     425: NotReady,
     429: Overloaded,

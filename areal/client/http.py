@@ -201,7 +201,7 @@ def _refusal(response: http.client.HTTPResponse, base_url: str, namespace: str) 
 
 def _error(error: Mapping[str, Any], status: int, hint: str | None = None) -> ArealError:
     message, detail = str(error.get("message")), f"request {error.get('request_id')}"
-    if status == 404:
+    if status in (404, 410):
         return NotFound(message, hint=hint, detail=detail)
     if status in (401, 403):
         return ArealError(message, hint="pass the service's key with --api-key-file", detail=detail)

@@ -31,9 +31,9 @@ may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
     POST /configure               ConfigureSessions
 
 The ``metadata`` of ``complete`` has ``areal_inference`` {"session_id", "replaced", "reason"} where the session's RL
-session was replaced before the turn. Each route is 404 ``session_not_found`` for a session that it does not have or
-that is closed, 421 where the session's journal has gone elsewhere, and 503 where the turn was not begun and may be sent
-again.
+session was replaced before the turn. Each route is 404 ``session_not_found`` for a session that it does not have, 410
+``session_ended`` for one that was closed or has expired, 421 where the session's journal has gone elsewhere, and 503
+where the turn was not begun and may be sent again.
 """
 
 from __future__ import annotations
@@ -98,12 +98,14 @@ class ModelAccess:
 class StartAgentSession:
     """To a data proxy, by way of the router: ``api_key`` is the session's key (absent: one is made), so that the router
     finds it by the key's digest as it finds any session. A session that has the key already is the answer then.
-    ``inference``: the RL session of the caller (else the service's own, where it has one)."""
+    ``inference``: the RL session of the caller (else the service's own, where it has one). ``reopen``: also under the
+    key of a session that has ended."""
 
     api_key: str | None = session_key(None)
     model: str | None = None  # the agent service's name, by which the router knows its data proxies
     metadata: Mapping[str, Any] = field(default_factory=dict)
     inference: ModelAccess | None = None
+    reopen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -231,7 +231,7 @@ def test_reward_and_export_say_what_is_missing(agent: Agent, tmp_path: Path) -> 
     nowhere = agent("reward", "1")
     assert nowhere.code == 2 and "There is no current one" in nowhere.err
     unknown = agent("reward", "1", "--session", "nobody")
-    assert unknown.code == 4 and "has no session nobody" in unknown.err
+    assert unknown.code == 4 and "session nobody: no session has this key" in unknown.err
     session = new_session(agent)
     assert agent("reward", "1").code == 2
     assert agent("export", "--output", str(tmp_path / "x.json")).code == 5

@@ -42,8 +42,8 @@ def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", b
     error = document.get("error") if isinstance(document, Mapping) else None
     if status < 400 or status in (401, 403) or not isinstance(error, Mapping):
         return dict(chosen.checked(method, f"/sessions/...{verb}", status, document))
-    if error.get("code") == "session_not_found":
-        raise NotFound(f"{chosen.url} has no session {key}", hint="areal agent sessions list")
+    if error.get("code") in ("session_not_found", "session_ended"):
+        raise NotFound(f"session {key}: {error.get('message')}", hint="areal agent sessions list")
     fault = Conflict if status in (409, 422, 425) else UsageFault if status == 400 else ArealError
     raise fault(str(error.get("message")), detail=f"request {error.get('request_id')}")
 

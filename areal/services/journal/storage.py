@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
@@ -376,6 +376,13 @@ class Journal(ABC):
     @abstractmethod
     def session_by_key(self, digest: bytes) -> int | None:
         """The number of the session with this key, by the key's digest."""
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether a session with this key is here, or was."""
+        return self.session_by_key(digest) is not None
+
+    async def inherit(self, other: Self) -> None:  # noqa: B027 - most have nothing
+        """Take what is to outlive ``other``, an adopted journal, where that has no sessions any more."""
 
     @abstractmethod
     def live_sessions(self) -> int:

@@ -100,7 +100,7 @@ class JournalStore(Generic[J]):
         return None
 
     def holder_of_digest(self, digest: bytes) -> J | None:
-        return next((journal for journal in self if journal.session_by_key(digest) is not None), None)
+        return next((journal for journal in self if journal.knows(digest)), None)
 
     def departed_journal(self, digest: bytes) -> str | None:
         """The tag of the journal with this session that was left to others, while none of them has taken it."""
@@ -130,6 +130,8 @@ class JournalStore(Generic[J]):
         while True:
             for journal in self:
                 try:
+                    if journal is not self.own:
+                        await self.own.inherit(journal)
                     if not await journal.sweep() and journal is not self.own and journal.is_spent():
                         del self.journals[journal.tag]
                         await journal.close(remove=True)

@@ -1,8 +1,9 @@
 """Conversations of agents on disk: one journal's sessions and turns.
 
 Every open session is in memory, its conversation only while it is in use; what is in memory is on disk. A session that
-is closed is deleted. ``turns.id`` is session * 2^32 + number, so that a session's turns lie together and in order. A
-turn is written once, when it has ended, with the Idempotency-Keys of its requests.
+is closed is deleted; the digest of its key remains, so that nobody begins a conversation anew without knowing it. A
+made key needs none: its tag says that there was a session. ``turns.id`` is session * 2^32 + number, so that a session's
+turns lie together and in order. A turn is written once, when it has ended, with the Idempotency-Keys of its requests.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import orjson
 
-from areal.services.http.errors import ApiError
 from areal.services.http.tasks import uninterrupted
-from areal.services.journal.keys import key_digest, new_session_key
+from areal.services.journal.keys import key_digest, new_session_key, tag_of_key
 from areal.services.journal.storage import CorruptRecord, Journal, JournalFolder, journal_tag, open_writer
 
 Outcome = Literal["complete", "agent", "infra", "cancelled"]
@@ -39,6 +39,8 @@ CREATE TABLE requests (
     session INTEGER NOT NULL, key BLOB NOT NULL, message BLOB NOT NULL, turn INTEGER NOT NULL,
     PRIMARY KEY (session, key)) WITHOUT ROWID;
 """
+_ENDED = "CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE)"
+_MOST_ENDED = 100_000
 _FREED_PAGES = 256  # at once
 _CACHED_BYTES = 32 * 1024 * 1024  # of conversations
 
@@ -110,6 +112,7 @@ class AgentJournal(Journal):
         self._cached: OrderedDict[SessionEntry, int] = OrderedDict()
         self._cached_bytes = 0
         self._has_deleted = True
+        self._has_ended = self._read.execute("SELECT EXISTS (SELECT * FROM ended)").fetchone() == (1,)
 
     def load(self) -> None:
         """Read the open sessions. Raises sqlite3.Error."""
@@ -136,11 +139,32 @@ class AgentJournal(Journal):
         session = self._by_digest.get(digest)
         return session.number if session is not None else None
 
+    def knows(self, digest: bytes) -> bool:
+        return digest in self._by_digest or self.has_ended(digest)
+
+    def has_ended(self, digest: bytes) -> bool:
+        with self._reading():
+            return self._read.execute("SELECT 1 FROM ended WHERE digest=?", (digest,)).fetchone() is not None
+
     def live_sessions(self) -> int:
         return len(self.sessions)
 
     def is_spent(self) -> bool:
-        return not (self.sessions or self._uses or self.corrupt)
+        return not (self.sessions or self._uses or self.corrupt or self._has_ended)
+
+    async def inherit(self, other: Self) -> None:
+        if other.sessions or not other._has_ended:
+            return
+        with other._reading():
+            digests = other._read.execute("SELECT digest FROM ended ORDER BY number").fetchall()
+        await self.commits.run(lambda: self._end_keys(digests))
+        await other.commits.run(lambda: other._db.execute("DELETE FROM ended"))
+        other._has_ended = False
+
+    def _end_keys(self, digests: Iterable[tuple[bytes]]) -> None:
+        self._has_ended = True
+        self._db.executemany("INSERT OR REPLACE INTO ended VALUES (NULL,?)", digests)
+        self._db.execute("DELETE FROM ended WHERE number<=(SELECT max(number) FROM ended)-?", (_MOST_ENDED,))
 
     async def sweep(self) -> int:
         """Give the disk back what deleted sessions took."""
@@ -159,7 +183,7 @@ class AgentJournal(Journal):
     async def start(
         self, key: str | None, metadata: Mapping[str, Any], inference: RlSession | None
     ) -> tuple[SessionEntry, bool]:
-        """The session with this key, and whether it is new."""
+        """The session with this key, and whether it is new. A key whose session has ended has another one then."""
         key = key if key is not None else new_session_key(self.tag)
         digest, about, now = key_digest(key.encode()), _about(metadata, inference), self.clock()
 
@@ -168,6 +192,7 @@ class AgentJournal(Journal):
             if row is not None:
                 return row[0], False
             values = (digest, key, now, about, _session_crc(digest, key, now, about))
+            self._db.execute("DELETE FROM ended WHERE digest=?", (digest,))
             added = self._db.execute("INSERT INTO sessions VALUES (NULL,?,?,?,?,?)", values)
             return added.lastrowid or 0, True
 
@@ -207,24 +232,21 @@ class AgentJournal(Journal):
             self._cache(session, session.conversation + b"," + more if session.conversation else more)
 
     async def delete(self, session: SessionEntry) -> None:
-        """It is gone at once for whoever looks for it."""
         number = session.number
-        del self.sessions[number], self._by_digest[session.digest]
-        self._uncache(session)
 
         def delete() -> None:
+            if tag_of_key(session.key) is None:
+                self._end_keys([(session.digest,)])
             self._db.execute("DELETE FROM sessions WHERE number=?", (number,))
             self._db.execute("DELETE FROM requests WHERE session=?", (number,))
             self._db.execute("DELETE FROM turns WHERE id>? AND id<?", (number * _SEQUENCES, (number + 1) * _SEQUENCES))
 
         async def deleted() -> None:
-            try:
-                with self.in_use():
-                    await self.commits.run(delete)
-                self._has_deleted = True
-            except ApiError:
-                self._keep(session)
-                raise
+            with self.in_use():
+                await self.commits.run(delete)
+            del self.sessions[number], self._by_digest[session.digest]
+            self._uncache(session)
+            self._has_deleted = True
 
         await uninterrupted(deleted(), "delete-session")
 
@@ -289,6 +311,7 @@ def _turn(row: tuple[Any, ...]) -> TurnEntry:
 async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
     """Recovers the journal of a killed predecessor. Raises sqlite3.Error."""
     db = open_writer(folder.database, _TABLES, _FORMAT)
+    db.execute(_ENDED)
     journal = AgentJournal(folder, db, journal_tag(db))
     journal.clock = clock
     journal.load()

@@ -101,7 +101,7 @@ class PairRoutes:
             await asyncio.wait([session.closing])
             session = self._find(session.key)
         if session is None:
-            journal = self._journal_for(body.api_key)
+            journal = self._journal_for(body.api_key, reopen=body.reopen)
             inference = theirs or await self._rl.start(body.metadata)
             session, new = await journal.start(body.api_key, body.metadata, inference)
             if new:
@@ -120,11 +120,22 @@ class PairRoutes:
         }
         return json_response({"sessions": [started], "journal": session.journal.tag}, status=201)
 
-    def _journal_for(self, key: str | None) -> AgentJournal:
-        """Where a new session goes. Raises 421 for a key of a journal that is elsewhere."""
-        tag = tag_of_key(key) if key is not None else None
-        journal = self._store.journal(tag) if tag is not None else self._store.own
-        if journal is None:
+    def _journal_for(self, key: str | None, *, reopen: bool) -> AgentJournal:
+        """Where a new session goes. Raises 410 for a key whose session has ended, if not to ``reopen`` it, and 421 for
+        a key of a journal that is elsewhere."""
+        if key is None:
+            return self._store.own
+        ended = self._ended(key)
+        if ended is not None and not reopen:
+            raise session_ended()
+        return ended or self._store.own
+
+    def _ended(self, key: str) -> AgentJournal | None:
+        """The journal of a session that has ended. Raises 421 for a key of a journal that is elsewhere."""
+        tag = tag_of_key(key)
+        if tag is None:
+            return self._store.holder_of_digest(key_digest(key.encode()))
+        if (journal := self._store.journal(tag)) is None:
             raise held_elsewhere()
         return journal
 
@@ -138,17 +149,16 @@ class PairRoutes:
         return None
 
     def _named(self, request: Request) -> SessionEntry:
-        """Raises 400, 404, and 421 for a session of a journal that is elsewhere."""
+        """Raises 400, 404, 410, and 421 for a session of a journal that is elsewhere."""
         key = request.match_info["key"]
         if not is_session_key(key):
             raise bad_request("this is no session key", param="session_key")
         session = self._find(key)
-        if session is None or session.closing is not None:
-            tag = tag_of_key(key)
-            if tag is not None and self._store.journal(tag) is None:
-                raise held_elsewhere()
-            raise ApiError(404, "no session has this key", code="session_not_found", param="session_key")
-        return session
+        if session is not None and session.closing is None:
+            return session
+        if self._ended(key) is not None:
+            raise session_ended()
+        raise ApiError(404, "no session has this key", code="session_not_found", param="session_key")
 
     async def sessions(self, request: Request) -> Response:
         """A page in the order of their keys; ``after`` is the last one of the page before."""
@@ -322,6 +332,12 @@ class PairRoutes:
         if self._runner.queue(session) is not None:
             raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
         return _passed_on(await self._rl.export(session, body))
+
+
+def session_ended() -> ApiError:
+    why = "it was closed, or idle for longer than session.idleTimeoutSeconds"
+    message = f"the session has ended: {why}; POST /sessions with its key begins a new one, without its history"
+    return ApiError(410, message, code="session_ended", param="session_key")
 
 
 def _accepted(run_id: str) -> bytes:

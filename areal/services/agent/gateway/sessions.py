@@ -52,8 +52,13 @@ def path_of(key: str, verb: str = "") -> str:
     return f"/session/{quote(key, safe='')}{verb}"
 
 
-def session_not_found() -> ApiError:
-    return ApiError(404, "no session has this key", code="session_not_found", param="session_key")
+def session_not_found(key: str) -> ApiError:
+    message = "no session has this key"
+    if tag_of_key(key) is not None:
+        message += (
+            ", which an agent service made: its session is gone, and no other one gets it; POST /sessions makes one"
+        )
+    return ApiError(404, message, code="session_not_found", param="session_key")
 
 
 def key_in_header(headers: Headers) -> str | None:
@@ -145,7 +150,7 @@ class AgentSessions:
         tag = await self._keys.journal_with(key.encode())
         if tag is None:
             self._table.require_whole()
-            raise session_not_found()
+            raise session_not_found(key)
         return tag
 
     def forget(self, key: str) -> None:
@@ -153,11 +158,9 @@ class AgentSessions:
         self._keys.forget(key.encode())
 
     async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
-        """The tag of the journal of the session, which need not exist yet."""
-        tag = await self._keys.journal_with(key.encode())
-        return tag or await self.start_with(key, inference, request_id)
-
-    async def start_with(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
+        """The tag of the journal of the session, which need not exist yet. Raises 404 for a made key without one."""
+        if (tag := await self._keys.journal_with(key.encode())) is not None:
+            return tag
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)
         return (await self.start(start, request_id)).tag
 
@@ -168,6 +171,8 @@ class AgentSessions:
         if status == 404 and b'"model_not_found"' in answer:
             message = "no pair of this agent service is registered"
             raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
+        if status == 404 and start.api_key is not None:
+            raise session_not_found(start.api_key)
         if status != 201:
             raise refusal(status, answer)
         told = orjson.loads(answer)
@@ -219,6 +224,7 @@ class AgentSessionRoutes:
             model=self._sessions.service,
             metadata=caller_metadata(body.metadata),
             inference=self._sessions.model_access(data),
+            reopen=True,
         )
         started = await self._sessions.start(start, request.id)
         told = {"session_key": started.key, "inference_session_id": started.inference_session_id}
@@ -263,7 +269,7 @@ class AgentSessionRoutes:
     async def _ask(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> Response:
         tag = await self._sessions.find(key)
         reply = await self._journals.ask(tag, method, path_of(key, verb), self._journals.for_admin(request), body)
-        if reply.status == 404:
+        if reply.status in (404, 410):
             self._sessions.forget(key)
         return to_response(reply)
 

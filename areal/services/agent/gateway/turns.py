@@ -1,8 +1,7 @@
 """One turn: posted to the data proxy that has its session, and its events as they come (``areal.wire.agents``).
 
-A turn that no data proxy has begun is sent again: a refused connection, 503, 421 after a journal has moved, 404 of a
-session that was closed meanwhile and starts anew. One that may have begun is not: where its data proxy is lost it has
-failed.
+A turn that no data proxy has begun is sent again: a refused connection, 503, 421 after a journal has moved. One that
+may have begun is not: where its data proxy is lost it has failed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ Event = Mapping[str, Any]
 Sink = Callable[[Event], Awaitable[None]]
 LAST = ("complete", "failed")
 _GRACE_S = 1.0  # the data proxy's own deadline is the first to speak
-_MOST_STARTS = 3
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would run the agent again
 _FAILURES = {
     "agent": (500, "agent_failed", _NO_RETRY),
@@ -126,7 +124,6 @@ class TurnDispatcher:
     async def _until_begun(self, call: TurnCall, sink: Sink) -> Event:
         body = orjson.dumps(call.turn)
         refused: set[str] = set()
-        starts = 0
         since = asyncio.get_running_loop().time()
         tag = await self._sessions.find_or_start(call.key, call.turn.inference, call.request_id)
         while True:
@@ -135,13 +132,10 @@ class TurnDispatcher:
             if not isinstance(outcome, ApiError):
                 return outcome
             refused = {worker.addr}
-            if outcome.code == "session_not_found" and starts < _MOST_STARTS:
-                starts += 1
-                tag = await self._sessions.start_with(call.key, call.turn.inference, call.request_id)
-                refused = set()
-            elif outcome.status == 503:
+            if outcome.status == 503:
                 self._table.suspect(worker.addr)
             elif outcome.status != 421:
+                self._sessions.forget(call.key)
                 raise outcome
 
     async def _attempt(self, call: TurnCall, body: bytes, worker: WorkerEntry, sink: Sink) -> Event | ApiError:

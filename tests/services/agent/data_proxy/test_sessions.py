@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from areal.services.journal.keys import key_digest, tag_of_key
-from tests.services.agent.data_proxy.pair import Pair
-from tests.services.processes import wait_until
+from tests.services.agent.data_proxy.pair import Pair, start_proxy
+from tests.services.processes import TERM, wait_until
 
 AWKWARD = (
     "/",
@@ -43,7 +43,7 @@ def test_every_key_names_its_own_session(pair: Pair, key: str) -> None:
     assert pair.call("DELETE", pair.path(key, "/turn")).json() == {"session_key": key, "cancelled": False}
     assert pair.call("POST", pair.path(key, "/close")).json() == {"session_key": key, "closed": True}
     assert key in pair.told("closed")["closed"]
-    assert pair.call("GET", pair.path(key)).json()["error"]["code"] == "session_not_found"
+    assert pair.call("GET", pair.path(key)).json()["error"]["code"] == "session_ended"
 
 
 @pytest.mark.parametrize("key", ["", "a\n", "x" * 1025, "é" * 513, "\x7f"])
@@ -155,8 +155,40 @@ def test_closing_ends_running_and_waiting_turns_and_the_key_starts_anew(pair: Pa
     assert pair.call("POST", pair.path(session, "/close")).status == 200
     for turn in (running, waiting):
         assert turn.result()[-1] == {"type": "failed", "failure": "cancelled", "error": "the session was closed"}
-    assert pair.start("again") == session
+    assert pair.start("again", reopen=True) == session
     assert pair.say(session, "c") == "c 0"
+
+
+def test_key_of_an_ended_session_begins_no_other_one_also_after_a_restart_and_at_an_heir(own: Pair) -> None:
+    made, chosen = own.start(), own.start("chosen")
+    for session in (made, chosen):
+        own.say(session, "a")
+        assert own.call("POST", own.path(session, "/close")).status == 200
+
+    def refused(pair: Pair) -> None:
+        for session in (made, chosen):
+            for path, body in (
+                (pair.path(session, "/turn"), {"message": "b", "run_id": "r"}),
+                ("/rl/start_session", {"api_key": session}),
+            ):
+                answer = pair.call("POST", path, body)
+                assert (answer.status, answer.json()["error"]["code"]) == (410, "session_ended")
+
+    refused(own)
+    own.proxy.signal(TERM)
+    own.proxy.wait()
+    own.restart()
+    refused(own)
+    (tag,) = own.proxy.call("GET", "/ready").json()["journals"]
+    heir = Pair(own.processes, own.worker, start_proxy(own.processes, own.worker, own.state, uid="heir"), own.state)
+    own.proxy.kill()
+    wait_until(lambda: heir.call("GET", heir.path(chosen)).status == 410)
+    wait_until(lambda: tag not in heir.proxy.call("GET", "/ready").json()["journals"])  # what it knew has its heir
+    found = heir.call("POST", "/rl/find_key", {"digest": key_digest(chosen.encode()).hex()}).json()
+    assert found["journal"] == heir.proxy.call("GET", "/ready").json()["journals"][0]
+    assert heir.call("GET", heir.path(chosen)).status == 410
+    assert heir.start(chosen, reopen=True) == chosen
+    assert heir.say(chosen, "c") == "c 0"
 
 
 def test_what_is_kept_is_for_the_owner_alone(pair: Pair) -> None:
@@ -174,15 +206,15 @@ def test_idle_session_is_closed_and_never_one_with_a_turn(own: Pair) -> None:
     own.wait_begun(busy)
     assert own.call("POST", "/configure", {"idle_timeout": 0.5}).json()["idle_timeout"] == 0.5
     assert own.told("closed")["closed"] == ["idle"]
-    wait_until(lambda: own.call("GET", own.path(idle)).status == 404)
+    wait_until(lambda: own.call("GET", own.path(idle)).status == 410)
     unused = own.start("unused")
-    wait_until(lambda: own.call("GET", own.path(unused)).status == 404)
+    wait_until(lambda: own.call("GET", own.path(unused)).status == 410)
     assert own.show(busy)["state"] == "running"
     own.release()
     assert running.result()[-1]["summary"] == "wait 0"
-    wait_until(lambda: own.call("GET", own.path(busy)).status == 404)
+    wait_until(lambda: own.call("GET", own.path(busy)).status == 410)
     assert own.told("closed", 2)["closed"] == ["idle", "busy"]
-    assert own.proxy.call("GET", "/ready").json()["sessions"] == 0
+    wait_until(lambda: own.proxy.call("GET", "/ready").json()["sessions"] == 0)
 
 
 def test_settings_that_were_configured_are_told_and_kept_by_a_restarted_process(own: Pair, tmp_path: Path) -> None:

@@ -24,7 +24,18 @@ def test_awkward_key_is_one_session(service: AgentService, key: str) -> None:
     for verb, body in (("reward", {"reward": 0.5}), ("export", None)):
         assert service.call("POST", f"{path}/{verb}", body).json()["error"]["code"] == "no_inference"
     assert service.call("POST", "/sessions/close", {"session_key": key}).status == 200
-    assert service.call("GET", path).status == 404
+    assert service.call("GET", path).status == 410
+    ended = service.respond("hello again", header)
+    assert (ended.status, ended.json()["error"]["code"]) == (410, "session_ended")
+    assert "POST /sessions" in ended.json()["error"]["message"]
+    assert service.call("POST", "/sessions", {"session_key": key}).status == 201
+    assert service.respond("hello", header).status == 200
+
+
+def test_made_key_without_a_journal_is_404_with_the_next_step(service: AgentService) -> None:
+    gone = service.respond("hello", "sk-aaaaaaaa-" + "x" * 43)
+    assert (gone.status, gone.json()["error"]["code"]) == (404, "session_not_found")
+    assert "POST /sessions makes one" in gone.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("key", ["", "x" * 1025, "é" * 513, "a\tb", 3, "\ud800"])
