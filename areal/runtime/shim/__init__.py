@@ -10,3 +10,4 @@ imported before it says that it lives, so that upgrading areal under a running s
 GO = b"G"
 ACK = b"A"
 NOT_STARTED = 70  # EX_SOFTWARE
+PARENT_VARIABLE = "AREAL_NODE_PROGRAM"  # the pid of the program of a cluster's job, without which a shim must not live

@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from areal.runtime import procfs, records
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
-from areal.runtime.shim import ACK, GO, NOT_STARTED
+from areal.runtime.shim import ACK, GO, NOT_STARTED, PARENT_VARIABLE
 from areal.runtime.shim.log import RotatingLog
 from areal.runtime.shim.policy import CRASHLOOP, RESTART, Exit, RestartBudget
 
@@ -173,6 +173,8 @@ class RunSupervisor:
         """Record who we are, then start the component: the record is never younger than the process."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._install_signals()
+        if os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # nothing outlives the job
         self._output_fd, self._component_fd = os.pipe()
         os.set_blocking(self._output_fd, False)
         with suppress(OSError):  # over the user's limit for pipes: the default size works too

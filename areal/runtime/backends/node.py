@@ -1,0 +1,262 @@
+"""The program of a run on its node: ``python -m areal.runtime.backends.node RUN_DIR [--watch]``.
+
+A scheduler's job starts it, on each node of the run once. It records the node's address in the run's intent, starts the
+run's supervisor as ``local`` does, passes SIGTERM, SIGINT and SIGUSR1 on to it, and ends with the component's status. A
+supervisor whose node program dies stops its component, so that nothing outlives the job.
+
+The first node of a run works in the run's folder, the others in ``RUN_DIR/<uid>-node-<rank>/``. A job that its
+scheduler has requeued begins again from the unplaced intent; the life lock keeps two nodes from running the same run.
+With ``--watch`` (a scheduler that cannot signal) a file ``kick`` in the folder does what SIGUSR1 does.
+
+``python -m areal.runtime.backends.node --address`` prints the node's address, for a job of several nodes, whose script
+runs on the first: ``AREAL_FIRST_NODE``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from areal.errors import ArealError, Conflict, NoCapacity, NotFound
+from areal.runtime import procfs, records
+from areal.runtime.backends.base import (
+    FIRST_NODE_VARIABLE,
+    NODE_ADDRESS_VARIABLE,
+    NODE_RANK_VARIABLE,
+    LastExit,
+    Phase,
+    RunSpec,
+)
+from areal.runtime.lifecycle import fork_shim, sweep_run
+from areal.runtime.runs import RunStore, placed, read_identity, read_intent, spec_from_record
+from areal.runtime.shim import PARENT_VARIABLE
+
+NODE = "node.json"  # what the node program found: node, address, rank, job_id, gpus
+KICK = "kick"
+FAILED = 78  # EX_CONFIG: nothing of the component was started
+_LOCK_PATIENCE_S = 20.0  # the submitting command closes its descriptor right after the submission
+_WATCH_S = 1.0
+_NODE_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
+_OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.STAGE, NODE)
+
+
+# -- where we are
+
+
+def node_address(environ: Mapping[str, str]) -> str:
+    """The numeric address that other nodes reach this one by: ``AREAL_NODE_ADDRESS``, else the one that Slurm knows the
+    node by, else that of the host's name, else of the interface with the default route. Raises ArealError."""
+    candidates = [environ.get(NODE_ADDRESS_VARIABLE, ""), _slurm_address(environ), socket.gethostname()]
+    found = [address for address in map(_resolve, filter(None, candidates)) if address]
+    if environ.get(NODE_ADDRESS_VARIABLE) or environ.get("SLURMD_NODENAME"):
+        usable = found[:1]  # the scheduler's word, be it a loopback address
+    else:
+        usable = [*(address for address in found if not _is_loopback(address)), *_routed_address()]
+    if not usable:
+        raise ArealError(
+            f"the address of node {socket.gethostname()} cannot be told",
+            hint=f"export {NODE_ADDRESS_VARIABLE} in the job's set-up commands",
+        )
+    return usable[0]
+
+
+def _slurm_address(environ: Mapping[str, str]) -> str:
+    """NodeAddr, which a node's name need not resolve to; the name itself where Slurm does not answer."""
+    name = environ.get("SLURMD_NODENAME", "")
+    if name:
+        with suppress(OSError, subprocess.SubprocessError):
+            shown = subprocess.run(("scontrol", "show", "node", name, "-o"), capture_output=True, timeout=30, text=True)
+            if match := _NODE_ADDRESS.search(shown.stdout):
+                return match[1]
+    return name
+
+
+def _resolve(host: str) -> str:
+    """Numeric; IPv4 where there are both. Empty where the name is unknown."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return ""
+    addresses = sorted({str(each[4][0]) for each in found}, key=lambda address: (":" in address, address))
+    return next((each for each in addresses if not _is_loopback(each)), addresses[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def _routed_address() -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # TEST-NET-1: a datagram socket sends nothing by connecting
+        return [str(probe.getsockname()[0])]
+    return []
+
+
+def node_rank(environ: Mapping[str, str]) -> int:
+    return int(environ.get(NODE_RANK_VARIABLE) or environ.get("SLURM_NODEID") or 0)
+
+
+def seen_gpus(environ: Mapping[str, str]) -> list[str]:
+    """What the scheduler gave this process, as indices or UUIDs."""
+    return [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+
+
+# -- the run's folder on this node
+
+
+def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -> tuple[str, RunSpec, int]:
+    """Folder, placed spec and held life lock of this node's part of the run. Raises NotFound where the run was
+    forgotten or its home is not here, Conflict where it runs already, ArealError, OSError."""
+    store, uid = RunStore(Path(run_dir).parent), Path(run_dir).name
+    found = read_intent(run_dir)
+    if found is None:
+        raise NotFound(
+            f"run {uid} has no record in {store.root} on {socket.gethostname()}: nothing was started",
+            hint="$AREAL_HOME must be a folder that every node sees",
+        )
+    if rank == 0:
+        life = _take_life(run_dir)
+        for name in (*_OLD_RECORDS, KICK):
+            records.remove(f"{run_dir}/{name}")
+        spec, folder = store.place(uid, address), run_dir
+    else:
+        folder, life, spec = _part_of(run_dir, found[0], f"{uid}-node-{rank}", address)
+    node = environ.get("SLURMD_NODENAME") or socket.gethostname()
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("RAY_JOB_ID") or ""
+    seen = {"node": node, "address": address, "rank": rank, "job_id": job_id, "gpus": seen_gpus(environ)}
+    records.write_json(folder, NODE, {**seen, "at": time.time()})
+    return folder, spec, life
+
+
+def _part_of(run_dir: str, found: Mapping[str, Any], uid: str, address: str) -> tuple[str, int, RunSpec]:
+    """A run folder in the run's folder, for a node that is not the first."""
+    spec = spec_from_record(found.get("unplaced") or found)  # the first node may have placed it already
+    secrets = records.read_object(run_dir, records.SECRET) or {}
+    parts = RunStore(Path(run_dir))
+    if parts.is_held(uid):
+        raise Conflict(f"run {uid} runs on another node already")
+    parts.remove(uid)
+    spec = replace(placed(spec, address), uid=uid, secret_env=secrets)
+    return parts.folder(uid), parts.create(spec), spec
+
+
+def _take_life(run_dir: str) -> int:
+    """The life lock, which the submitting command may hold for a moment more. Raises Conflict where it is kept: the
+    run lives, perhaps on a node that its scheduler has lost sight of."""
+    life = os.open(f"{run_dir}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + _LOCK_PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return life
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                os.close(life)
+                raise Conflict(f"run {Path(run_dir).name} is held by another process: it would run twice") from None
+            time.sleep(0.05)
+
+
+def require_free_ports(spec: RunSpec, address: str) -> None:
+    """Raises NoCapacity: ports are chosen where the node is not known yet."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in spec.ports:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((address, port))
+            except OSError as error:
+                raise NoCapacity(
+                    f"port {port} cannot be used on node {socket.gethostname()} ({address}): {error.strerror}",
+                    hint="the next start takes another port",
+                ) from error
+
+
+def record_failure(folder: str, reason: str) -> None:
+    """The end of a run of which nothing could be started, as a supervisor would have written it."""
+    exit = LastExit(FAILED, None, time.time(), reason)
+    last_exit = {"code": exit.code, "signal": exit.signal, "at": exit.at, "reason": exit.reason}
+    ended = {"phase": Phase.EXITED, "reason": reason, "restarts": 0, "last_exit": last_exit, "swept": []}
+    records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
+    records.write_json(folder, records.EXIT, ended)
+
+
+# -- the supervisor, and what becomes of it
+
+
+def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], *, watch: bool = False) -> int:
+    """Start the shim and wait for its end. Returns the component's exit status, 0 where it was stopped."""
+    shim = fork_shim(spec.uid, folder, [life], {**environ, PARENT_VARIABLE: str(os.getpid())})
+    os.close(life)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        shim.process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, forward)
+    try:
+        shim.go()
+        shim.wait_ack()
+    finally:
+        shim.close()
+    while True:
+        try:
+            code = shim.process.wait(_WATCH_S if watch else None)
+            break
+        except subprocess.TimeoutExpired:
+            if os.path.exists(f"{folder}/{KICK}"):
+                records.remove(f"{folder}/{KICK}")
+                shim.process.send_signal(signal.SIGUSR1)
+    sweep_run(read_identity(folder), folder)  # a supervisor that was killed has swept nothing
+    return _status(folder, code)
+
+
+def _status(folder: str, shim_code: int) -> int:
+    ended = records.read_object(folder, records.EXIT)
+    if ended is None:
+        return 128 - shim_code if shim_code < 0 else shim_code or FAILED
+    if ended["reason"] == "stopped":
+        return 0
+    last = ended["last_exit"] or {}
+    return 128 + int(last["signal"]) if last.get("signal") else int(last.get("code") or 0)
+
+
+def main(argv: Sequence[str]) -> int:
+    environ = dict(os.environ)
+    if argv[0] == "--address":
+        print(node_address(environ))
+        return 0
+    run_dir, watch = argv[0].rstrip("/"), "--watch" in argv
+    rank, folder = node_rank(environ), ""
+    try:
+        address = node_address(environ)
+        folder, spec, life = prepare(run_dir, rank, address, environ)
+        if rank == 0:
+            require_free_ports(spec, address)
+    except (ArealError, OSError) as error:
+        print(f"areal: {error}", file=sys.stderr, flush=True)
+        if folder:
+            record_failure(folder, str(error))
+        return FAILED
+    given = {NODE_ADDRESS_VARIABLE: address, NODE_RANK_VARIABLE: str(rank)}
+    given[FIRST_NODE_VARIABLE] = environ.get(FIRST_NODE_VARIABLE) or address
+    try:
+        return supervise(folder, spec, life, {**environ, **given}, watch=watch)
+    except (ArealError, OSError) as error:
+        print(f"areal: {error}", file=sys.stderr, flush=True)
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
