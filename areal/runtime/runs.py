@@ -27,6 +27,7 @@ from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     NODE_HOST,
+    Cause,
     HttpProbe,
     Job,
     JobState,
@@ -293,6 +294,21 @@ class RunStore:
         records.write_json(folder, records.INTENT, intent)
         return spec
 
+    def end(self, uid: str, state: RunState) -> None:
+        """Record that the run was stopped, where its supervisor has not done it. Raises OSError."""
+        folder = self.folder(uid)
+        if records.read_object(folder, records.EXIT) is None:
+            reason = "stopped after its supervisor had died" if state.phase is Phase.DEAD else "stopped"
+            last = asdict(state.last_exit) if state.last_exit else None
+            ended = {
+                "phase": Phase.EXITED,
+                "reason": reason,
+                "restarts": state.restarts,
+                "last_exit": last,
+                "swept": [],
+            }
+            records.write_json(folder, records.EXIT, ended)
+
     def remove(self, uid: str) -> None:
         """Forget the run in one step; what is left of the files is cleared next time when we die here."""
         hidden = f"{self.root}/{_FORGOTTEN}{uid}-{os.getpid()}"
@@ -390,11 +406,11 @@ def _observe_identified(store: RunStore, folder: str, spec: RunSpec, identity: P
     return _dead(folder, spec, identity)
 
 
-def _ended(spec: RunSpec, identity: ProcessIdentity, record: Mapping[str, Any]) -> RunState:
+def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str, Any]) -> RunState:
     return RunState(
         spec,
         Phase(record["phase"]),
-        shim_pid=identity.pid,
+        shim_pid=identity.pid if identity is not None else None,
         restarts=int(record["restarts"]),
         last_exit=last_exit_from_record(record["last_exit"]),
         reason=str(record["reason"]),
@@ -474,12 +490,20 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         identity = read_identity(folder)
         child = records.read_object(folder, records.CHILD) or {}
         ended = records.read_object(folder, records.EXIT)
-        if job is None and identity is None:
-            return RunState(spec, Phase.INTENDED)
+        since = record.get("created_at")
+        if job is None and identity is None and ended is None:
+            return RunState(spec, Phase.INTENDED, queued_at=since)
         job = job or Job(JobState.ENDED)
+        asked = job.cause and records.read_object(folder, records.STOP)  # by us: no accident
         state = _of_job(spec, identity, child, ended, job)
-        queued_at = job.queued_at or record.get("created_at")
-        return replace(state, node=job.node, job_id=job.job_id, gpus=job.gpus, cause=job.cause, queued_at=queued_at)
+        return replace(
+            state,
+            node=job.node,
+            job_id=job.job_id,
+            gpus=job.gpus,
+            cause=Cause.NONE if asked else job.cause,
+            queued_at=job.queued_at or since,
+        )
     except DAMAGED as error:
         return _unreadable(uid, f"a record cannot be read: {error!r}")
 
@@ -491,7 +515,7 @@ def _of_job(
     ended: Mapping[str, Any] | None,
     job: Job,
 ) -> RunState:
-    if ended is not None and identity is not None and job.state is not JobState.QUEUED:
+    if ended is not None and job.state is not JobState.QUEUED:
         return _ended(spec, identity, ended)
     if job.state is JobState.QUEUED:
         return RunState(spec, Phase.QUEUED, reason=job.reason)

@@ -72,5 +72,16 @@ def second(tmp_path: Path, lease_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
+def remote(tmp_path: Path, lease_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """A backend whose runs are jobs, placed after a while on another address."""
+    monkeypatch.setitem(BACKENDS.factories, "remote", "tests.runtime.remote_backend:RemoteBackend")
+    backend = open_backend("remote", tmp_path / "home", lease_dir=lease_dir)
+    yield backend
+    for uid in backend.observe():
+        backend.stop(uid, grace_s=0.5)
+    assert processes_under(tmp_path) == []
+
+
+@pytest.fixture
 def local(make_local: MakeBackend) -> LocalBackend:
     return make_local()

@@ -8,11 +8,18 @@ import signal
 import pytest
 
 from areal.errors import Conflict, NotFound
-from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunState, StopReport
+from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunSpec, RunState, StopReport
 
 from .support import NEVER, alive, log_text, python, run_spec, until, until_phase
 
 BACKENDS = ["local", "second"]
+
+
+def started(backend: Backend, spec: RunSpec) -> RunState:
+    """Start it, and wait until its component runs: a scheduler has to place it first."""
+    first = backend.start(spec)
+    assert first.phase in (Phase.QUEUED, Phase.STARTING, Phase.RUNNING), first
+    return until_phase(backend, spec.uid, Phase.RUNNING)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -22,9 +29,8 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def test_start_returns_a_running_process_with_a_record(backend: Backend) -> None:
-    state = backend.start(run_spec("r1"))
+    state = started(backend, run_spec("r1"))
 
-    assert state.phase is Phase.RUNNING
     assert state.pid is not None and alive(state.pid)
     assert backend.observe()["r1"] == state
 
@@ -37,7 +43,7 @@ def test_start_calls_on_pid_once_before_anything_runs(backend: Backend) -> None:
 
     state = backend.start(run_spec("r1"), on_pid=on_pid)
 
-    assert seen == [(state.shim_pid, Phase.INTENDED)]
+    assert seen == [(state.shim_pid or 0, Phase.INTENDED)]
 
 
 def test_start_when_on_pid_fails_starts_nothing_and_leaves_no_record(backend: Backend) -> None:
@@ -51,7 +57,7 @@ def test_start_when_on_pid_fails_starts_nothing_and_leaves_no_record(backend: Ba
 
 
 def test_start_of_a_uid_in_use_is_refused_and_changes_nothing(backend: Backend) -> None:
-    first = backend.start(run_spec("r1"))
+    first = started(backend, run_spec("r1"))
 
     with pytest.raises(Conflict, match="exists already"):
         backend.start(run_spec("r1"))
@@ -123,10 +129,10 @@ def test_observe_after_exit_tells_status_and_reason(backend: Backend) -> None:
 
 
 def test_observe_after_kill_of_the_component_tells_the_signal_and_backs_off(backend: Backend) -> None:
-    started = backend.start(run_spec())
-    assert started.pid is not None
+    run = started(backend, run_spec())
+    assert run.pid is not None
 
-    os.kill(started.pid, signal.SIGKILL)
+    os.kill(run.pid, signal.SIGKILL)
     state = until_phase(backend, "r1", Phase.BACKOFF)
 
     assert state.last_exit is not None
@@ -144,29 +150,29 @@ def test_observe_of_a_program_that_does_not_exist_says_so(backend: Backend) -> N
 
 
 def test_kick_in_backoff_starts_the_component_again_at_once(backend: Backend) -> None:
-    started = backend.start(run_spec())
-    assert started.pid is not None
-    os.kill(started.pid, signal.SIGKILL)
+    run = started(backend, run_spec())
+    assert run.pid is not None
+    os.kill(run.pid, signal.SIGKILL)
     until_phase(backend, "r1", Phase.BACKOFF)
 
     backend.kick("r1")
     state = until_phase(backend, "r1", Phase.RUNNING)
 
     assert state.restarts == 1
-    assert state.pid != started.pid
+    assert state.pid != run.pid
 
 
 def test_kick_while_running_changes_nothing(backend: Backend) -> None:
-    started = backend.start(run_spec())
+    run = started(backend, run_spec())
 
     backend.kick("r1")
     backend.kick("r1")
 
-    assert backend.observe()["r1"] == started
+    assert backend.observe()["r1"] == run
 
 
 def test_kick_of_an_ended_run_is_refused(backend: Backend) -> None:
-    backend.start(run_spec())
+    started(backend, run_spec())
     backend.stop("r1")
 
     with pytest.raises(Conflict, match="has ended"):
@@ -176,19 +182,19 @@ def test_kick_of_an_ended_run_is_refused(backend: Backend) -> None:
 
 
 def test_stop_ends_the_component_and_says_that_it_lived(backend: Backend) -> None:
-    started = backend.start(run_spec())
-    assert started.pid is not None and started.shim_pid is not None
+    run = started(backend, run_spec())
+    assert run.pid is not None and run.shim_pid is not None
 
     report = backend.stop("r1")
 
     assert report == StopReport("r1", was_alive=True)
-    assert not alive(started.pid) and not alive(started.shim_pid)
+    assert not alive(run.pid) and not alive(run.shim_pid)
     state = backend.observe()["r1"]
     assert (state.phase, state.reason) == (Phase.EXITED, "stopped")
 
 
 def test_stop_is_idempotent_and_of_nobody_is_no_error(backend: Backend) -> None:
-    backend.start(run_spec())
+    started(backend, run_spec())
     backend.stop("r1")
 
     assert backend.stop("r1") == StopReport("r1", was_alive=False)
@@ -199,12 +205,12 @@ def test_stop_of_a_component_that_ignores_sigterm_kills_it_after_the_grace(backe
     source = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
     )
-    started = backend.start(run_spec(argv=python(source)))
+    run = started(backend, run_spec(argv=python(source)))
     until(lambda: "up" in log_text(backend, "r1"), "the component to ignore SIGTERM")
 
     backend.stop("r1", grace_s=0.1)
 
-    assert started.pid is not None and not alive(started.pid)
+    assert run.pid is not None and not alive(run.pid)
     last_exit = backend.observe()["r1"].last_exit
     assert last_exit is not None and last_exit.signal == signal.SIGKILL
 
@@ -233,7 +239,7 @@ def test_stop_in_backoff_ends_the_run(backend: Backend) -> None:
 
 
 def test_forget_of_an_ended_run_deletes_it(backend: Backend) -> None:
-    backend.start(run_spec())
+    started(backend, run_spec())
     backend.stop("r1")
 
     backend.forget("r1")
@@ -282,7 +288,7 @@ def test_runs_started_from_threads_are_all_there(backend: Backend) -> None:
 
     def start(number: int) -> RunState:
         ports = backend.claim_ports(1, owner=f"Model/m{number}")
-        return backend.start(run_spec(f"r{number}", ports=ports))
+        return started(backend, run_spec(f"r{number}", ports=ports))
 
     with ThreadPoolExecutor(4) as pool:
         states = list(pool.map(start, range(8)))

@@ -248,8 +248,6 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     cpus = spec.resources.cpus  # bounds the threads that the numeric libraries start
     threads = {} if cpus is None else {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
     env = {**threads, **(_vllm_env(spec.env) if part.engine == "vllm" else spec.env)}
-    if launch.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     return launch.run(argv, spec, config, env=env, secret_env=secret_env, liveness=spec.probes.liveness)
 

@@ -418,7 +418,6 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         env={
             "PYTHONUNBUFFERED": "1",
             **spec.env,
-            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             **_service(context, spec),
             "AREAL_RUN_FOLDER": str(folder),
             "AREAL_ATTEMPT": str(inputs["attempt"]),

@@ -70,7 +70,8 @@ class Backends(RunControl):
         """Of the backends named, or of all in use."""
         found = [self.named(name).capacity() for name in (self._names() if names is None else sorted(names))]
         gpus = tuple(gpu for each in found for gpu in each.gpus)
-        return Capacity(gpus, {gpu: holder for each in found for gpu, holder in each.squatters.items()})
+        squatters = {gpu: holder for each in found for gpu, holder in each.squatters.items()}
+        return Capacity(gpus, squatters, {name: count for each in found for name, count in each.queued.items()})
 
     def release_claims(self) -> None:
         """Of every backend, all ports and GPUs that were claimed and not started."""

@@ -186,10 +186,12 @@ class StopReport:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Capacity that a plan may count on. ``gpus`` are free UUIDs; ``squatters`` maps a busy UUID to who holds it."""
+    """Capacity that a plan may count on. ``gpus`` are free UUIDs; ``squatters`` maps a busy UUID to who holds it.
+    ``queued``: by the name of a backend whose runs wait for their GPUs, all that its cluster has."""
 
     gpus: tuple[str, ...] = ()
     squatters: Mapping[str, str] = field(default_factory=dict)
+    queued: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -277,13 +279,21 @@ class RunControl(Protocol):
 
 
 class Backend(RunControl, Protocol):
-    """A place that runs processes. ``name`` is what ``spec.scheduler.type`` says."""
+    """A place that runs processes. ``name`` is what ``spec.scheduler.type`` says. ``host`` is where its components
+    listen and are called, ``NODE_HOST`` where each has the address of a node that is found later."""
 
     name: str
+    host: str
 
     def capacity(self) -> Capacity:
         """Free GPUs, and who holds the busy ones that no run of areal holds. May take a second: it is asked for plans
         that start or stop something."""
+        ...
+
+    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+        """Before anything is started: a run of ``nodes`` nodes with ``gpus`` GPUs on each, of an object with these
+        settings (``spec.scheduler``), can be placed at some time. Raises NoCapacity for more than there is,
+        InvalidManifest for a setting that names nothing of the cluster, ArealError where that cannot be asked."""
         ...
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:

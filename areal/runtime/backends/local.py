@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import gpus, procfs, records
@@ -136,6 +137,7 @@ class LocalBackend:
     """See ``base.Backend``. One instance may be used from several threads."""
 
     name = "local"
+    host = "127.0.0.1"
 
     def __init__(
         self,
@@ -166,6 +168,9 @@ class LocalBackend:
             else:
                 squatters[gpu.uuid] = who
         return Capacity(tuple(free), squatters)
+
+    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+        """A plan counts the GPUs of this machine."""
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         return self._claims.choose_ports(count, owner, prefer)
@@ -309,6 +314,6 @@ def _complete(spec: RunSpec, folder: str) -> RunSpec:
     """The caller's working folder when none is named; its GPUs by UUID, never by index; its configuration's file."""
     env = dict(spec.env)
     if spec.gpus:
-        env.setdefault("CUDA_VISIBLE_DEVICES", ",".join(spec.gpus))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
     argv = (*spec.argv, "--config", f"{folder}/{records.CONFIG}") if spec.config else spec.argv
     return replace(spec, argv=argv, env=env, cwd=spec.cwd or os.getcwd())

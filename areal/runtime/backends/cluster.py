@@ -1,0 +1,274 @@
+"""The parts that backends of schedulers share. A run is a job, known by the run's uid before it is submitted.
+
+A subclass talks to its scheduler in five methods, at the end of ``ClusterBackend``. All else goes by the folders
+``$AREAL_HOME/clusters/<name>/runs/<uid>/``, which the job's node program and the shim write on their node, and by the
+scheduler's word about its jobs. Nothing is looked up in this machine's /proc. While the scheduler does not answer
+every run is UNKNOWN, with its words.
+
+What local promises of a caller that dies holds: the intent is durable before the job is submitted, a job that was
+submitted is found by its name, and one whose run has no record is a stray.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from areal.errors import ArealError, Conflict, NotFound
+from areal.runtime import records
+from areal.runtime.backends.base import (
+    NODE_HOST,
+    Capacity,
+    Job,
+    JobState,
+    Phase,
+    Problem,
+    RunSpec,
+    RunState,
+    Stage,
+    StopReport,
+    Trouble,
+)
+from areal.runtime.leases import FIRST_PORT, LAST_PORT
+from areal.runtime.logs import run_log_paths
+from areal.runtime.runs import RunStore, check_uid, observe_job
+
+LIVING = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
+_PORTS = range(FIRST_PORT, LAST_PORT + 1)
+_SUBMITTING_S = 60.0  # an intent that is younger may be about to be submitted
+_KNOWN_S = 1.0  # a scheduler is asked at most once in it by one command
+
+
+class ClusterBackend(ABC):
+    """See ``base.Backend``. One instance may be used from several threads."""
+
+    name: ClassVar[str]
+    host = NODE_HOST
+
+    def __init__(self, home_root: Path, crash: Callable[[str], None] = lambda point: None) -> None:
+        self.home = Path(home_root).resolve()
+        self.store = RunStore(self.home / "clusters" / self.name / "runs")
+        self._crash = crash
+        self._lock = threading.Lock()
+        self._jobs: tuple[float, Mapping[str, Job] | ArealError] | None = None
+        self._claimed: set[int] = set()
+        self._taken: frozenset[int] | None = None  # ports of runs that live; until claims are released
+
+    # -- capacity
+
+    def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
+        """Ports that no run of this home has: whether the node has them free is found there."""
+        with self._lock:
+            if self._taken is None:
+                live = [state.spec for state in self.observe().values() if state.phase in {*LIVING, Phase.UNKNOWN}]
+                self._taken = frozenset(port for spec in live for port in (*spec.ports, *spec.shared_ports))
+            taken = self._taken | self._claimed
+            ports = list(dict.fromkeys(port for port in prefer if port not in taken))[:count]
+            others = [port for port in _PORTS if port not in taken and port not in ports]
+            if len(others) < count:  # more runs than ports: they are spread over many nodes
+                others = list(_PORTS)
+            ports += random.SystemRandom().sample(others, count - len(ports))
+            self._claimed.update(ports)
+        return tuple(ports)
+
+    def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
+        """Names that stand for GPUs: the scheduler says on the node which ones they are."""
+        return tuple(f"gpu-{number}" for number in range(count))
+
+    def release_claims(self, ports: Iterable[int] | None = None) -> None:
+        with self._lock:
+            self._claimed = set() if ports is None else self._claimed.difference(ports)
+            self._taken = None
+
+    # -- start
+
+    def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
+        folder = self.store.folder(spec.uid)
+        argv = (*spec.argv, "--config", f"{folder}/{records.CONFIG}") if spec.config else spec.argv
+        spec = replace(spec, argv=argv, cwd=spec.cwd or os.getcwd())
+        self._crash("intent-before")
+        os.close(self.store.create(spec))
+        self._crash("intent-after")
+        try:
+            on_pid(0)
+            self._crash("pid-after")
+            self.submit(spec, folder)
+            self._crash("go-after")
+        except BaseException:
+            self._forget_jobs()
+            with suppress(ArealError):  # of a scheduler that does not say whether it has the job: the record stays
+                if spec.uid not in self.jobs([spec.uid]):
+                    self.store.remove(spec.uid)
+            raise
+        self._forget_jobs()
+        with self._lock:  # its ports are in its record from here on
+            self._claimed.difference_update(spec.ports)
+            self._taken = None
+        state = self.observe([spec.uid]).get(spec.uid)
+        if state is None:
+            raise Conflict(f"run {spec.uid} was forgotten by another command while it started")
+        return state
+
+    # -- observe
+
+    def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
+        wanted = self.store.uids() if uids is None else [uid for uid in uids if os.path.exists(self._folder(uid))]
+        if not wanted:
+            return {}
+        jobs = self._known_jobs(wanted)
+        found = {}
+        for uid in wanted:
+            job = Job(JobState.UNKNOWN, reason=jobs.message) if isinstance(jobs, ArealError) else jobs.get(uid)
+            if (state := observe_job(self.store, uid, job)) is not None:
+                found[uid] = state
+        return found
+
+    def _folder(self, uid: str) -> str:
+        return self.store.folder(check_uid(uid))
+
+    def _known_jobs(self, uids: Sequence[str]) -> Mapping[str, Job] | ArealError:
+        """All jobs of this home, or why the scheduler does not tell."""
+        now = time.monotonic()
+        known = self._jobs
+        if known is None or now - known[0] > _KNOWN_S:
+            try:
+                known = now, self.jobs(uids)
+            except ArealError as error:
+                known = now, error
+            self._jobs = known
+        return known[1]
+
+    def _forget_jobs(self) -> None:
+        self._jobs = None
+
+    def stage(self, uid: str) -> Stage | None:
+        return self.store.stage(uid)
+
+    def log_paths(self, uid: str) -> tuple[str, ...]:
+        return run_log_paths(self.store.folder(uid))
+
+    # -- act
+
+    def kick(self, uid: str) -> None:
+        state = self.observe([uid]).get(uid)
+        if state is None or state.phase is Phase.INTENDED:
+            raise NotFound(f"run {uid} has no living process to start again")
+        if state.phase not in LIVING:
+            raise Conflict(f"run {uid} has ended: it cannot be started again", hint="apply starts a new run")
+        if state.phase is Phase.BACKOFF:
+            self.kick_job(uid, state)
+
+    def stop(self, uid: str, *, grace_s: float | None = None) -> StopReport:
+        self._crash("stop-before")
+        self._forget_jobs()
+        state = self.observe([uid]).get(uid)
+        if state is None or state.phase is Phase.INTENDED:
+            return StopReport(uid, was_alive=False)
+        if state.phase is Phase.UNKNOWN:
+            raise Conflict(f"run {uid} cannot be stopped: {state.reason}", hint="try again once the scheduler answers")
+        alive, jobs = state.phase in LIVING, self._known_jobs([uid])
+        job = jobs.get(uid) if isinstance(jobs, Mapping) else None
+        if alive or (job is not None and job.state is not JobState.ENDED):  # one that has exited may be leaving still
+            grace_s = state.spec.stop_grace_s if grace_s is None else grace_s
+            records.write_json(self._folder(uid), records.STOP, {"grace_s": grace_s}, durable=False)
+            self._crash("stop-signalled")
+            self.end_job(uid, state, grace_s)
+        if state.phase in (*LIVING, Phase.DEAD):
+            self.store.end(uid, state)
+        with self._lock:
+            self._taken = None
+        self._forget_jobs()
+        self._crash("stop-after")
+        return StopReport(uid, alive)
+
+    def forget(self, uid: str, *, unprovable: bool = False) -> None:
+        self._crash("forget-before")
+        state = self.observe([uid]).get(uid)
+        if state is not None:
+            if state.phase in LIVING:
+                raise Conflict(f"run {uid} is alive ({state.phase})", hint="stop it first")
+            if state.phase is Phase.UNKNOWN and not unprovable:
+                raise Conflict(f"run {uid} may be alive: {state.reason}", hint="stop it once its scheduler answers")
+            self.store.remove(uid)
+        self._crash("forget-after")
+
+    # -- doctor
+
+    def inspect(self) -> tuple[Problem, ...]:
+        states = self.observe()
+        jobs = self._known_jobs(list(states))
+        problems = [problem for state in states.values() for problem in self._judge(state)]
+        for uid, job in sorted(jobs.items()) if isinstance(jobs, Mapping) else ():
+            if uid not in states and job.state in (JobState.QUEUED, JobState.RUNNING):
+                where = f" on {job.node}" if job.node else ""
+                message = f"job {job.job_id} of run {uid} is {job.state}{where}, and the run has no record"
+                problems.append(Problem(Trouble.STRAY_PROCESS, uid, message))
+        for path in self.store.leftovers():
+            problems.append(Problem(Trouble.LEFTOVER, path, f"{path} was left by a command that was killed"))
+        return tuple(problems)
+
+    def _judge(self, state: RunState) -> list[Problem]:
+        uid, run = state.spec.uid, f"run {state.spec.uid} of {state.spec.owner}"
+        if state.phase is Phase.DEAD:
+            return [Problem(Trouble.DEAD_RECORD, uid, f"{run}: {state.reason}")]
+        if state.phase is Phase.INTENDED and time.time() - (state.queued_at or 0.0) > _SUBMITTING_S:
+            return [Problem(Trouble.NEVER_STARTED, uid, f"{run} was planned and not submitted")]
+        if state.phase is Phase.UNKNOWN:
+            return [Problem(Trouble.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
+        return []
+
+    def repair(self, problem: Problem) -> str:
+        if not problem.repairable:
+            raise ArealError(f"{problem.subject}: {problem.message}: this needs a person")
+        if problem.trouble is Trouble.STRAY_PROCESS:
+            job = self.jobs([problem.subject]).get(problem.subject)
+            if job is not None:
+                spec = RunSpec(problem.subject, "", "", 0, ())
+                self.end_job(problem.subject, RunState(spec, Phase.RUNNING, job_id=job.job_id), 0.0)
+            return f"cancelled the job of run {problem.subject}"
+        if problem.trouble is Trouble.DEAD_RECORD:
+            self.stop(problem.subject)
+            return f"stopped run {problem.subject}"
+        if problem.trouble is Trouble.NEVER_STARTED:
+            self.forget(problem.subject)
+            return f"forgot run {problem.subject}, of which nothing was started"
+        shutil.rmtree(problem.subject, ignore_errors=True)
+        return f"removed {problem.subject}"
+
+    # -- the scheduler
+
+    @abstractmethod
+    def capacity(self) -> Capacity:
+        """``queued``: all GPUs of the cluster, by this backend's name."""
+
+    @abstractmethod
+    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+        """As ``base.Backend``."""
+
+    @abstractmethod
+    def submit(self, spec: RunSpec, folder: str) -> None:
+        """Submit the job that runs the node program for the run's folder, under the run's uid. Does nothing where the
+        scheduler has a job of that name already. Raises ArealError with the scheduler's own words."""
+
+    @abstractmethod
+    def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
+        """All jobs of this home that the scheduler knows, by the run's uid: at least those of ``uids``, by one query.
+        Raises ArealError where it does not answer."""
+
+    @abstractmethod
+    def kick_job(self, uid: str, state: RunState) -> None:
+        """SIGUSR1 to the job's shims."""
+
+    @abstractmethod
+    def end_job(self, uid: str, state: RunState, grace_s: float) -> None:
+        """SIGTERM to the job's shims; kill the job where they take longer than ``grace_s``. A queued job is cancelled.
+        Returns on the scheduler's word that the job is gone. Raises TimedOut, ArealError."""
