@@ -38,6 +38,7 @@ where the turn was not begun and may be sent again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -48,6 +49,7 @@ LONGEST_KEY = 1024  # bytes of UTF-8
 LONGEST_REQUEST_ID = 255
 EVENTS = "application/x-ndjson"
 SESSION_KEY_HEADER = "X-AReaL-Session-Key"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 QueueMode = Literal["collect", "followup"]
 """What happens to a message that comes while a turn of its session runs: ``collect`` joins all such messages into one
@@ -61,7 +63,7 @@ reward: it is never a 0."""
 def is_session_key(key: str) -> bool:
     """Whether ``key`` can name a session: 1 to 1024 bytes of UTF-8, without control characters."""
     try:
-        return 1 <= len(key.encode()) <= LONGEST_KEY and not any(char < " " or char == "\x7f" for char in key)
+        return 1 <= len(key.encode()) <= LONGEST_KEY and _CONTROL.search(key) is None
     except UnicodeEncodeError:  # a lone surrogate
         return False
 
@@ -111,7 +113,8 @@ class StartAgentSession:
 @dataclass(frozen=True, kw_only=True)
 class TurnRequest:
     """``POST /session/{key}/turn`` of a data proxy. ``idempotency_key``: a turn of the session that was recorded with
-    it is the answer, and one that runs is joined."""
+    it is the answer, and one that runs is joined. ``stream``: its events are wanted as they come; else all of them are
+    answered at its end, in one part where they are few."""
 
     message: str
     run_id: str = text()
@@ -119,6 +122,7 @@ class TurnRequest:
     idempotency_key: str | None = idempotency_key()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     inference: ModelAccess | None = None  # from now on the session's
+    stream: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 import orjson
@@ -292,7 +292,7 @@ class AgentJournal(Journal):
 
 
 def _about(metadata: Mapping[str, Any], inference: RlSession | None) -> bytes:
-    return orjson.dumps({"metadata": metadata, "inference": asdict(inference) if inference is not None else None})
+    return orjson.dumps({"metadata": metadata, "inference": inference})
 
 
 def _session_crc(digest: bytes, key: str, created: float, about: bytes) -> int:

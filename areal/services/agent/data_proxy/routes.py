@@ -268,7 +268,7 @@ class PairRoutes:
         _check_metadata(asked.metadata)
         session = self._named(request)
         with session.journal.in_use():
-            caller = TurnCaller(request, asked.message, _request_key(asked))
+            caller = TurnCaller(request, asked.message, _request_key(asked), asked.stream)
             turn = self._running(session, caller) if caller.request is not None else None
             if turn is None:
                 if caller.request is not None and (ended := self._recorded(session, caller.request)) is not None:
@@ -281,14 +281,15 @@ class PairRoutes:
 
     async def _answer(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> AnyResponse:
         caller.accepted = _accepted(turn.run_id)
-        timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin)
+        timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin) if caller.stream else None
         try:
             await turn.ended.wait()
         except BaseException:
             self._runner.leave(session, turn, caller)
             raise
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         last = turn.last if caller.live or turn.recorded is None else recorded_events(turn.recorded)
         if not caller.out.prepared:
             return Response(body=caller.accepted + last, content_type=EVENTS)

@@ -18,7 +18,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -43,7 +43,9 @@ from areal.wire.processes import AgentDataProxyConfig
 _log = logging.getLogger(__name__)
 _WORKER_AWAY_S = 60.0  # a turn that has not begun waits so long for a worker
 _NOT_PARSED = (b'{"type":"delta"', b'{"type":"data"')
+_OWN_STREAM = b'{"type":"response"'  # in a text its quotation marks would be escaped
 _LINE_SLACK = 64 * 1024
+_HELD_BYTES = 64 * 1024
 
 
 # -- queues
@@ -52,13 +54,15 @@ _LINE_SLACK = 64 * 1024
 @dataclass(eq=False)
 class TurnCaller:
     """Whoever sent a message: it gets the turn's events as they come. ``live`` false: it came for a turn that runs
-    already, and is told all of it at its end."""
+    already, and is told all of it at its end. ``stream`` false: its events wait for the turn's end, as far as they are
+    few and none begins the agent's own stream."""
 
     http: Request
     message: str
     request: TurnRequestKey | None
+    stream: bool = True
     live: bool = True
-    accepted: bytes = b""
+    accepted: bytes = b""  # and the events that wait
     out: StreamResponse = field(default_factory=lambda: StreamResponse(headers={"Content-Type": EVENTS}))
 
     def begin(self, events: bytes = b"") -> None:
@@ -69,11 +73,16 @@ class TurnCaller:
 
     async def pass_on(self, events: bytes) -> None:
         """Waits while it lags behind."""
-        if not self.out.prepared:
+        if not self.out.prepared and not self.stream and self._may_wait(events):
+            self.accepted += events
+        elif not self.out.prepared:
             self.begin(events)
         else:
             with contextlib.suppress(ConnectionResetError):
                 await self.out.write(events)
+
+    def _may_wait(self, events: bytes) -> bool:
+        return len(self.accepted) + len(events) <= _HELD_BYTES and _OWN_STREAM not in events
 
 
 @dataclass(eq=False)
@@ -320,7 +329,7 @@ class TurnRunner:
     async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         async with self._slots:
             if turn.inference is not None:
-                theirs = RlSession(**asdict(turn.inference))
+                theirs = RlSession(**vars(turn.inference))
                 if theirs != session.inference:
                     await session.journal.set_inference(session, theirs)
             replaced = await self._rl.prepare(session)
@@ -341,7 +350,7 @@ class TurnRunner:
         """A ``WorkerRun``."""
         access, metadata = self._rl.access(session), {**session.metadata, **turn.metadata}
         if access is not None:
-            metadata["areal_inference"] = asdict(access)
+            metadata["areal_inference"] = vars(access)
         return orjson.dumps(
             {
                 "message": "\n\n".join(turn.messages),

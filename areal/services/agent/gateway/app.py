@@ -52,6 +52,7 @@ class TurnRoutes:
                 idempotency_key=_idempotency_key(request),
                 metadata=body.metadata,
                 inference=inference,
+                stream=body.stream,
             )
             if key is None:
                 start = StartAgentSession(model=self._sessions.service, inference=inference)

@@ -55,7 +55,7 @@ class TurnMetrics:
         self._turns = metrics.counter("areal_agent_turns_total", "Turns, by how they ended.", ("outcome",))
         self._seconds = metrics.histogram("areal_agent_turn_seconds", "From a turn's request to its end.", labels=())
         self._first = metrics.histogram(
-            "areal_agent_first_event_seconds", "From a turn's request to what the agent says first.", labels=()
+            "areal_agent_first_event_seconds", "From a streamed turn's request to what the agent says first.", labels=()
         )
         self.running = metrics.gauge("areal_agent_turns_running", "Turns that run now.")
         self._by_outcome: dict[str, Counter] = {}
@@ -161,7 +161,7 @@ class TurnDispatcher:
             watchdog.kick()
             event: Event = orjson.loads(line)
             kind = event["type"]
-            if not call.said and kind != "accepted":
+            if call.turn.stream and not call.said and kind != "accepted":
                 call.said = True
                 self._metrics.first.observe(time.perf_counter() - call.started)
             if kind in LAST:

@@ -22,7 +22,7 @@ from areal.services.agent.worker.tools import mcp_tools
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import Request, Response, StreamResponse, read_body
+from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_body
 from areal.services.http.process import ServeOptions, report_stage
 from areal.services.http.service import Service, json_response
 from areal.wire.agents import EVENTS, Failure, WorkerRun, is_session_key
@@ -44,15 +44,17 @@ class WorkerRoutes:
         service.route("POST", "/run", self.run, Access.INFERENCE)
         service.route("POST", "/session/{key}/close", self.close_session, Access.ADMIN)
 
-    async def run(self, request: Request) -> StreamResponse:
+    async def run(self, request: Request) -> AnyResponse:
         """Answers with the turn's events. The turn is cancelled when its caller leaves."""
         order = await read_body(request, WorkerRun, self._limit)
         turn, out = WorkerTurn(self._limit), StreamResponse(headers={"Content-Type": EVENTS})
-        await out.prepare(request)
         started = time.monotonic()
         running = self._loop.start(self._turn(order, turn))
         try:
-            last = False
+            lines, last = await turn.take()
+            if last:
+                return Response(body=lines, content_type=EVENTS)
+            out.begin(request, lines)
             while not last:
                 lines, last = await turn.take()
                 await out.write(lines)

@@ -232,6 +232,7 @@ def _rows(turns: TrajectoryTurns) -> dict[str, Any]:
 _EXPORT_BODY_BYTES = 4 * 1024 * 1024
 _LONGEST_WAIT_S = 300.0
 _MOST_ITEMS = 1024
+_AT_ONCE_BYTES = 32 * 1024  # of columns: to write them takes no longer than a thread's beginning
 _MOST_SKIPPED = 100
 
 
@@ -266,6 +267,8 @@ class TrajectoryRoutes:
         self._rows.inc(len(export.rows))
         for error in export.errors:
             self._errors.labels(error["code"]).inc()
+        if not export.interactions and sum(len(column.data) for column in export.columns) <= _AT_ONCE_BYTES:
+            return _answer(str(kept.name), export, body.format)
         return await asyncio.to_thread(_answer, str(kept.name), export, body.format)
 
     def _export_request(self, body: ExportTrajectories) -> ExportRequest:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sqlite3
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import astuple, replace
+from dataclasses import fields, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from areal.services.inference.recorder.records import (
@@ -101,14 +102,15 @@ class SessionTables:
         return [(number, str(SessionName(task, self.tag, number))) for number, task in rows]
 
     def add_session(self, session: SessionRecord, key: bytes | None) -> None:
-        values = (*astuple(session), checksum(*map(_plain, astuple(session))), key)
+        told = _session_values(session)
+        values = (*told, checksum(*map(_plain, told)), key)
         self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
     def save_session(self, session: SessionRecord) -> None:
         """Everything but its key."""
         self._changed(session.number)
         query = "UPDATE sessions SET life=?, next_trajectory=?, crc=? WHERE number=?"
-        crc = checksum(*map(_plain, astuple(session)))
+        crc = checksum(*map(_plain, _session_values(session)))
         self.db.execute(query, (session.state, session.next_trajectory, crc, session.number))
 
     def void_key(self, number: int) -> None:
@@ -152,8 +154,8 @@ class SessionTables:
     def save_trajectory(self, session: int, value: Trajectory, export: int | None = None) -> None:
         self._changed(session)
         query = f"INSERT OR REPLACE INTO trajectories ({_TRAJECTORY}) VALUES (?,?,?,?,?,?,?,?,?)"
-        crc = checksum(session, *map(_plain, astuple(value)))
-        self.db.execute(query, (*astuple(value), crc, session, export))
+        told = _trajectory_values(value)
+        self.db.execute(query, (*told, checksum(session, *map(_plain, told)), session, export))
 
     def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
         """Row ids from, and before which, the trajectory's interactions lie."""
@@ -331,6 +333,11 @@ def _read_each(read: Callable[[tuple[Any, ...]], _T], rows: Iterable[tuple[Any, 
             report(error)
         else:
             yield value
+
+
+# ``dataclasses.astuple`` copies each value, and costs as much as the statement.
+_session_values = attrgetter(*(each.name for each in fields(SessionRecord)))
+_trajectory_values = attrgetter(*(each.name for each in fields(Trajectory)))
 
 
 def _plain(value: object) -> object:

@@ -27,8 +27,10 @@ def test_process_exposes_exactly_what_is_documented(processes_of: dict[str, Proc
 
 
 def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:
-    for message in ("hello", "fail", "lose"):
+    for message in ("hello", "fail"):
         own.respond(message)
+    assert scraped(own.gateway).total("areal_agent_first_event_seconds_count") == 0  # nobody waits for their events
+    list(own.stream("lose", "streamed").events())
     own.respond(None)
     for process in (own.gateway, own.proxies[0], own.workers[0]):
         told = scraped(process)
@@ -36,5 +38,5 @@ def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:
         assert (counted["complete"], counted["agent"]) == (1, 1)
         assert told.total("areal_agent_turn_seconds_count") == 3
     told = scraped(own.gateway)
-    assert told.total("areal_agent_first_event_seconds_count") == 3
+    assert told.total("areal_agent_first_event_seconds_count") == 1
     assert told.total("areal_agent_turns_running") == 0
