@@ -7,6 +7,8 @@ import signal
 
 from hypothesis import settings
 
+from tests.cluster.slurm import slurm_cluster  # noqa: F401
+
 # Before torch is imported: two threads in each of the processes that share the cores are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

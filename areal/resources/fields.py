@@ -245,10 +245,26 @@ class Slurm(SpecModel):
     """Partition to submit to. Absent: the cluster's default."""
     account: Annotated[Text | None, UpdateClass.RECREATE] = None
     """Account to charge. Absent: the user's default."""
+    qos: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Quality of service. Absent: the account's default."""
+    nodelist: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Nodes that a job must have, as Slurm writes them: `n[1-4]`."""
+    exclude: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Nodes that a job must not have."""
+    constraint: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Features that a node must have, for example `h100&ib`."""
     time_limit_seconds: Annotated[PositiveSeconds | None, UpdateClass.RECREATE] = None
     """Wall-clock limit of a job. Absent: the partition's."""
     extra_args: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Options passed to `sbatch` as they are, for example `--constraint=h100`."""
+    """Options passed to `sbatch` as they are, after areal's own, for example `--exclusive`."""
+    setup_commands: Annotated[list[Text], UpdateClass.RECREATE] = []
+    """Shell commands at the beginning of the job's script, for example `module load cuda`."""
+    container_image: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Image that the processes run in; its `python3` has areal installed. Absent: the node itself."""
+    container_type: Annotated[Literal["pyxis", "apptainer"], UpdateClass.RECREATE] = "pyxis"
+    """`pyxis`: by `srun --container-image`. `apptainer`: by `apptainer exec`."""
+    container_mounts: Annotated[list[Text], UpdateClass.RECREATE] = []
+    """Further folders of the node in the container, `SOURCE:TARGET`; `$AREAL_HOME` is always there."""
 
 
 def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

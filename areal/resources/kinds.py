@@ -208,7 +208,13 @@ class PluginRegistry:
         return next((point.value for point in entry_points(group=self.group, name=name)), None)
 
 
-BACKENDS = PluginRegistry("areal.backends", {"local": "areal.runtime.backends.local:LocalBackend"})
+BACKENDS = PluginRegistry(
+    "areal.backends",
+    {
+        "local": "areal.runtime.backends.local:LocalBackend",
+        "slurm": "areal.runtime.backends.slurm:SlurmBackend",
+    },
+)
 """``factory(home_root, lease_dir, crash) -> areal.runtime.backends.base.Backend``; see ``areal.runtime.backends``."""
 
 TRAIN_ENGINES = PluginRegistry("areal.train_engines", {"fsdp": "areal.training.engines.fsdp:FSDPEngine"})

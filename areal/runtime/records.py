@@ -9,6 +9,7 @@
     child.json    the component: its pid and start ticks, or when it will be started again
     stop.json     how long a stop may take (the caller of stop)
     exit.json     how the run ended; written last
+    node.json     of a run of a cluster: its node, address, GPUs and job, as its node program found them
     stage.json    what the component says it is doing (written by the component)
     log/          current.log and its predecessors; shim.log holds the shim's own failures
 
@@ -37,6 +38,7 @@ CHILD = "child.json"
 STOP = "stop.json"
 EXIT = "exit.json"
 STAGE = "stage.json"
+NODE = "node.json"
 LOG_FOLDER = "log"
 CURRENT_LOG = "current.log"
 SHIM_LOG = "shim.log"

@@ -490,6 +490,8 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         identity = read_identity(folder)
         child = records.read_object(folder, records.CHILD) or {}
         ended = records.read_object(folder, records.EXIT)
+        if job is not None and job.requeues and _requeues_seen(folder) != job.requeues:
+            identity, child, ended = None, {}, None
         since = record.get("created_at")
         if job is None and identity is None and ended is None:
             return RunState(spec, Phase.INTENDED, queued_at=since)
@@ -506,6 +508,11 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
         )
     except DAMAGED as error:
         return _unreadable(uid, f"a record cannot be read: {error!r}")
+
+
+def _requeues_seen(folder: str) -> int:
+    """How often the job had been requeued when its node program last began."""
+    return int((records.read_object(folder, records.NODE) or {}).get("requeues", 0))
 
 
 def _of_job(

@@ -14,6 +14,7 @@ from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import Backend
 from areal.runtime.backends.local import LocalBackend
 
+from ..cluster.slurm import SlurmCluster
 from .support import processes_under
 
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
@@ -79,6 +80,18 @@ def remote(tmp_path: Path, lease_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield backend
     for uid in backend.observe():
         backend.stop(uid, grace_s=0.5)
+    assert processes_under(tmp_path) == []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """A backend whose runs are jobs of a real Slurm."""
+    monkeypatch.setenv("SLURM_CONF", slurm_cluster.env["SLURM_CONF"])
+    backend = open_backend("slurm", tmp_path / "home")
+    yield backend
+    for uid in backend.observe():
+        backend.stop(uid, grace_s=0.5)
+    assert slurm_cluster.jobs() == []
     assert processes_under(tmp_path) == []
 
 

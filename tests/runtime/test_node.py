@@ -15,7 +15,7 @@ import pytest
 
 from areal.runtime import records
 from areal.runtime.backends.base import NODE_HOST, NODE_RANK_VARIABLE, Job, JobState, Phase, RunState
-from areal.runtime.backends.node import KICK, NODE, node_address
+from areal.runtime.backends.node import KICK, node_address
 from areal.runtime.runs import RunStore, observe_job
 
 from .conftest import Spawn
@@ -74,7 +74,7 @@ def test_node_program_puts_the_address_in_place_and_ends_with_the_component(stor
     assert state(store).phase is Phase.EXITED
     assert state(store).spec.url == f"http://{ADDRESS}:9"
     assert f"at {ADDRESS} {ADDRESS}\n" in log(store) and f'{{"host":"{ADDRESS}"}}' in log(store)
-    seen = records.read_object(store.folder("r1"), NODE)
+    seen = records.read_object(store.folder("r1"), records.NODE)
     assert seen is not None and (seen["gpus"], seen["job_id"], seen["address"]) == (["2", "5"], "12", ADDRESS)
 
 

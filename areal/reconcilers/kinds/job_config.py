@@ -228,7 +228,11 @@ PROCESSES = "processesPerNode"
 
 
 def expand_job(job: Wanted, config: JobConfig) -> Wanted:
-    """The job with its number of processes. Raises InvalidManifest naming the field."""
+    """The job with its number of processes, and with the scheduler of its configuration where the manifest has none.
+    Raises InvalidManifest naming the field."""
+    named = config.get("scheduler.type")
+    if named and job.spec.get("scheduler") is None and named != "local":
+        job = replace(job, spec={**job.spec, "scheduler": {"type": named}})
     resources = dict(job.spec.get("resources") or {})
     nodes, scheduler = resources.get("nodes") or 1, (job.spec.get("scheduler") or {}).get("type", "local")
     if nodes > 1 and scheduler == "local":
@@ -290,6 +294,11 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
         raise InvalidManifest(
             f"{job.ref}: no installed package registers the backend of scheduler.type {scheduler}; nothing was started",
             hint="scheduler.type=local runs it on this machine",
+        )
+    declared = (job.spec.get("scheduler") or {}).get("type", "local")
+    if scheduler and scheduler != declared:
+        raise InvalidManifest(
+            f"{job.ref}: scheduler.type is {scheduler}, and spec.scheduler.type is {declared}", hint="leave one out"
         )
     for package, (key, off) in _TRACKERS.items():
         if config.get(key) not in (None, off, "") and importlib.util.find_spec(package) is None:

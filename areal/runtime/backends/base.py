@@ -164,7 +164,8 @@ class JobState(StrEnum):
 @dataclass(frozen=True)
 class Job:
     """The scheduler's word about the job of a run. ``reason``: in its own words. ``ended_at``, ``queued_at`` in seconds
-    since the epoch, None where it does not tell."""
+    since the epoch, None where it does not tell. ``requeues``: how often it went back into the queue; what its nodes
+    recorded before is of an earlier start."""
 
     state: JobState
     job_id: str = ""
@@ -174,6 +175,7 @@ class Job:
     cause: Cause = Cause.NONE
     queued_at: float | None = None
     ended_at: float | None = None
+    requeues: int = 0
 
 
 @dataclass(frozen=True)

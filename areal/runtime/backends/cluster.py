@@ -101,15 +101,20 @@ class ClusterBackend(ABC):
         try:
             on_pid(0)
             self._crash("pid-after")
-            self.submit(spec, folder)
+            job = self.submit(spec, folder)
             self._crash("go-after")
         except BaseException:
             self._forget_jobs()
             with suppress(ArealError):  # of a scheduler that does not say whether it has the job: the record stays
-                if spec.uid not in self.jobs([spec.uid]):
+                found = self.jobs([spec.uid]).get(spec.uid)
+                if found is None or found.state is JobState.ENDED:
                     self.store.remove(spec.uid)
             raise
-        self._forget_jobs()
+        known = self._jobs
+        if job is not None and known is not None and isinstance(known[1], Mapping):  # a start of many asks once
+            self._jobs = known[0], {**known[1], spec.uid: job}
+        else:
+            self._forget_jobs()
         with self._lock:  # its ports are in its record from here on
             self._claimed.difference_update(spec.ports)
             self._taken = None
@@ -255,9 +260,10 @@ class ClusterBackend(ABC):
         """As ``base.Backend``."""
 
     @abstractmethod
-    def submit(self, spec: RunSpec, folder: str) -> None:
+    def submit(self, spec: RunSpec, folder: str) -> Job | None:
         """Submit the job that runs the node program for the run's folder, under the run's uid. Does nothing where the
-        scheduler has a job of that name already. Raises ArealError with the scheduler's own words."""
+        scheduler has a job of that name already. Returns the job where the scheduler has just told of it. Raises
+        ArealError with the scheduler's own words."""
 
     @abstractmethod
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:

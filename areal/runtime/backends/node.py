@@ -43,13 +43,12 @@ from areal.runtime.lifecycle import fork_shim, sweep_run
 from areal.runtime.runs import RunStore, placed, read_identity, read_intent, spec_from_record
 from areal.runtime.shim import PARENT_VARIABLE
 
-NODE = "node.json"  # what the node program found: node, address, rank, job_id, gpus
 KICK = "kick"
 FAILED = 78  # EX_CONFIG: nothing of the component was started
 _LOCK_PATIENCE_S = 20.0  # the submitting command closes its descriptor right after the submission
 _WATCH_S = 1.0
 _NODE_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
-_OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.STAGE, NODE)
+_OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.STAGE, records.NODE)
 
 
 # -- where we are
@@ -135,8 +134,15 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
         folder, life, spec = _part_of(run_dir, found[0], f"{uid}-node-{rank}", address)
     node = environ.get("SLURMD_NODENAME") or socket.gethostname()
     job_id = environ.get("SLURM_JOB_ID") or environ.get("RAY_JOB_ID") or ""
-    seen = {"node": node, "address": address, "rank": rank, "job_id": job_id, "gpus": seen_gpus(environ)}
-    records.write_json(folder, NODE, {**seen, "at": time.time()})
+    seen: dict[str, object] = {
+        "node": node,
+        "address": address,
+        "rank": rank,
+        "job_id": job_id,
+        "gpus": seen_gpus(environ),
+    }
+    seen["requeues"] = int(environ.get("SLURM_RESTART_COUNT") or 0)
+    records.write_json(folder, records.NODE, {**seen, "at": time.time()})
     return folder, spec, life
 
 

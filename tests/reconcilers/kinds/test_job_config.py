@@ -80,6 +80,17 @@ def processes(wanted: Wanted) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("spec", "found"), [({}, {"type": "slurm"}), ({"scheduler": {"type": "ray"}}, {"type": "ray"})]
+)
+def test_scheduler_of_the_configuration_is_the_jobs_where_the_manifest_has_none(
+    spec: dict[str, Any], found: dict[str, Any]
+) -> None:
+    wanted = job({"scheduler": {"type": "slurm"}}, **spec)
+
+    assert expand_job(wanted, JobConfig.of(wanted)).spec["scheduler"] == found
+
+
+@pytest.mark.parametrize(
     ("config", "count"),
     [
         ({}, None),
@@ -148,7 +159,7 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
     ("config", "spec", "code", "said"),
     [
         ({"scheduler": {"type": "ray"}}, {}, 3, "scheduler.type ray"),
-        ({}, {"overrides": ["scheduler.type=slurm"]}, 3, "scheduler.type slurm"),
+        ({}, {"overrides": ["scheduler.type=slurm"], "scheduler": {"type": "local"}}, 3, "scheduler.type is slurm"),
         ({"stats_logger": {"swanlab": {"mode": "online"}}}, {}, 2, "package swanlab"),
         ({}, {"overrides": ["stats_logger.trackio.mode=online"]}, 2, "package trackio"),
         ({}, {"driver": "nowhere:main"}, 2, "no module nowhere"),

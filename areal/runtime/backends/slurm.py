@@ -1,0 +1,274 @@
+"""Runs as Slurm jobs: each run is one job, whose name is the run's uid and whose comment names the home.
+
+``$AREAL_HOME`` has to be a folder that every node sees under the same path: records, configuration, secrets and logs go
+by it (the node program says so where it is not). What Slurm says decides whether a run lives; the records say what its
+component does. Everything is asked through Slurm's own commands, so SLURM_CONF, munge and the user's rights hold.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from areal.errors import ArealError, InvalidManifest, NoCapacity, TimedOut
+from areal.runtime import records
+from areal.runtime.backends.base import (
+    FIRST_NODE_VARIABLE,
+    NODE_ADDRESS_VARIABLE,
+    NODE_RANK_VARIABLE,
+    Capacity,
+    Job,
+    RunSpec,
+    RunState,
+)
+from areal.runtime.backends.cluster import ClusterBackend
+from areal.runtime.backends.slurm_job import (
+    IMPOSSIBLE,
+    JOB_LOG,
+    SlurmJob,
+    batch_script,
+    error_words,
+    gpus_of_gres,
+    in_steps,
+    newest,
+    parse_sacct,
+    parse_squeue,
+    placement_options,
+    resource_options,
+    submit_options,
+)
+from areal.runtime.logs import run_log_paths, tail
+from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE
+from areal.runtime.shim import PARENT_VARIABLE
+
+if TYPE_CHECKING:
+    from areal.resources.fields import Slurm
+
+_ANSWER_S = 60.0  # of one command; Slurm's own patience with a controller that is away is about ten seconds
+_GONE_S = 60.0  # for Slurm to clear a job away whose processes were killed
+_MARGIN_S = 10.0
+_AGAIN_S = 3.0  # SIGTERM is sent again: a job that has just begun had nobody to hear the first
+_POLL_S = (0.05, 1.0)
+_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes", "Protocol authentication error")
+_AT_THE_MOMENT = "Requested node configuration is not available"  # also of nodes that are down or drained for now
+_NOT_PASSED = (
+    *("AREAL_CRASH_AT", FIRST_NODE_VARIABLE, NODE_ADDRESS_VARIABLE, NODE_RANK_VARIABLE),
+    *(RUN_UID_VARIABLE, RUN_DIR_VARIABLE, PARENT_VARIABLE, "CUDA_VISIBLE_DEVICES"),
+)
+
+
+class SlurmBackend(ClusterBackend):
+    """See ``base.Backend``."""
+
+    name = "slurm"
+
+    def __init__(
+        self, home_root: Path, lease_dir: Path | None = None, crash: Callable[[str], None] = lambda point: None
+    ) -> None:
+        super().__init__(home_root, crash)
+
+    # -- capacity
+
+    def capacity(self) -> Capacity:
+        gres = dict(line.split("|", 1) for line in _ask("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
+        return Capacity(queued={self.name: sum(map(gpus_of_gres, gres.values()))})
+
+    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+        options = _options(scheduler)
+        asked = [*resource_options({}, gpus=gpus, nodes=nodes), *placement_options(options)]
+        done = _run("sbatch", "--test-only", *asked, "--wrap=true")
+        if done.returncode == 0:
+            return
+        words = error_words(done.stderr)
+        _require_answer(words)
+        if _AT_THE_MOMENT not in words:
+            raise InvalidManifest(f"Slurm refuses spec.scheduler.slurm: {words}", hint="sinfo; sacctmgr show assoc")
+        most = _gpus_of_nodes(options.partition)
+        if sum(each >= gpus for each in most) < nodes:
+            where = f"partition {options.partition}" if options.partition else "the default partition"
+            wanted = f"{nodes} node{'s' if nodes > 1 else ''} with {gpus} GPUs"
+            has = f"{len(most)} nodes with at most {max(most, default=0)}"
+            raise NoCapacity(f"{wanted} asked for, {where} has {has}: {words}", hint="sinfo -o '%P %D %G'")
+
+    # -- jobs
+
+    def submit(self, spec: RunSpec, folder: str) -> Job:
+        options, home = _options(spec.scheduler), str(self.home)
+        script = batch_script(spec, options, folder, home, sys.executable)
+        done = _run("sbatch", *submit_options(spec, options, folder, home), script=script)
+        if done.returncode != 0:
+            words = error_words(done.stderr)
+            _require_answer(words)
+            raise NoCapacity(f"Slurm refuses run {spec.uid} of {spec.owner}: {words}", hint="sinfo; squeue")
+        job_id = done.stdout.strip().partition(";")[0]
+        self._crash("ack-after")
+        state, _, reason = _run("squeue", "-h", "-j", job_id, "-o", "%T|%r").stdout.strip().partition("|")
+        if reason in IMPOSSIBLE and state in ("PENDING", "FAILED"):
+            _run("scancel", job_id)
+            raise NoCapacity(f"Slurm would never start run {spec.uid} of {spec.owner}: {reason}", hint="sinfo; squeue")
+        found = SlurmJob(job_id, spec.uid, state or "PENDING", reason=reason, submitted_at=time.time())
+        return found.job()
+
+    def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
+        try:
+            known = newest(parse_squeue(_ask("squeue", "--json", "--states=all")), str(self.home))
+        except ValueError as error:  # squeue says the rest of it only in plain words
+            words = error_words(_run("squeue", "-h", "-o", "%i", "--me").stderr) or str(error)
+            raise _silent(words) from None
+        found = {uid: job.job(self._last_words(uid) if job.is_over else "") for uid, job in known.items()}
+        forgotten = {job_id: uid for uid in uids if uid not in found and (job_id := self._job_of_node(uid))}
+        if forgotten:
+            found |= {forgotten[job.job_id]: job.job() for job in _accounted(forgotten) if job.job_id in forgotten}
+        return found
+
+    def _job_of_node(self, uid: str) -> str:
+        """The job of a run that had begun and has recorded no end; empty for others."""
+        folder = self.store.folder(uid)
+        try:
+            if records.read_object(folder, records.EXIT) is None:
+                return str((records.read_object(folder, records.NODE) or {}).get("job_id", ""))
+        except (OSError, ValueError):
+            pass
+        return ""
+
+    def _last_words(self, uid: str) -> str:
+        return next((line for line in reversed(tail([self._job_log(uid)], 5)) if line.strip()), "")
+
+    def _job_log(self, uid: str) -> str:
+        return f"{self.store.folder(uid)}/{records.LOG_FOLDER}/{JOB_LOG}"
+
+    def log_paths(self, uid: str) -> tuple[str, ...]:
+        """What Slurm and set-up commands said, the logs of further nodes, then the component's."""
+        folder = Path(self.store.folder(uid))
+        said = [self._job_log(uid)] if _size(self._job_log(uid)) else []
+        parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
+        return (*said, *parts, *run_log_paths(str(folder)))
+
+    # -- acts
+
+    def kick_job(self, uid: str, state: RunState) -> None:
+        _signal("USR1", state)
+
+    def end_job(self, uid: str, state: RunState, grace_s: float) -> None:
+        job_id, is_gone = state.job_id, partial(_is_gone, state.job_id)
+        deadline = time.monotonic() + grace_s + _MARGIN_S
+        while job_id and time.monotonic() < deadline:
+            if _state_of(job_id) == "PENDING":
+                _run("scancel", job_id)
+            else:
+                _signal("TERM", state)
+            if self._wait(is_gone, min(_AGAIN_S, deadline - time.monotonic())):
+                return
+        _run("scancel", "--signal=KILL", "--full", job_id)
+        _run("scancel", job_id)
+        if not self._wait(is_gone, _GONE_S):
+            raise TimedOut(
+                f"Slurm job {job_id} of run {uid} does not end: {_state_of(job_id)}",
+                hint=f"scontrol show job {job_id}: a node that does not answer keeps it until it is down",
+            )
+
+    def _wait(self, condition: Callable[[], bool], patience_s: float) -> bool:
+        """Ask again and again, ever more seldom."""
+        pause_s, most_s = _POLL_S
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(most_s, 1.5 * pause_s)
+        return True
+
+
+def _options(scheduler: Mapping[str, Any]) -> Slurm:
+    from areal.resources.fields import Slurm
+
+    return Slurm.model_validate(scheduler.get("slurm") or {})
+
+
+def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
+    """Jobs that slurmctld has forgotten, from accounting, else from its log of completed jobs; [] where there is
+    neither."""
+    wanted = ("--parsable2", "--noheader", "--format=JobID,State,End,NodeList,ExitCode", f"--jobs={','.join(job_ids)}")
+    done = _run("sacct", "--allocations", *wanted)
+    if done.returncode != 0:
+        done = _run("sacct", "--completion", *wanted[:2], "--format=JobID,State,End,NodeList")
+        return parse_sacct("\n".join(f"{line}|" for line in done.stdout.splitlines()))
+    return parse_sacct(done.stdout)
+
+
+def _gpus_of_nodes(partition: str | None) -> list[int]:
+    """GPUs of each node of a partition, the default one where None, whatever its present state."""
+    lines = [line.split("|") for line in _ask("sinfo", "-h", "-N", "-o", "%N|%P|%G").splitlines()]
+    chosen = {
+        node: gres for node, name, gres in lines if name.rstrip("*") == partition or (not partition and "*" in name)
+    }
+    return [gpus_of_gres(gres) for gres in chosen.values()]
+
+
+def _signal(name: str, state: RunState) -> None:
+    """To the node programs: the batch script's own process, or every task of the step."""
+    batch = () if in_steps(state.spec, _options(state.spec.scheduler)) else ("--batch",)
+    done = _run("scancel", f"--signal={name}", *batch, state.job_id)
+    words = error_words(done.stderr)
+    if done.returncode != 0:
+        _require_answer(words)  # else it is over, or its step has not begun: the caller looks again
+
+
+def _state_of(job_id: str) -> str:
+    """Empty where Slurm does not know it. Raises ArealError where it does not answer."""
+    done = _run("squeue", "-h", "--states=all", "-j", job_id, "-o", "%T")
+    if done.returncode != 0 and "Invalid job id" not in done.stderr:
+        raise _silent(error_words(done.stderr))
+    return done.stdout.strip()
+
+
+def _is_gone(job_id: str) -> bool:
+    state = _state_of(job_id)
+    return not state or SlurmJob(job_id, "", state).is_over
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+# -- Slurm's commands
+
+
+def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    try:
+        return subprocess.run(
+            argv, input=script or "", env=environment, capture_output=True, text=True, check=False, timeout=_ANSWER_S
+        )
+    except FileNotFoundError:
+        raise ArealError(
+            f"{argv[0]} is not installed on this machine", hint="run areal where Slurm's commands are: a login node"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise _silent(f"{argv[0]} took more than {_ANSWER_S:g} s") from None
+
+
+def _ask(*argv: str) -> str:
+    """Raises ArealError with Slurm's words where it fails."""
+    done = _run(*argv)
+    if done.returncode != 0:
+        raise _silent(error_words(done.stderr))
+    return done.stdout
+
+
+def _require_answer(words: str) -> None:
+    if any(sign in words for sign in _AWAY):
+        raise _silent(words)
+
+
+def _silent(words: str) -> ArealError:
+    return ArealError(f"Slurm does not answer: {words}", hint="scontrol ping; systemctl status munge")

@@ -1,0 +1,317 @@
+"""Slurm's words as values, and a run as Slurm's words: the job script, options of ``sbatch``, answers of ``squeue`` and
+``sacct``. Pure.
+
+squeue's JSON differs between versions: Slurm 22.05 has plain values, 23.02 and later write a state as a list and a
+number as ``{"set": true, "infinite": false, "number": 5}``. Both are read; what is missing is left empty.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from areal.runtime.backends.base import FIRST_NODE_VARIABLE, Cause, Job, JobState, RunSpec
+
+if TYPE_CHECKING:
+    from areal.resources.fields import Slurm
+
+JOB_LOG = "job.log"  # in the run's log folder: what Slurm and the set-up commands say
+_NODE_PROGRAM = ("-m", "areal.runtime.backends.node")
+
+# -- a run as Slurm's words
+
+
+def batch_script(spec: RunSpec, options: Slurm, run_dir: str, home: str, python: str) -> str:
+    """The script of the run's job: set-up commands, then the node program on each node."""
+    if options.container_image:
+        python = "python3"  # the image's own
+    program = [python, *_NODE_PROGRAM]
+    lines = ["#!/bin/bash", *options.setup_commands]
+    if spec.nodes > 1:
+        address = shlex.join([*_launcher(options, 1, home), *program, "--address"])
+        lines += [f'{FIRST_NODE_VARIABLE}="$({address})" || exit', f"export {FIRST_NODE_VARIABLE}"]
+    launcher = _launcher(options, spec.nodes, home) if in_steps(spec, options) else []
+    return "\n".join([*lines, "exec " + shlex.join([*launcher, *program, run_dir]), ""])
+
+
+def in_steps(spec: RunSpec, options: Slurm) -> bool:
+    """Whether the node programs are a step of the job; else one is the batch script's own process."""
+    return spec.nodes > 1 or bool(options.container_image)
+
+
+def _launcher(options: Slurm, nodes: int, home: str) -> list[str]:
+    if nodes == 1 and not options.container_image:
+        return []
+    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    if not options.container_image:
+        return words
+    mounts = [f"{home}:{home}", *options.container_mounts]
+    if options.container_type == "pyxis":
+        return [*words, f"--container-image={options.container_image}", f"--container-mounts={','.join(mounts)}"]
+    binds = [word for mount in mounts for word in ("--bind", mount)]
+    gpu_flag = ["--nv"]  # harmless on a node without GPUs: it warns
+    return [*words, "apptainer", "exec", *gpu_flag, *binds, options.container_image]
+
+
+def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> list[str]:
+    """Options of ``sbatch``. The manifest's own extra ones come last, so they win."""
+    return [
+        "--parsable",
+        f"--job-name={spec.uid}",
+        f"--comment={comment(home)}",
+        f"--output={run_dir.replace('%', '%%')}/log/{JOB_LOG}",
+        "--open-mode=append",
+        "--chdir=/",
+        "--no-requeue",  # areal starts what takes its place
+        *resource_options(_resources(spec), gpus=len(spec.gpus), nodes=spec.nodes),
+        *placement_options(options),
+    ]
+
+
+def resource_options(resources: Mapping[str, Any], *, gpus: int, nodes: int) -> list[str]:
+    """``resources``: cpus and memory of a spec; GPUs are those of each node."""
+    found = [f"--nodes={nodes}", "--ntasks-per-node=1"]
+    if resources.get("cpus"):
+        found.append(f"--cpus-per-task={math.ceil(resources['cpus'])}")
+    if resources.get("memory"):
+        found.append(f"--mem={math.ceil(size_bytes(resources['memory']) / 2**20)}M")
+    return [*found, f"--gres=gpu:{gpus}"] if gpus else found
+
+
+def placement_options(options: Slurm) -> list[str]:
+    named = {
+        "partition": options.partition,
+        "account": options.account,
+        "qos": options.qos,
+        "nodelist": options.nodelist,
+        "exclude": options.exclude,
+        "constraint": options.constraint,
+        "time": _minutes(options.time_limit_seconds) if options.time_limit_seconds else None,
+    }
+    return [*(f"--{name}={value}" for name, value in named.items() if value), *options.extra_args]
+
+
+def comment(home: str) -> str:
+    """By which a home knows its own jobs."""
+    return f"areal:{home}"
+
+
+def _resources(spec: RunSpec) -> Mapping[str, Any]:
+    """Of the one component that computes; the others are small."""
+    return (spec.spec.get("resources") or {}) if spec.component in ("engine", "driver") else {}
+
+
+def _minutes(seconds: float) -> str:
+    whole = max(1, math.ceil(seconds))
+    return f"{whole // 60}:{whole % 60:02}"
+
+
+_SIZE = re.compile(r"([0-9.]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def size_bytes(size: str) -> float:
+    """Of a quantity such as ``64Gi``. Raises ValueError."""
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ValueError(f"{size!r} is not a size")
+    return float(match[1]) * _UNITS[match[2] or ""]
+
+
+# -- Slurm's words as values
+
+_QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+_ENDED = frozenset(
+    {
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+        *("PREEMPTED", "REVOKED", "TIMEOUT", "LAUNCH_FAILED", "RECONFIG_FAIL"),
+    }
+)
+_CAUSES = {
+    "NODE_FAIL": Cause.NODE_LOST,
+    "BOOT_FAIL": Cause.NODE_LOST,
+    "PREEMPTED": Cause.PREEMPTED,
+    "TIMEOUT": Cause.TIME_LIMIT,
+    "DEADLINE": Cause.TIME_LIMIT,
+    "CANCELLED": Cause.CANCELLED,
+}
+IMPOSSIBLE = frozenset(
+    {
+        *("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionNodeLimit"),
+        *("PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"),
+        *("QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxCpuPerJobLimit"),
+    }
+)
+"""Reasons of waiting that waiting does not mend."""
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job as Slurm shows it. Times in seconds since the epoch. ``completing``: it has ended, and processes of it may
+    be left. ``requeues``: how often it was put back into the queue."""
+
+    job_id: str
+    name: str
+    state: str
+    comment: str = ""
+    completing: bool = False
+    reason: str = ""
+    node: str = ""
+    gpus: tuple[str, ...] = ()
+    requeues: int = 0
+    submitted_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in _ENDED and not self.completing
+
+    def job(self, last_words: str = "") -> Job:
+        """As the contract of backends has it. ``last_words``: of the job's log, for one that failed."""
+        if self.state in _QUEUED:
+            cause = Cause.REQUEUED if self.requeues else Cause.NONE
+            # The estimate is not the scheduler's reason: "None" is what Slurm says before it has looked at a job.
+            reason = self.reason if self.reason not in ("", "None") else "submitted"
+            return Job(JobState.QUEUED, self.job_id, reason=reason, cause=cause, queued_at=self.submitted_at)
+        if not self.is_over:
+            times = {"queued_at": self.submitted_at, "requeues": self.requeues}
+            return Job(JobState.RUNNING, self.job_id, self.node, self.gpus, **times)
+        where = f" on {self.node}" if self.node else ""
+        status = f", exit {self.exit_code}" if self.state == "FAILED" and self.exit_code else ""
+        words = f": {last_words}" if last_words and self.state in ("FAILED", "OUT_OF_MEMORY") else ""
+        return Job(
+            JobState.ENDED,
+            self.job_id,
+            self.node,
+            self.gpus,
+            f"Slurm job {self.job_id} is {self.state}{where}{status}{words}",
+            _CAUSES.get(self.state, Cause.NONE),
+            self.submitted_at,
+            self.ended_at,
+        )
+
+
+def parse_squeue(text: str) -> list[SlurmJob]:
+    """The jobs of ``squeue --json``. Raises ValueError with Slurm's words where it says that it could not look: it ends
+    with status 0 then too."""
+    answer = json.loads(text)
+    if not isinstance(answer, Mapping):
+        raise ValueError("squeue --json is not an object")
+    if errors := [error for error in answer.get("errors") or () if isinstance(error, Mapping)]:
+        raise ValueError("; ".join(str(error.get("description") or error.get("error") or error) for error in errors))
+    return [_of_entry(entry) for entry in answer.get("jobs") or () if isinstance(entry, Mapping)]
+
+
+def _of_entry(entry: Mapping[str, Any]) -> SlurmJob:
+    states = _words(entry.get("job_state"))
+    ended = [state for state in states if state in _ENDED]
+    state = (ended or [each for each in states if each != "COMPLETING"] or ["COMPLETING"])[0]
+    exit_code = entry.get("exit_code")
+    if isinstance(exit_code, Mapping):  # 23.02 and later
+        status, killed = _number(exit_code.get("return_code")), exit_code.get("signal")
+        number = _number(killed.get("signal_id") or killed.get("id")) if isinstance(killed, Mapping) else None
+        code = int(128 + number if number else status or 0)
+    else:  # a wait status
+        raw = int(_number(exit_code) or 0)
+        code = raw >> 8 or (128 + (raw & 0x7F) if raw & 0x7F else 0)
+    reason, detail = _text(entry.get("state_reason")), _text(entry.get("state_description"))
+    return SlurmJob(
+        job_id=str(int(_number(entry.get("job_id")) or 0)),
+        name=_text(entry.get("name")),
+        state=state,
+        comment=_text(entry.get("comment")),
+        completing="COMPLETING" in states,
+        reason=f"{reason}: {detail}" if detail else reason,
+        node=_text(entry.get("batch_host")) or _text(entry.get("nodes")),
+        gpus=_gpus(entry.get("gres_detail")),
+        requeues=int(_number(entry.get("restart_cnt")) or 0),
+        submitted_at=_number(entry.get("submit_time")) or None,
+        ended_at=(_number(entry.get("end_time")) or None) if state in _ENDED else None,
+        exit_code=code,
+    )
+
+
+def parse_sacct(text: str) -> list[SlurmJob]:
+    """Of ``sacct --parsable2 --noheader --format=JobID,State,End,NodeList,ExitCode``, steps left out."""
+    jobs = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != 5 or not fields[0].isdigit():
+            continue
+        job_id, state, end, node, code = fields
+        status, _, killed = code.partition(":")
+        exit_code = int(status) if status.isdigit() else 0
+        if killed.isdigit() and int(killed):
+            exit_code = 128 + int(killed)
+        host = "" if node.startswith(("(", "None")) else node
+        word = (state.split() or [""])[0].rstrip("+")  # "CANCELLED by 0"
+        jobs.append(SlurmJob(job_id, "", word, node=host, ended_at=_moment(end), exit_code=exit_code))
+    return jobs
+
+
+def gpus_of_gres(gres: str) -> int:
+    """Of a node, ``gpu:8`` or ``gpu:a100:4(S:0-1),gpu:h100:2``."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,()]*[^:,()0-9][^:,()]*)?:([0-9]+)", gres)
+    return sum(map(int, counts))
+
+
+def _gpus(detail: object) -> tuple[str, ...]:
+    """Indices of the first node's, of ``["gpu:a100:2(IDX:0-1)"]``."""
+    first = next((each for each in detail if isinstance(each, str)), "") if isinstance(detail, list) else ""
+    match = re.search(r"gpu[^(]*\(IDX:([0-9,-]+)\)", first)
+    if match is None:
+        return ()
+    found: list[str] = []
+    for part in match[1].split(","):
+        low, _, high = part.partition("-")
+        if low.isdigit() and (high or low).isdigit():
+            found += map(str, range(int(low), min(int(high or low), int(low) + 1024) + 1))
+    return tuple(found)
+
+
+def _words(value: object) -> list[str]:
+    if isinstance(value, str):
+        return value.split("+") if value else []
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set") else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value
+
+
+def _moment(text: str) -> float | None:
+    """Slurm writes local time, or ``Unknown``."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def newest(jobs: Iterable[SlurmJob], home: str) -> dict[str, SlurmJob]:
+    """By name, the jobs of a home: of two of one name the one that has not ended, else the later."""
+    found: dict[str, SlurmJob] = {}
+    for job in sorted(jobs, key=lambda job: (not job.is_over, len(job.job_id), job.job_id)):
+        if job.comment == comment(home):
+            found[job.name] = job
+    return found
+
+
+def error_words(stderr: str) -> str:
+    """Slurm's error in one line: ``sbatch: error: ...`` without the name of the command, the same words once."""
+    lines: Sequence[str] = [re.sub(r"^\w+: (?:error: |fatal: )?", "", line.strip()) for line in stderr.splitlines()]
+    return "; ".join(dict.fromkeys(line for line in lines if line))
