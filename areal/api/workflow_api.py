@@ -36,7 +36,8 @@ Reward: TypeAlias = float | Mapping[str, float] | None
 
 
 class RolloutWorkflow(ABC):
-    """Runs as one asyncio task beside many others: await everywhere, block nowhere. One instance serves them all."""
+    """Runs as one asyncio task beside many others: await everywhere, block nowhere. One instance serves them all. A
+    controller that made it from its class awaits its ``async close()``, where it has one, at the end."""
 
     @abstractmethod
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:

@@ -52,6 +52,9 @@ class AgentServiceWorkflow(SessionWorkflow):
         self._client = AsyncAgentClient(address, _key(admin_api_key_file or os.environ.get(AGENTS_KEY_FILE)))
         self._reward = RowReward(reward_fn, weights=reward_weights) if reward_fn else None
 
+    async def close(self) -> None:
+        await self._client.close()
+
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         task = data.get("messages") or data.get("prompt")
         if not task:

@@ -198,6 +198,7 @@ class RolloutController:
     async def _open(self, service: ServiceAddress) -> None:
         config, opened = self.config, self._opened
         opened.push_async_callback(close_shared_http_client)
+        opened.push_async_callback(self._workflows.close)
         self._client, self._context = await open_service(service, config)
         opened.push_async_callback(self._client.close)
         self._batcher = PromptBatcher(self._client, await servers_of(self._client))

@@ -328,6 +328,7 @@ class WorkflowResolver:
         self._agent = agent
         self._whole = whole
         self._made: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_REMEMBERED)
+        self._closing = contextlib.AsyncExitStack()
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
         """Raises UsageFault for what is no workflow, and what its constructor raises."""
@@ -350,6 +351,10 @@ class WorkflowResolver:
         self._made.append((workflow, given, group_size, made))
         return made
 
+    async def close(self) -> None:
+        """Close the workflows and agents that were made here, as far as they have ``async close()``."""
+        await self._closing.aclose()
+
     def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
         found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow
         if inspect.isclass(found):
@@ -359,6 +364,8 @@ class WorkflowResolver:
                 hint = "workflow_kwargs are its constructor's arguments"
                 raise UsageFault(f"{found.__name__}: {error}", hint=hint) from error
             found = found(**kwargs)
+            if _has(found, "close"):
+                self._closing.push_async_callback(found.close)
         elif kwargs and (_has(found, "arun_episode") or _has(found, "run")):
             raise UsageFault(f"workflow_kwargs are for a class; {type(found).__name__} is made already")
         if isinstance(found, RolloutWorkflow) or _has(found, "arun_episode"):

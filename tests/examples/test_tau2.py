@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from areal.api.cli_args import GRPOConfig, InferenceEngineConfig, load_expr_config
+from areal.client import RolloutController
 from areal.errors import UsageFault
+from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE
 from examples.agents.tau2 import run_rollout
 from examples.agents.tau2.domains import load_domain
 from tests.examples.rooms import CODE
@@ -21,6 +24,7 @@ from tests.services.tokenizer_folder import write_tokenizer
 
 ROOMS, SHEDS = "tests.examples.rooms:Rooms", "tests.examples.rooms:Sheds"
 CONFIG = Path(run_rollout.__file__).with_name("rollout.yaml")
+JOB = CONFIG.with_name("grpo.yaml")
 LONG = "I have looked after it. " * 20 + f"It has the {CODE}."
 
 
@@ -158,6 +162,46 @@ def test_agent_that_only_calls_tools_stops_after_its_steps(keyed: Stage, tmp_pat
     one = ["econfig.tasks=[hall]", "econfig.max_steps=7"]
     _, episodes = played(keyed, tmp_path, f"econfig.domain='{ROOMS}'", *one)
     assert (episodes["hall"]["ended"], episodes["hall"]["reward"]) == ("max_steps", 0.0)
+
+
+def test_episodes_of_a_job_are_scored_and_exported_and_a_failed_one_is_left_out(
+    keyed: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the example's own configuration of a job, which finds its agent service in the environment."""
+    keyed.script(AGENT, USER)
+    monkeypatch.setenv(AGENTS_ADDRESS, keyed.service.url)
+    monkeypatch.setenv(AGENTS_KEY_FILE, str(keyed.processes.key_file))
+    user = {"user_llm_base_url": f"{keyed.user_proxy.url}/v1", "user_llm": "tiny", "user_llm_key_env": "USER_KEY"}
+    econfig = {**user, "max_steps": 9}
+    given = [f"workflow_kwargs.econfig.{name}={value}" for name, value in econfig.items()]
+    config, _ = load_expr_config(["--config", str(JOB), *given], GRPOConfig)
+    places = [(ROOMS, "hall"), (ROOMS, "cellar"), (SHEDS, "shed"), (ROOMS, "endless")]
+    rows = [{"domain": domain, "task": task} for domain, task in places]
+    address, key = keyed.inference.url, keyed.processes.key
+    limits = InferenceEngineConfig(request_timeout=60.0, setup_timeout=60.0)
+    with RolloutController(limits, gateway_addr=address, admin_api_key=key, model="tiny") as rollout:
+        kwargs = {**config.workflow_kwargs, "gconfig": config.gconfig}
+        found = rollout.run_batch(rows, config.workflow, kwargs, group_size=2)
+        (failure,) = rollout.failures()
+    rewards = {each.data["task"]: each.trajectory["rewards"].tolist() for each in found}
+    assert rewards == {"hall": [1.0] * 4, "shed": [1.0] * 4, "endless": [0.0] * 8}, "a row a model call, two episodes"
+    assert "no lamp in the cellar" in str(failure.error) and failure.blame == "workflow"
+    assert keyed.sessions() == []
+
+
+def test_environment_bounds_the_batches_where_the_configuration_does_not(
+    keyed: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    keyed.script(AGENT, USER)
+    monkeypatch.setenv(run_rollout.MAX_BATCHES, "2")
+    one = [f"econfig.domain='{ROOMS}'", "econfig.tasks=[hall]", "train_dataset.batch_size=1"]
+    output = tmp_path / "episodes.jsonl"
+    for more, batches in ([], 2), (["max_batches=1"], 3):
+        assert played(keyed, tmp_path, *one, *more)[0] == 0
+        assert len(output.read_text().splitlines()) == batches
+    monkeypatch.setenv(run_rollout.MAX_BATCHES, "all")
+    assert run_rollout.main(["--config", str(CONFIG), *keyed.overrides(*one)]) == 2
+    assert "AREAL_MAX_BATCHES=all is no number of batches" in capfd.readouterr().err
 
 
 def test_other_package_named_tau2_is_one_clear_error(

@@ -24,6 +24,8 @@ from areal.errors import ArealError, UsageFault
 from examples.agents.tau2.domains import load_domain
 from examples.agents.tau2.workflow import Played, Tau2EnvConfig, User, play, sampling_of
 
+MAX_BATCHES = "AREAL_MAX_BATCHES"
+
 
 @dataclass
 class RolloutConfig(GRPOConfig):
@@ -103,11 +105,20 @@ def _batches(config: RolloutConfig) -> Iterator[list[tuple[str, str]]]:
     if not tasks:
         raise UsageFault(f"econfig.domain={config.econfig.domain} has none of the tasks {sorted(wanted)}")
     size = config.train_dataset.batch_size
-    limit = config.max_batches or int(os.environ.get("AREAL_MAX_BATCHES") or -(-len(tasks) // size))
+    limit = config.max_batches or _max_batches() or -(-len(tasks) // size)
     shuffled = random.Random(config.seed)
     order = (task for _ in itertools.count() for task in shuffled.sample(tasks, len(tasks)))
     for _ in range(limit):
         yield [task for task in itertools.islice(order, size) for _ in range(config.gconfig.n_samples)]
+
+
+def _max_batches() -> int | None:
+    given = os.environ.get(MAX_BATCHES)
+    if not given:
+        return None
+    if not given.isdecimal() or int(given) < 1:
+        raise UsageFault(f"{MAX_BATCHES}={given} is no number of batches")
+    return int(given)
 
 
 def report(episodes: Sequence[Episode]) -> str:
