@@ -8,7 +8,7 @@ One instance of a worker serves all its sessions, many turns at once: what it ke
 ``request.session_key``. It may have ``async close_session(session_key)`` and ``async close_all_sessions()``.
 
 ``run`` may also return a text (the summary), a dict (the metadata), or None. Without a summary it is the text of the
-deltas. Other forms of an agent: ``areal.services.agent.worker``.
+deltas since the last tool call. Other forms of an agent: ``areal.services.agent.worker``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """``history``: OpenAI chat messages of the session's earlier turns, this message not among them. ``metadata``: what
-    the caller sent, and as ``areal_inference`` the base_url (without ``/v1``), api_key and model of the session's
-    recorded model, where the agent service has one."""
+    """``history``: OpenAI chat messages of the session's earlier turns, this message not among them: what the agent
+    emitted, and as the last one of a turn its summary. Where that is the model's text, calls and ids unchanged, the
+    model's next answer continues the recorded trajectory. ``metadata``: what the caller sent, and as
+    ``areal_inference`` the base_url (without ``/v1``), api_key and model of the session's recorded model, where the
+    agent service has one."""
 
     message: str
     session_key: str
@@ -34,7 +36,8 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class AgentResponse:
-    """``summary``: the answer. Empty, it is the text of the turn's deltas. ``metadata`` is written as JSON."""
+    """``summary``: the answer. Empty, it is the text of the deltas since the last tool call. ``metadata`` is written as
+    JSON."""
 
     summary: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -52,14 +55,18 @@ class StreamResponse:
 class EventEmitter(Protocol):
     """Sends the events of one turn as they happen. A call waits while the caller lags behind."""
 
-    async def emit_delta(self, text: str) -> None: ...
-
-    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any]) -> None:
-        """``args``: JSON, or what is written as JSON."""
+    async def emit_delta(self, text: str) -> None:
+        """Text before a tool call is in one message with it."""
         ...
 
-    async def emit_tool_result(self, name: str, result: Any) -> None:
-        """Of the oldest call of ``name`` that has no result yet. What is not a text is written as JSON."""
+    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
+        """``args``: the model's text as it is, valid JSON or not; or an object. ``call_id``: the model's; None: a new
+        one."""
+        ...
+
+    async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
+        """Of the call ``call_id``, else of the oldest one of ``name`` that has none yet. What is not a text is written
+        as JSON."""
         ...
 
 

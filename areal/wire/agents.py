@@ -5,8 +5,8 @@ stream of events (``application/x-ndjson``, one JSON object a line, sent as they
 
     {"type": "accepted", "run_id"}                        first, from the data proxy
     {"type": "delta", "text"}
-    {"type": "tool_call", "id", "name", "arguments"}      ``arguments``: JSON text
-    {"type": "tool_result", "id", "name", "result"}
+    {"type": "tool_call", "id", "name", "arguments"}      ``arguments``: the model's text, JSON unless it was mistaken
+    {"type": "tool_result", "id", "name", "result"}       both with ``content``, the text that came before them, if any
     {"type": "response", "status", "headers"}             the agent answers with its own stream
     {"type": "data", "data"}                              its bytes, base64
     {"type": "complete", "summary", "metadata"}           last, when the turn is on disk

@@ -41,9 +41,11 @@ class Claude:
                         await emitter.emit_delta(block.text)
                     elif isinstance(block, sdk.ToolUseBlock):
                         names[block.id] = block.name
-                        await emitter.emit_tool_call(block.name, json.dumps(block.input))
+                        await emitter.emit_tool_call(block.name, json.dumps(block.input), block.id)
                     elif isinstance(block, sdk.ToolResultBlock) and block.tool_use_id in names:
-                        await emitter.emit_tool_result(names[block.tool_use_id], _text(block.content))
+                        await emitter.emit_tool_result(
+                            names[block.tool_use_id], _text(block.content), block.tool_use_id
+                        )
             if result.is_error:
                 raise RuntimeError(result.result or result.subtype)
         except BaseException:

@@ -46,14 +46,15 @@ class Tau2Agent:
                     raise ValueError("the model said nothing and called no tool")
                 return AgentResponse(answer.content or "")
             calls = [call.model_dump() for call in answer.tool_calls]
-            messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+            messages.append({"role": "assistant", "content": answer.content, "tool_calls": calls})
+            await emitter.emit_delta(answer.content or "")
             for call in calls:
-                await emitter.emit_tool_call(call["function"]["name"], call["function"]["arguments"])
+                await emitter.emit_tool_call(call["function"]["name"], call["function"]["arguments"], call["id"])
             for call in calls:
                 name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"] or "{}")
                 result = await asyncio.to_thread(environment.call, "assistant", name, arguments)
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-                await emitter.emit_tool_result(name, result)
+                await emitter.emit_tool_result(name, result, call["id"])
         return AgentResponse()  # without an answer: there are no more steps
 
     async def close_all_sessions(self) -> None:

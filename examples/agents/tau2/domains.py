@@ -194,7 +194,7 @@ def _tau2_messages(conversation: Sequence[Message]) -> Iterator[Any]:
             for call in message.get("tool_calls", ())
         ]
         kind = AssistantMessage if caller == "assistant" else UserMessage
-        yield kind(role=caller, content=content, tool_calls=calls or None)
+        yield kind(role=caller, content=None if calls else content, tool_calls=calls or None)  # one of them
 
 
 def _chat_messages(messages: Sequence[Any]) -> list[Message]:

@@ -145,14 +145,17 @@ def sampling_of(gconfig: GenerationHyperparameters) -> dict[str, Any]:
 
 
 def turn_messages(response: Mapping[str, Any]) -> list[Message]:
-    """A response's items as chat messages: calls that were made together in one, their results, and the whole text."""
+    """A response's items as chat messages: calls that were made together in one with the text before them, their
+    results, and the whole text."""
     found: list[Message] = []
     for item in response["output"]:
         if item["type"] == "function_call":
-            if not found or "tool_calls" not in found[-1]:
-                found.append({"role": "assistant", "content": None, "tool_calls": []})
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
             function = {"name": item["name"], "arguments": item["arguments"]}
-            found[-1]["tool_calls"].append({"id": item["call_id"], "type": "function", "function": function})
+            found[-1].setdefault("tool_calls", []).append(
+                {"id": item["call_id"], "type": "function", "function": function}
+            )
         elif item["type"] == "function_call_output":
             found.append({"role": "tool", "tool_call_id": item["call_id"], "content": item["output"]})
         else:

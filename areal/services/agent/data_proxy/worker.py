@@ -103,13 +103,13 @@ class PairWorker:
 
 
 class Transcript:
-    """A turn's events as chat messages that can be sent to a model again: the tool calls that were made together in
-    one message, each with its result behind it. ``room``: bytes that it may still grow by."""
+    """A turn's events as chat messages that can be sent to a model again: the tool calls that were made together, and
+    the text beside them, in one message, each with its result behind it. ``room``: bytes that it may still grow by."""
 
     def __init__(self, message: str, room: int) -> None:
         self._message = message
         self._room = room - len(message)
-        self._groups: list[dict[str, dict[str, Any]]] = []  # calls by id
+        self._groups: list[tuple[list[str], dict[str, dict[str, Any]]]] = []  # text, and calls by id
         self._results: dict[str, str] = {}
 
     def add(self, event: Mapping[str, Any], size: int) -> None:
@@ -118,18 +118,21 @@ class Transcript:
         if self._room < 0:
             raise TurnFailed("agent", "the agent's tool calls and answer are larger than a turn may be")
         if event["type"] == "tool_call":
-            if not self._groups or any(call in self._results for call in self._groups[-1]):
-                self._groups.append({})
+            if not self._groups or any(call in self._results for call in self._groups[-1][1]):
+                self._groups.append(([], {}))
             function = {"name": event["name"], "arguments": event["arguments"]}
-            self._groups[-1][event["id"]] = {"id": event["id"], "type": "function", "function": function}
+            self._groups[-1][1][event["id"]] = {"id": event["id"], "type": "function", "function": function}
         elif event["type"] == "tool_result":
             self._results[event["id"]] = event["result"]
+        if "content" in event:
+            self._groups[-1][0].append(event["content"])
 
     def messages(self, summary: str) -> bytes:
         """A call that the agent told no result of has an empty one: without any, no model would take the messages."""
         found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
-        for group in self._groups:
-            found.append({"role": "assistant", "content": None, "tool_calls": list(group.values())})
+        for text, group in self._groups:
+            said = "".join(text) or None
+            found.append({"role": "assistant", "content": said, "tool_calls": list(group.values())})
             found += [{"role": "tool", "tool_call_id": call, "content": self._results.get(call, "")} for call in group]
         if summary:
             found.append({"role": "assistant", "content": summary})
@@ -141,9 +144,11 @@ def event_line(**event: Any) -> bytes:
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
-    """The events of a turn that has ended, after ``accepted`` and without its deltas."""
+    """The events of a turn that has ended, after ``accepted``: of its deltas, the text beside tool calls."""
     summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
     for message in orjson.loads(turn.messages):
+        if message.get("tool_calls") and message["content"]:
+            events.append({"type": "delta", "text": message["content"]})
         for call in message.get("tool_calls", ()):
             names[call["id"]] = call["function"]["name"]
             events.append({"type": "tool_call", "id": call["id"], **call["function"]})

@@ -52,7 +52,8 @@ def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Seq
         finally:
             running.cancel()
         output = running.final_output
-        return AgentResponse(output if isinstance(output, str) else _json(output))
+        # What the model said, and not how the SDK writes it again. A tool's result may be the output, too.
+        return AgentResponse(turn.text or (output if isinstance(output, str) else _json(output)))
 
     return AgentAdapter(
         type(agent).__qualname__ + " of openai-agents", run, SimpleNamespace(close_all_sessions=http.aclose)
@@ -97,7 +98,10 @@ def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
                 "output": message["content"],
             }
             continue
-        if message.get("content"):
+        if message.get("content") and message["role"] == "assistant":  # in one message with the calls that follow
+            text = {"type": "output_text", "text": message["content"], "annotations": []}
+            yield {"type": "message", "id": "", "role": "assistant", "status": "completed", "content": [text]}
+        elif message.get("content"):
             yield {"role": message["role"], "content": message["content"]}
         for call in message.get("tool_calls") or ():
             yield {"type": "function_call", "call_id": call["id"], **call["function"]}
@@ -108,7 +112,9 @@ def _function_tool(tool: Tool) -> agents.FunctionTool:
 
     async def invoke(context: object, arguments: str) -> str:
         try:
-            return await tool.call(json.loads(arguments or "{}"))
+            if not isinstance(given := json.loads(arguments or "{}"), dict):
+                raise ValueError("the arguments must be a JSON object")
+            return await tool.call(given)
         except (ToolError, ValueError) as error:  # the model may do better
             return f"error: {error}"
 

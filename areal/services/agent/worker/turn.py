@@ -78,8 +78,14 @@ class WorkerTurn:
 
     @property
     def text(self) -> str:
-        """The text of its deltas."""
+        """The text of the deltas since the last tool call or result."""
         return "".join(self._texts)
+
+    def _with_text(self, event: dict[str, Any]) -> Future[None] | None:
+        """The text that came before a tool call, or its result, belongs to the message with the call."""
+        content = {"content": text} if (text := self.text) else {}
+        self._texts.clear()
+        return self._put({**event, **content})
 
     def delta(self, text: object) -> Future[None] | None:
         if not isinstance(text, str):
@@ -93,13 +99,14 @@ class WorkerTurn:
         known_id = call_id or unique_id("call_")
         if not (isinstance(name, str) and name and isinstance(known_id, str)) or known_id in self._call_ids:
             raise AgentFailed(f"a tool call has a name, and an id of its own: {shown(name)}, {shown(call_id)}")
+        if not isinstance(arguments, str | Mapping):
+            raise AgentFailed(f"the arguments of a call of {name!r} are an object, not {shown(arguments)}")
+        # A text is what the model said. Where it is no JSON, that is the model's mistake: whoever runs the tool tells
+        # the model so by the result, and the history has what it said.
         text = arguments if isinstance(arguments, str) else _json(arguments, f"the arguments of {name!r}")
-        with contextlib.suppress(orjson.JSONDecodeError):
-            if isinstance(orjson.loads(text or "{}"), dict):
-                self._call_ids.add(known_id)
-                self._open_calls[name].append(known_id)
-                return self._put({"type": "tool_call", "id": known_id, "name": name, "arguments": text or "{}"})
-        raise AgentFailed(f"the arguments of a call of {name!r} are a JSON object, not {shown(arguments)}")
+        self._call_ids.add(known_id)
+        self._open_calls[name].append(known_id)
+        return self._with_text({"type": "tool_call", "id": known_id, "name": name, "arguments": text or "{}"})
 
     def tool_result(self, name: object, result: object, call_id: object = None) -> Future[None] | None:
         """Of the call ``call_id``, else of the oldest one of ``name`` that has none."""
@@ -109,7 +116,7 @@ class WorkerTurn:
         known_id = call_id or calls[0]
         calls.remove(str(known_id))
         text = result if isinstance(result, str) else _json(result, f"the result of {name!r}")
-        return self._put({"type": "tool_result", "id": known_id, "name": name, "result": text})
+        return self._with_text({"type": "tool_result", "id": known_id, "name": name, "result": text})
 
     def fail(self, failure: Failure, error: str) -> None:
         text = error.encode(errors="replace").decode()
@@ -223,11 +230,11 @@ class Emitter:
     async def emit_delta(self, text: str) -> None:
         await waited(self._turn.delta(text))
 
-    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any]) -> None:
-        await waited(self._turn.tool_call(name, args))
+    async def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
+        await waited(self._turn.tool_call(name, args, call_id))
 
-    async def emit_tool_result(self, name: str, result: Any) -> None:
-        await waited(self._turn.tool_result(name, result))
+    async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
+        await waited(self._turn.tool_result(name, result, call_id))
 
 
 class ThreadEmitter:
@@ -239,11 +246,11 @@ class ThreadEmitter:
     def emit_delta(self, text: str) -> None:
         _wait(self._turn.delta(text))
 
-    def emit_tool_call(self, name: str, args: str | Mapping[str, Any]) -> None:
-        _wait(self._turn.tool_call(name, args))
+    def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
+        _wait(self._turn.tool_call(name, args, call_id))
 
-    def emit_tool_result(self, name: str, result: Any) -> None:
-        _wait(self._turn.tool_result(name, result))
+    def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
+        _wait(self._turn.tool_result(name, result, call_id))
 
 
 def _wait(room: Future[None] | None) -> None:

@@ -74,7 +74,8 @@ class ScriptedWorker:
                     yield {"type": "tool_call", "id": f"call-{name}", "name": name, "arguments": f'{{"of": "{name}"}}'}
                 for name in ("b", "a"):
                     yield {"type": "tool_result", "id": f"call-{name}", "name": name, "result": f"result {name}"}
-                yield {"type": "tool_call", "id": "call-c", "name": "c", "arguments": "{}"}
+                yield {"type": "delta", "text": "more"}
+                yield {"type": "tool_call", "id": "call-c", "name": "c", "arguments": "{}", "content": "more"}
                 yield {"type": "delta", "text": "done"}
             case "fail":
                 yield {"type": "failed", "failure": "agent", "error": "ValueError: no"}

@@ -42,6 +42,7 @@ def test_results_of_parallel_tools_belong_to_their_calls(pair: Pair) -> None:
         "accepted",
         *["tool_call"] * 2,
         *["tool_result"] * 2,
+        "delta",
         "tool_call",
         "delta",
         "complete",
@@ -54,6 +55,7 @@ def test_results_of_parallel_tools_belong_to_their_calls(pair: Pair) -> None:
         ("call-b", "result b"),
     ]
     assert [call["id"] for call in alone["tool_calls"]] == ["call-c"]
+    assert (both["content"], alone["content"]) == (None, "more")
     assert (c["role"], c["tool_call_id"], c["content"]) == ("tool", "call-c", "")
     assert (user["content"], last["content"]) == ("tools", "tools 0")
 

@@ -65,3 +65,41 @@ async def summarise(request: AgentRequest, *, emitter: EventEmitter) -> Any:
     asked: Any = [*request.history, {"role": "user", "content": request.message}]
     answer = await client.chat.completions.create(model=access["model"], messages=asked)
     return answer.choices[0].message.content
+
+
+TOOLS: Any = [{"type": "function", "function": {"name": name}} for name in ("get_weather", "now")]
+
+
+async def using_tools(request: AgentRequest, *, emitter: EventEmitter) -> None:
+    """Asks the session's recorded model until it calls no tool any more."""
+    from openai import AsyncOpenAI
+
+    access = request.metadata["areal_inference"]
+    client = AsyncOpenAI(base_url=f"{access['base_url']}/v1", api_key=access["api_key"])
+    messages: Any = [*request.history, {"role": "user", "content": request.message}]
+    calls: Any = True
+    while calls:
+        answer = await client.chat.completions.create(model=access["model"], messages=messages, tools=TOOLS)
+        said = answer.choices[0].message
+        messages.append(said)
+        await emitter.emit_delta(said.content or "")
+        calls = said.tool_calls or ()
+        for call in calls:
+            await emitter.emit_tool_call(call.function.name, call.function.arguments, call.id)
+        for call in calls:
+            await emitter.emit_tool_result(call.function.name, "sun", call.id)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "sun"})
+
+
+def __getattr__(name: str) -> Any:
+    if name != "sdk_agent":
+        raise AttributeError(name)
+    from agents import Agent, function_tool
+
+    def get_weather(city: str, days: int) -> str:
+        return "sun"
+
+    def now() -> str:
+        return "sun"
+
+    return Agent(name="tools", tools=[function_tool(get_weather), function_tool(now)])

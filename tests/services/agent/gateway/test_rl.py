@@ -3,28 +3,58 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from tests.services.agent.gateway.conftest import NAME, AgentService
-from tests.services.processes import Processes
+from tests.services.inference.data_proxy.dialects.talks import TEMPLATE, TWO_CALLS
+from tests.services.processes import Process, Processes, engine_calls, script
+from tests.services.tokenizer_folder import write_tokenizer
 
 
-def test_reward_and_export_of_what_the_agent_asked_its_model(
-    processes: Processes, tmp_path: Path, tokenizer: Path
-) -> None:
+def start(processes: Processes, folder: Path, tokenizer: Path, agent: str, *flags: str) -> tuple[AgentService, Process]:
+    """An agent service whose model calls are recorded, and the model's engine."""
     engine = processes.engine(tokenizer)
-    proxy = processes.data_proxy(engine, tokenizer, "--state-dir", str(tmp_path / "recorded"))
-    models = processes.router()
-    processes.register(models, proxy)
-    inference = processes.gateway(models)
+    inference = processes.data_proxy(engine, tokenizer, "--state-dir", str(folder / "recorded"), *flags)
     access = {"addr": inference.url, "admin_key_file": str(processes.key_file), "model": "tiny"}
     router = processes.router()
     service = AgentService(
         processes, router, processes.service("agent.gateway", "--router-url", router.url, "--service", NAME)
     )
-    service.add_pair(tmp_path / "state", "summarise", "--inference", json.dumps(access))
+    service.add_pair(folder / "state", agent, "--inference", json.dumps(access))
     service.register()
+    return service, engine
 
+
+@pytest.mark.parametrize("agent", ["using_tools", "sdk_agent"])
+def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
+    processes: Processes, tmp_path: Path, agent: str
+) -> None:
+    tokenizer = write_tokenizer(
+        tmp_path / "tokenizer", template=TEMPLATE.replace("'<tool_call>", "call.id + '<tool_call>")
+    )
+    service, engine = start(processes, tmp_path, tokenizer, agent, "--tool-call-parser", "hermes")
+    for message in ("How is Rome?", "And now?"):
+        said = [["<tool_response>", "It is sunny."], [message, f"I look.\n{TWO_CALLS}"]]
+        script(engine, replies=said)
+        answer = service.respond(message, "learner")
+        assert (answer.status, answer.json()["output"][-1]["content"][0]["text"]) == (200, "It is sunny."), answer.body
+    calls = engine_calls(engine)
+    assert len(calls) == 4
+    for before, after in pairwise(calls):
+        known = before["body"]["input_ids"] + before["said"]
+        assert after["body"]["input_ids"][: len(known)] == known
+    assert service.call("POST", "/sessions/learner/reward", {"reward": 1}).status == 200
+    (row,) = service.call("POST", "/sessions/learner/export", {"style": "concat"}).json()["traj"]["input_ids"]
+    assert row[: len(calls[-1]["body"]["input_ids"])] == calls[-1]["body"]["input_ids"]
+
+
+def test_reward_and_export_of_what_the_agent_asked_its_model(
+    processes: Processes, tmp_path: Path, tokenizer: Path
+) -> None:
+    service, _ = start(processes, tmp_path, tokenizer, "summarise")
     turns = [service.respond(message, "learner") for message in ("Hello", "Again")]
     assert [turn.status for turn in turns] == [200, 200]
     rewarded = service.call("POST", "/sessions/learner/reward", {"reward": 0.25})

@@ -101,7 +101,7 @@ BAD = """
         async def stream(self, emitter): return StreamResponse(200, {}, words())
         async def delta(self, emitter): await emitter.emit_delta(b"bytes")
         async def half(self, emitter): await emitter.emit_delta("\\ud800")
-        async def call(self, emitter): await emitter.emit_tool_call("a", "{'x': 1}")
+        async def call(self, emitter): await emitter.emit_tool_call("a", [1])
         async def unnamed(self, emitter): await emitter.emit_tool_call("", {})
         async def result(self, emitter): await emitter.emit_tool_result("a", "b")
         async def flood(self, emitter):
@@ -161,7 +161,7 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
         ("stream", "a stream has bytes, not int 5"),
         ("delta", "a delta is a text, not bytes b'bytes'"),
         ("half", "a delta of the agent cannot be written as JSON"),
-        ("call", "the arguments of a call of 'a' are a JSON object, not str \"{'x': 1}\""),
+        ("call", "the arguments of a call of 'a' are an object, not list [1]"),
         ("unnamed", "a tool call has a name"),
         ("result", "a result of 'a' belongs to no call"),
         ("flood", "the answer is longer than a turn's answer may be"),

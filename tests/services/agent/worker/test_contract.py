@@ -39,11 +39,15 @@ CONTRACT = """
             await emitter.emit_delta("first ")
             await emitter.emit_tool_call("search", {"q": "a"})
             await emitter.emit_tool_call("search", '{"q": "b"}')
-            await emitter.emit_tool_call("look", "")
+            await emitter.emit_tool_call("look", "", "call-look")
             await emitter.emit_tool_result("search", "of a")
             await emitter.emit_tool_result("look", {"seen": True})
             await emitter.emit_tool_result("search", "of b")
             await emitter.emit_delta("second")
+
+        async def mistaken(self, request, emitter):
+            await emitter.emit_tool_call("search", '{"q": ', "call-1")
+            await emitter.emit_tool_result("search", "the arguments are no JSON", "call-1")
 
         async def wait(self, request, emitter):
             await emitter.emit_delta("waiting")
@@ -87,13 +91,20 @@ def test_run_events_come_in_their_order_with_matching_ids(worker: Process) -> No
     assert kinds == ["delta", *["tool_call"] * 3, *["tool_result"] * 3, "delta"]
     first, second, look = events[1:4]
     assert [json.loads(each["arguments"]) for each in (first, second, look)] == [{"q": "a"}, {"q": "b"}, {}]
-    assert len({first["id"], second["id"], look["id"]}) == 3
+    assert len({first["id"], second["id"], look["id"]}) == 3 and look["id"] == "call-look"
+    assert first["content"] == "first " and "content" not in second  # text beside a call is in its message
     assert [(event["id"], event["result"]) for event in events[4:7]] == [
         (first["id"], "of a"),
         (look["id"], '{"seen": true}'),
         (second["id"], "of b"),
     ]
-    assert last == {"type": "complete", "summary": "first second", "metadata": {}}
+    assert last == {"type": "complete", "summary": "second", "metadata": {}}
+
+
+def test_arguments_that_are_no_json_are_the_models_and_are_passed_on(worker: Process) -> None:
+    call, result, last = run(worker, "mistaken")
+    assert (call["id"], call["arguments"]) == ("call-1", '{"q": ')
+    assert (result["id"], last["type"]) == ("call-1", "complete")
 
 
 def test_run_events_come_as_they_happen_and_a_caller_that_leaves_cancels(worker: Process) -> None:
