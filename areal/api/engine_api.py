@@ -18,7 +18,29 @@ if TYPE_CHECKING:
     from areal.client.inference import AsyncGroup
 
 Batch = Mapping[str, "torch.Tensor"]
-LossFn = Callable[["torch.Tensor", Any], "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class TokenOutputs:
+    """The model's outputs for a micro-batch, float32 [b, t]. ``logprobs`` and ``entropies`` (nats) of token t are those
+    of the distribution that it was drawn from, at its temperature; they are 0 and without a gradient for tokens outside
+    ``loss_mask`` and for the first of a row. ``values``: a critic's at token t, which has no log-probabilities."""
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def of_critic(cls, values: torch.Tensor) -> TokenOutputs:
+        nothing = values.new_zeros(()).expand_as(values)
+        return cls(nothing, nothing, values)
+
+    @classmethod
+    def of_policy(cls, logprobs: torch.Tensor, entropies: torch.Tensor) -> TokenOutputs:
+        return cls(logprobs, entropies, logprobs.new_zeros(()).expand_as(logprobs))
+
+
+LossFn = Callable[["TokenOutputs", Any], "torch.Tensor"]
 """(outputs of the model, micro-batch) -> the mean loss of the micro-batch, a scalar with a gradient."""
 WeightFn = Callable[[Any], "torch.Tensor"]
 """micro-batch -> how much its mean counts: tokens, sequences, pairs."""
@@ -73,11 +95,16 @@ class TrainEngine(Protocol):
     **Batches** are mappings of tensors with B rows. ``input_ids`` int64 [B, T] is padded on the right;
     ``attention_mask`` bool [B, T] is True for real tokens, ``loss_mask`` [B, T] for those that are trained on. Other
     columns are [B, T] or [B]. Tensors may be on the CPU: the engine moves what it needs to its device, and passes
-    micro-batches on that device, cut to their longest row, to the functions that it is given. Ranks get different
-    rows. With ``config.mb_spec.granularity`` n, n neighboring rows stay in one micro-batch, in their order.
+    micro-batches on that device, cut to their longest row, to the functions that it is given. Data-parallel ranks get
+    different rows. With ``config.mb_spec.granularity`` n, n neighboring rows stay in one micro-batch, in their order.
 
-    **Outputs** that the functions get are logits [b, t, V] (``config.is_critic``: values [b, t, 1]) of a micro-batch,
-    in ``dtype``; those of padding mean nothing. Logits at position t are of token t + 1.
+    **Outputs** that the functions get are ``TokenOutputs`` of a micro-batch, never logits: an engine makes those for
+    the tokens of ``loss_mask`` alone (all real tokens where there is none), a part at a time. ``token_temperatures``
+    float32 [B, T], where there is such a column, divide the logits of each token. With ``config.is_critic`` the
+    model has a value head, and the outputs are its values at every real token.
+
+    **Ranks** that are one data-parallel rank (``Ranks.layout``: tensor, pipeline, context parallel) get the same rows,
+    and every method gives the same on all of them; functions are called on each of them, with the same outputs.
 
     **Normalization** is the engine's alone: ``loss_fn`` gives the mean of a micro-batch, ``loss_weight_fn`` how much
     that mean counts (tokens, sequences, pairs), and every micro-batch of every rank counts ``mean * weight / total
@@ -118,7 +145,7 @@ class TrainEngine(Protocol):
         """The loss as ``train_batch`` would have it, over all ranks; without gradients and without dropout."""
         ...
 
-    def forward(self, batch: Batch, of: Callable[[torch.Tensor, Any], torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: Batch, of: Callable[[TokenOutputs, Any], torch.Tensor]) -> torch.Tensor:
         """``of(outputs, micro-batch)``, which is [b, t] or [b], for every row of ``batch`` in its order: [B, T] padded
         with zeros, or [B], on the engine's device. Without gradients and without dropout."""
         ...

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from areal.errors import UsageFault
@@ -218,115 +217,35 @@ def _even(lengths: Sequence[int], how: MicroBatches, limit: int, least: int) -> 
         parts = min(len(lengths), -(-parts * 5 // 4))
 
 
-# -- packed rows: samples of one prompt share its tokens, and short rows share a row. A mask gives each token what it
-# saw in its own row, at the position that it had there, so outputs and gradients are those of the padded batch, from
-# fewer tokens. It is the attention of a tree whose trunk is the prompt (Miao et al., arXiv:2305.09781). A mask costs
-# attention over the whole packed row, so a layout is taken only where it is cheaper as a whole.
+# -- packed rows: each token of a batch is computed once. Samples of one prompt share its tokens, and nothing is padded:
+# a tree whose trunk is the prompt (Miao et al., arXiv:2305.09781). Attention alone looks at other tokens. It goes back
+# to the rows of the batch (``areal.training.engines.huggingface.packed_attention``), so that no mask of the square of
+# the length is there, however long they are.
 
-_LONGEST = 4096  # tokens of a packed row: its mask has the square of that
-_WORTH = 0.9  # of the padded batch's cost
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The cost of a forward pass in multiplications. ``token``: the model's parameters; ``pair``: two tokens that see
-    each other, in all layers, their width times two."""
-
-    token: int
-    pair: int
-
-    def padded(self, rows: int, width: int) -> int:
-        """A causal pass: half of the pairs."""
-        return rows * (width * self.token + width * width * self.pair // 2)
-
-    def masked(self, rows: int, width: int) -> int:
-        return rows * (width * self.token + width * width * self.pair)
-
-
-@dataclass(frozen=True)
-class Fold:
-    """Batch rows that share their first ``shared`` tokens; ``own`` tokens of each come after."""
-
-    shared: int
-    members: tuple[int, ...]
-    own: tuple[int, ...]
-
-    @property
-    def tokens(self) -> int:
-        return self.shared + sum(self.own)
-
-
-Layout = tuple[tuple[Fold, ...], ...]  # the folds of each packed row
-
-
-def plan(prompts: Sequence[bytes], shared: Sequence[int], own: Sequence[int], width: int, cost: Cost) -> Layout | None:
-    """The cheapest layout of rows that share ``shared`` tokens where their ``prompts`` are equal; None where the padded
-    batch, of that ``width``, is about as cheap."""
-    groups: dict[bytes, list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        groups.setdefault(prompt, []).append(row)
-    best, least = None, _WORTH * cost.padded(len(prompts), width)
-    most = max(map(len, groups.values()))
-    while True:
-        folds = [group[first : first + most] for group in groups.values() for first in range(0, len(group), most)]
-        sizes = [shared[part[0]] + sum([own[row] for row in part]) for part in folds]
-        rows, longest = fill_rows(sizes), max(sizes)
-        price = cost.masked(len(rows), longest)
-        if 0 < longest <= _LONGEST and price < least:
-            best, least = (folds, rows), price
-        if most == 1:
-            break
-        most = -(-most // 2)
-    if best is None:
-        return None
-    folds, rows = best
-    made = [Fold(shared[part[0]], tuple(part), tuple(own[row] for row in part)) for part in folds]
-    return tuple(tuple(made[number] for number in row) for row in rows)
-
-
-def fill_rows(sizes: Sequence[int]) -> list[list[int]]:
-    """The members of each row, none longer than the longest size: first fit, longest first."""
-    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    width, shortest = sizes[order[0]], sizes[order[-1]]
-    rows: list[list[int]] = []
-    rooms: list[int] = []
-    open_from = 0  # rows before it are full for all that come
-    for number in order:
-        size = sizes[number]
-        for place in range(open_from, len(rows)):
-            if rooms[place] >= size:
-                rows[place].append(number)
-                rooms[place] -= size
-                break
-        else:
-            rows.append([number])
-            rooms.append(width - size)
-        while open_from < len(rows) and rooms[open_from] < shortest:
-            open_from += 1
-    return rows
+_WORTH = 0.9  # of the padded batch's tokens
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """``input_ids`` and ``positions`` [G, L]; ``mask`` [G, 1, L, L], true where a token (the last axis but one) sees
-    another; ``places`` [B, T]: where each token of the batch is among the G * L, 0 for those that have no output."""
+    """``input_ids`` and ``positions`` [1, L]; ``places`` [B, T]: where each token of the batch is among the L, 0 for
+    those that have no output; ``homes`` [L]: where each of them is in the batch, among the B * T."""
 
     input_ids: Tensor
     positions: Tensor
-    mask: Tensor
     places: Tensor
+    homes: Tensor
 
     def to(self, device: torch.device) -> PackedRows:
         moved = {name: column.to(device, non_blocking=True) for name, column in vars(self).items()}
         return replace(self, **moved)
 
     def unpacked(self, outputs: Tensor) -> Tensor:
-        """[G, L, V] of the model, as the batch's rows have it: [B, T, V]."""
+        """[1, L, V] of the model, as the batch's rows have it: [B, T, V]."""
         flat = outputs.flatten(0, 1).index_select(0, self.places.flatten())
         return flat.view(*self.places.shape, -1)
 
 
-def pack(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows | None:
+def pack(batch: Mapping[str, Tensor], *, last: bool) -> PackedRows | None:
     """Of ``input_ids``, ``attention_mask`` and ``loss_mask``, on the CPU. ``last``: the output of a row's last token is
     wanted too, which says nothing about a token of the row. None where the batch is better left as it is."""
     if "loss_mask" not in batch:
@@ -335,51 +254,27 @@ def pack(batch: Mapping[str, Tensor], cost: Cost, *, last: bool) -> PackedRows |
     lengths = batch["attention_mask"].numpy().sum(1)
     shared = np.where(mask.any(1), mask.argmax(1), 0)
     own = np.maximum(lengths - shared - (0 if last else 1), 0)
-    keys = [row[:count].tobytes() for row, count in zip(ids, shared.tolist(), strict=True)]
-    layout = plan(keys, shared.tolist(), own.tolist(), ids.shape[1], cost)
-    return None if layout is None else _arrange(layout, ids)
-
-
-def _arrange(layout: Layout, ids: NDArray[np.int64]) -> PackedRows:
-    count, longest = len(layout), max(sum(fold.tokens for fold in row) for row in layout)
-    where = np.zeros((len(ids), 5), dtype=np.int64)  # of each: fold, branch, shared, starts of shared and own
-    own = np.zeros(len(ids), dtype=np.int64)
-    number = 0
-    for place, row in enumerate(layout):
-        start = place * longest
-        for fold in row:
-            number += 1
-            after = start + fold.shared
-            for member, tokens in zip(fold.members, fold.own, strict=True):
-                where[member] = number, member + 1, fold.shared, start, after
-                own[member] = tokens
-                after += tokens
-            start = after
-    folds, branches, shared, begins, goes_on = where.T[:, :, None]
+    prompts: dict[bytes, list[int]] = {}
+    for row, count in enumerate(shared.tolist()):
+        prompts.setdefault(ids[row, :count].tobytes(), []).append(row)
+    trunks, branches = np.zeros_like(own), np.zeros_like(own)  # where a row's prompt begins, and what is its own
+    total = 0
+    for members in prompts.values():
+        trunks[members] = total
+        total += int(shared[members[0]])
+        ends = total + own[members].cumsum()
+        branches[members] = ends - own[members]
+        total = int(ends[-1])
+    if not 0 < total < _WORTH * ids.size:
+        return None
     steps = np.arange(ids.shape[1])
-    is_shared = steps < shared
-    is_there = steps < shared + own[:, None]
-    places = np.where(is_shared, begins + steps, goes_on + steps - shared)
-    flat = places[is_there]
-
-    def scatter(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        whole = np.zeros(count * longest, dtype=np.int64)
-        whole[flat] = np.broadcast_to(values, ids.shape)[is_there]
-        return whole.reshape(count, longest)
-
-    of_fold, of_branch = scatter(folds), scatter(np.where(is_shared, 0, branches))
+    there = steps < (shared + own)[:, None]
+    places = np.where(steps < shared[:, None], trunks[:, None] + steps, (branches - shared)[:, None] + steps)
+    homes = np.zeros(total, dtype=np.int64)
+    homes[places[there]] = np.flatnonzero(there)
     return PackedRows(
-        input_ids=torch.from_numpy(scatter(ids)),
-        positions=torch.from_numpy(scatter(steps)),
-        mask=_mask(torch.from_numpy(of_fold), torch.from_numpy(of_branch)),
-        places=torch.from_numpy(np.where(is_there, places, 0)),
+        input_ids=torch.from_numpy(ids.reshape(-1)[homes][None]),
+        positions=torch.from_numpy((homes % ids.shape[1])[None]),
+        places=torch.from_numpy(np.where(there, places, 0)),
+        homes=torch.from_numpy(homes),
     )
-
-
-def _mask(fold: Tensor, branch: Tensor) -> Tensor:
-    """A token sees what came before it in its fold: what is shared, and its own branch. Itself it always sees, so that
-    padding computes numbers too."""
-    longest = fold.shape[1]
-    sees = (fold[:, :, None] == fold[:, None]) & ((branch[:, None] == 0) | (branch[:, :, None] == branch[:, None]))
-    before = torch.ones(longest, longest, dtype=torch.bool).tril_()
-    return (sees & before).unsqueeze(1)

@@ -125,7 +125,7 @@ def test_override_changes_one_key(override: str, read) -> None:
         ("gconfig:\n  temperature: -1\n", "/config.yaml:4: gconfig.temperature: temperature must not be negative"),
         ("allocation_mode: sglang.d16p1m1+d32p2m1\n", "/config.yaml:3: allocation_mode: the megatron engine"),
         ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),
-        ("actor: {backend: 'fsdp:d2t2'}\n", "/config.yaml:3: actor.backend: fsdp:d2t2 is not there yet"),
+        ("actor: {backend: 'fsdp:d2c2'}\n", "/config.yaml:3: actor.backend: fsdp:d2c2: fsdp has data and tensor"),
         ("rollout: {backend: 'fsdp:d2'}\n", "/config.yaml:3: rollout.backend: column 1: unknown engine"),
         ("recover: {no_save_optim: true}\n", "/config.yaml:3: recover.no_save_optim: is not supported"),
         ("seed: ${sed}\n", "Interpolation key 'sed' not found"),

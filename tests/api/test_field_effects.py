@@ -26,10 +26,11 @@ from areal.api.cli_args import (
     RejectionSamplingConfig,
 )
 from areal.api.config.fields import hints_of
+from areal.api.engine_api import TokenOutputs
 from areal.rollout.engine import sampling_fields
 from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
-from areal.training.algorithms.losses import dpo_loss
+from areal.training.algorithms.losses import dpo_loss, token_outputs
 from areal.training.batches import micro_batches
 from areal.training.engines import learning_rate
 from areal.training.engines.fsdp import cut_of
@@ -80,7 +81,7 @@ def gradient(**settings: Any) -> Tensor:
     if config.m2_threshold is not None:
         micro = add_second_moment_mask(micro, config.m2_threshold)
     leaf = logits.clone().requires_grad_()
-    torch.autograd.backward(ActorLoss(config, version=3)(leaf, micro))
+    torch.autograd.backward(ActorLoss(config, version=3)(token_outputs(leaf, micro), micro))
     assert leaf.grad is not None
     return leaf.grad
 
@@ -273,7 +274,7 @@ def test_setting_of_dpo_changes_the_loss(name: str) -> None:
 
 
 def test_clip_of_the_critic_changes_its_loss() -> None:
-    outputs, mask = torch.linspace(-1, 1, 6).view(1, 6, 1), torch.ones(1, 6)
+    outputs, mask = TokenOutputs.of_critic(torch.linspace(-1, 1, 6)[None]), torch.ones(1, 6)
     micro = {"loss_mask": mask, "old_values": torch.zeros(1, 6), "returns": torch.full((1, 6), 2.0)}
     loose, tight = (critic_loss(PPOCriticConfig(eps_clip=clip))(outputs, micro) for clip in (0.5, 0.01))
     assert tight > loose

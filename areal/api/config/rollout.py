@@ -36,10 +36,8 @@ def check_training(part: Part, name: str) -> None:
     """Raises ValueError for a layout that no engine here has."""
     if part.engine not in TRAIN_ENGINES:
         raise ValueError(f"{name}: the {part.engine} engine is not there yet: use fsdp")
-    if part.engine == "fsdp" and (part.devices_per_replica > 1 or part.expert > 1):
-        raise ValueError(
-            f"{name}: {part} is not there yet: fsdp shards over data-parallel ranks only, for example fsdp:d4"
-        )
+    if part.engine == "fsdp" and (part.context > 1 or part.expert > 1):
+        raise ValueError(f"{name}: {part}: fsdp has data and tensor parallelism only, for example fsdp:d4 or fsdp:d2t2")
 
 
 @dataclass

@@ -267,9 +267,9 @@ def _require_possible(job: Wanted, key: str, part: Part) -> None:
             f"{job.ref}: {key} {part}: the {part.engine} engine is not there yet, and p, t, c and m need it",
             hint=f"for example fsdp:d{part.world_size}",
         )
-    if part.engine == "fsdp" and (part.devices_per_replica > 1 or part.expert > 1):
+    if part.engine == "fsdp" and (part.context > 1 or part.expert > 1):
         raise InvalidManifest(
-            f"{job.ref}: {key} {part}: fsdp shards over data-parallel ranks only",
+            f"{job.ref}: {key} {part}: fsdp has data and tensor parallelism only",
             hint=f"for example fsdp:d{part.world_size}",
         )
 

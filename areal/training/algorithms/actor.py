@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from areal.api.algorithm_api import LossFn, LossInputs
+from areal.api.engine_api import TokenOutputs
 from areal.errors import UsageFault
 from areal.loading import load_attr
 from areal.training.algorithms.advantages import kl_estimate
@@ -19,8 +20,6 @@ from areal.training.algorithms.losses import (
     PolicyObjective,
     masked_mean,
     policy_loss,
-    token_entropies,
-    token_logprobs,
 )
 from areal.training.batches import Batch
 
@@ -50,7 +49,7 @@ def objective(config: PPOActorConfig) -> PolicyObjective:
 
 @dataclass
 class ActorLoss:
-    """Called with (logits, micro-batch); sums up what it saw until ``pop_sums``.
+    """Called with (outputs, micro-batch); sums up what it saw until ``pop_sums``.
 
     ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
     have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
@@ -73,9 +72,9 @@ class ActorLoss:
         if self.loss_fn is None and self.config.loss_fn:
             self.loss_fn = load_attr(self.config.loss_fn, "actor.loss_fn")
 
-    def __call__(self, logits: Tensor, micro: Batch) -> Tensor:
+    def __call__(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
         config, mask = self.config, micro["loss_mask"].bool()
-        logprobs = token_logprobs(logits, micro["input_ids"], micro.get("token_temperatures"))
+        logprobs, entropies = outputs.logprobs, outputs.entropies
         proximal = self._proximal(logprobs, micro)
         corrected = correction(proximal, micro["logprobs"], mask, config.rejection_sampling)
         if config.m2_threshold is not None:
@@ -86,8 +85,6 @@ class ActorLoss:
         per_token = result.per_token
         if self.loss_fn is not None:
             per_token = self._own(self.loss_fn, logprobs, proximal, micro) * weights
-        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(config.entropy_coeff)):
-            entropies = token_entropies(logits, micro.get("token_temperatures"))
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropies
         if config.kl_loss_coef and "ref_logprobs" in micro:

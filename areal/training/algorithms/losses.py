@@ -6,13 +6,15 @@ that mean counts. So every aggregation is the same however a batch is cut.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from areal.api.engine_api import TokenOutputs
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
@@ -87,6 +89,14 @@ def _scaled(logits: Tensor, divisors: Tensor | None) -> Tensor:
 def _entropy(logits: Tensor, divisors: Tensor | None) -> Tensor:
     logp = torch.log_softmax(_scaled(logits, divisors), dim=-1)
     return -(logp.exp() * logp).sum(-1)
+
+
+def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
+    """Of a model's logits [b, t, V] for ``micro``, of all tokens: the contract of engines by its definition."""
+    temperatures = micro.get("token_temperatures")
+    mask = micro["loss_mask" if "loss_mask" in micro else "attention_mask"].bool()
+    every = token_logprobs(logits, micro["input_ids"], temperatures), token_entropies(logits, temperatures)
+    return TokenOutputs.of_policy(*(torch.where(mask, each, 0.0) for each in every))
 
 
 # -- supervised fine-tuning, critic, reward model, DPO

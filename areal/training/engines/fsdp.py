@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, Update, WeightFn
+from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
+from areal.training.algorithms.losses import token_outputs
 from areal.training.batches import (
     Batch,
-    Cost,
     MicroBatches,
     PackedRows,
     lengths,
@@ -36,12 +36,13 @@ from areal.training.batches import (
     to_device,
 )
 from areal.training.engines import learning_rate
+from areal.training.engines.head import Head, Targets, install_head
 from areal.training.engines.huggingface import (
     clip_gradients,
     dtype_by_name,
     load_model,
     make_optimizer,
-    packing_cost,
+    prepare_packing,
     set_training,
     shard_model,
 )
@@ -69,11 +70,14 @@ class FSDPEngine:
     version: int = 0
     model: torch.nn.Module = field(init=False)
     optimizer: torch.optim.Optimizer | None = field(init=False, default=None)
-    _cost: Cost | None = field(init=False)  # None: rows are never packed
+    _packs: bool = field(init=False)
+    _head: Head | None = field(init=False, default=None)  # None: the model makes logits of all tokens
 
     def __post_init__(self) -> None:
         model = load_model(self.config, self.ranks)
-        self._cost = packing_cost(model)
+        self._packs = prepare_packing(model)
+        if not self.config.is_critic:
+            self._head = install_head(model)
         self.model = shard_model(model, self.config, self.ranks)
         if self.config.optimizer is not None:
             self.optimizer = make_optimizer(self.model, self.config.optimizer)
@@ -93,28 +97,47 @@ class FSDPEngine:
 
     # -- forward
 
-    def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> Tensor:
-        """Logits [B, T, V], or [B, T, 1] of a critic, in the compute dtype; of padding they mean nothing, nor do logits
-        of a row's last token. ``packed``: the rows as they are computed.
+    def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
+        """``packed``: the rows as they are computed. Rows that are not packed need no mask: a causal one never looks to
+        the right, where the padding is, and attention without a mask is several times as fast."""
+        if self.config.is_critic:
+            values = self._run(batch, packed)
+            return TokenOutputs.of_critic((packed.unpacked(values) if packed else values)[..., 0].float())
+        if self._head is None:
+            logits = self._run(batch, packed)
+            return token_outputs(packed.unpacked(logits) if packed else logits, batch)
+        wanted = batch["loss_mask" if "loss_mask" in batch else "attention_mask"].bool().clone()
+        wanted[:, 0] = False  # it follows nothing
+        rows, columns = wanted.nonzero(as_tuple=True)
+        places = packed.places[rows, columns - 1] if packed else rows * wanted.shape[1] + columns - 1
+        temperatures = batch.get("token_temperatures")
+        divisors = None if temperatures is None else temperatures[rows, columns].float()
+        self._head.targets = Targets(places, batch["input_ids"][rows, columns], divisors)
+        try:
+            found = self._run(batch, packed)[0]
+        finally:
+            self._head.targets = None
+        whole = torch.zeros(*wanted.shape, 2, dtype=found.dtype, device=found.device).index_put((rows, columns), found)
+        return TokenOutputs.of_policy(whole[..., 0], whole[..., 1])
 
-        Rows that are not packed need no mask: a causal one never looks to the right, where the padding is, and
-        attention without a mask is several times as fast.
-        """
+    def _run(self, batch: Mapping[str, Tensor], packed: PackedRows | None) -> Tensor:
+        """The output of the model's head for every token that is computed."""
         with self._precision():
             if packed is None:
-                logits: Tensor = self.model(input_ids=batch["input_ids"], use_cache=False).logits
-                return logits
-            inputs = {"input_ids": packed.input_ids, "position_ids": packed.positions, "attention_mask": packed.mask}
-            return packed.unpacked(self.model(**inputs, use_cache=False).logits)
+                plain: Tensor = self.model(input_ids=batch["input_ids"], use_cache=False).logits
+                return plain
+            inputs = {"input_ids": packed.input_ids, "position_ids": packed.positions, "packed": packed}
+            outputs: Tensor = self.model(**inputs, use_cache=False).logits
+            return outputs
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
         """Rows of the batch, on the ranks' device."""
         chosen, device = select(batch, part), self.ranks.device
-        rows = pack(chosen, self._cost, last=self.config.is_critic) if self._cost is not None else None
+        rows = pack(chosen, last=self.config.is_critic) if self._packs else None
         return to_device(chosen, device), rows.to(device) if rows is not None else None
 
     @torch.no_grad()
-    def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+    def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
         whole: Tensor | None = None
         with self._evaluating():
             for part, counts in self._cut(batch):
@@ -133,7 +156,7 @@ class FSDPEngine:
     @torch.no_grad()
     def next_token_logprobs(self, input_ids: Tensor) -> Tensor:
         ids = input_ids[None].to(self.ranks.device)
-        return torch.log_softmax(self.outputs({"input_ids": ids})[0, -1].float(), -1).cpu()
+        return torch.log_softmax(self._run({"input_ids": ids}, None)[0, -1].float(), -1).cpu()
 
     # -- updates
 

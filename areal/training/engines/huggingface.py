@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.hub import model_folder
 from areal.installation import install_command
-from areal.training.batches import Cost
+from areal.training.batches import PackedRows
 from areal.training.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -71,13 +72,25 @@ def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
 
 
 def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
-    """``model`` with its parameters spread over the ranks, one unit for each decoder layer. One rank has it whole."""
+    """``model`` with its parameters spread over the ranks, one unit for each decoder layer: over tensor-parallel ranks,
+    then over data-parallel ones. One rank has it whole. Raises UsageFault for a layout that the model cannot have."""
+    layout = ranks.layout
+    if layout.pipeline * layout.context * layout.expert > 1:
+        raise UsageFault(f"fsdp has data and tensor parallelism only, and the layout is {layout}", hint="megatron")
     if ranks.group is None:
         return model
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    mesh = init_device_mesh(ranks.device.type, (ranks.size,), mesh_dim_names=("dp_shard",))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    copies = copies_of_shards(ranks, parameters * (_STATE_BYTES if config.optimizer else 4), _memory(ranks))
+    sizes = (copies, ranks.data_size // copies, layout.tensor)
+    meshes = init_device_mesh(ranks.device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
+    if layout.tensor > 1:
+        from areal.training.engines.tensor_parallel import cut_tensors
+
+        cut_tensors(model, meshes["tp"])
+    mesh = meshes["dp_replicate", "dp_shard"] if copies > 1 else meshes["dp_shard"]
     policy = MixedPrecisionPolicy(
         param_dtype=dtype_by_name(config.dtype),
         reduce_dtype=dtype_by_name(config.grad_reduce_dtype),
@@ -87,6 +100,27 @@ def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
     return model
+
+
+_STATE_BYTES = 16  # of a parameter: weight, gradient and two moments in float32
+
+
+def copies_of_shards(ranks: Ranks, state: int, memory: int) -> int:
+    """Hybrid sharding (HSDP): 1, or one copy of the model's state on each node, so that only gradients travel between
+    nodes. That pays where the links within a node are the faster ones, and is done where a rank's part of ``state``
+    bytes takes at most a third of its ``memory``."""
+    within = ranks.data_size // ranks.nodes
+    fits = ranks.data_size % ranks.nodes == 0 and state // ranks.layout.tensor <= within * memory // 3
+    return ranks.nodes if fits else 1
+
+
+def _memory(ranks: Ranks) -> int:
+    """Bytes of this rank, the least of all ranks."""
+    if ranks.device.type == "cuda":
+        mine = torch.cuda.get_device_properties(ranks.device).total_memory
+    else:
+        mine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * ranks.nodes // ranks.size
+    return -ranks.all_max(-mine)
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -112,17 +146,72 @@ def _attention(asked: str) -> dict[str, Any]:
     return {"attn_implementation": asked}
 
 
-def packing_cost(model: nn.Module) -> Cost | None:
-    """The cost model of packed rows; None for a model whose attention takes no mask."""
+# -- packed rows
+
+
+PACKED = "areal_packed"
+
+
+def packed_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **about: Any
+) -> tuple[Tensor, None]:
+    """Causal attention of transformers' ``sdpa``: queries, keys and values [B, heads, T, D] to [B, T, heads, D].
+    With ``packed`` rows [1, heads, L, D] to [1, L, heads, D]: each row of the batch sees the tokens that are its own
+    and those of its prompt, and a token that several rows share is that of any of them."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    rows: PackedRows | None = about.pop("packed", None)
+    if rows is None:
+        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **about)
+        return plain
+    places = rows.places.flatten()
+    of_rows = [
+        each[0].index_select(1, places).view(each.shape[1], *rows.places.shape, -1).transpose(0, 1)
+        for each in (query, key, value)
+    ]
+    output, _ = sdpa_attention_forward(module, *of_rows, None, **about)
+    return output.flatten(0, 1).index_select(0, rows.homes)[None], None
+
+
+def prepare_packing(model: nn.Module) -> bool:
+    """Whether rows of this model can be packed, which it is then set up for: where attention is full, positions can be
+    told, and two rows that share their first token are computed as they are alone."""
     about: Any = model.config
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
     told = "position_ids" in inspect.signature(inner.forward).parameters
     full = set(getattr(about, "layer_types", None) or ["full_attention"]) == {"full_attention"}
     whole = full and not getattr(about, "sliding_window", None)
     if not (told and whole and about._attn_implementation == "sdpa"):
-        return None
-    pair = 2 * int(about.num_hidden_layers) * int(about.hidden_size)
-    return Cost(token=sum(parameter.numel() for parameter in model.parameters()), pair=pair)
+        return False
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(PACKED, packed_attention)
+    device = next(model.parameters()).device
+    alone = torch.tensor([[0, 1, 1], [0, 0, 1]], device=device)
+    rows = PackedRows(
+        input_ids=torch.tensor([[0, 1, 1, 0, 1]]),
+        positions=torch.tensor([[0, 1, 2, 1, 2]]),
+        places=torch.tensor([[0, 1, 2], [0, 3, 4]]),
+        homes=torch.tensor([0, 1, 2, 4, 5]),
+    ).to(device)
+    training = model.training
+    model.eval()
+    with torch.no_grad():
+        wanted = model(input_ids=alone, use_cache=False).logits
+        about._attn_implementation = PACKED
+        try:
+            packed = model(input_ids=rows.input_ids, position_ids=rows.positions, packed=rows, use_cache=False).logits
+        except TypeError:  # its layers take no further arguments
+            packed = None
+    model.train(training)
+    off = None if packed is None else (rows.unpacked(packed) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
+    if off is None or not float(off) < _ROUNDING * torch.finfo(wanted.dtype).eps ** 0.5:
+        about._attn_implementation = "sdpa"
+        return False
+    return True
+
+
+_ROUNDING = 2.0
 
 
 def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from areal.api.cli_args import DPOConfig, TrainEngineConfig
+from areal.api.engine_api import TokenOutputs
 from areal.errors import UsageFault
 from areal.training.algorithms.losses import (
     PairLoss,
@@ -21,7 +22,6 @@ from areal.training.algorithms.losses import (
     masked_mean,
     reward_model_loss,
     sft_loss,
-    token_logprobs,
 )
 from areal.training.batches import Batch, lengths, paired_batch, select, split_rows, token_batch
 from areal.training.metrics import Metrics
@@ -46,7 +46,7 @@ class OfflineTrainer(Trainer):
         """Raises UsageFault naming what a row lacks."""
 
     @abc.abstractmethod
-    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
+    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
         """The mean over a micro-batch."""
 
     @abc.abstractmethod
@@ -163,9 +163,8 @@ class SFTTrainer(OfflineTrainer):
     def weight(self, micro: Batch) -> Tensor:
         return micro["loss_mask"].sum()
 
-    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
-        logprobs = token_logprobs(outputs, micro["input_ids"])
-        return masked_mean(sft_loss(logprobs, micro["loss_mask"]), micro["loss_mask"])
+    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
+        return masked_mean(sft_loss(outputs.logprobs, micro["loss_mask"]), micro["loss_mask"])
 
     def loss_metrics(self, loss: float) -> Metrics:
         return {"loss": loss, "perplexity": float(torch.exp(torch.tensor(loss)))}
@@ -182,9 +181,9 @@ class RWTrainer(PreferenceTrainer):
         config.is_critic = True
         return config
 
-    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
+    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
         last = micro["attention_mask"].sum(1) - 1
-        scores = outputs[..., 0].float().gather(1, last[:, None])[:, 0]
+        scores = outputs.values.gather(1, last[:, None])[:, 0]
         return self.pair_mean(reward_model_loss(scores), real_pairs(micro))
 
 
@@ -206,11 +205,11 @@ class DPOTrainer(PreferenceTrainer):
         return self.config.actor
 
     def with_reference(self, batch: Batch) -> Batch:
-        return {**batch, "reference": self.reference.forward(batch, _logprobs)}
+        return {**batch, "reference": self.reference.forward(batch, lambda outputs, micro: outputs.logprobs)}
 
-    def loss(self, outputs: Tensor, micro: Batch) -> Tensor:
+    def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
         result = dpo_loss(
-            _logprobs(outputs, micro),
+            outputs.logprobs,
             micro["reference"],
             micro["loss_mask"],
             beta=self.config.actor.beta,
@@ -218,7 +217,3 @@ class DPOTrainer(PreferenceTrainer):
             kind=self.config.actor.loss_type,
         )
         return self.pair_mean(result, real_pairs(micro))
-
-
-def _logprobs(logits: Tensor, micro: Batch) -> Tensor:
-    return token_logprobs(logits, micro["input_ids"])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig, PPOCriticConfig
-from areal.api.engine_api import Update
+from areal.api.engine_api import TokenOutputs, Update
 from areal.errors import UsageFault
 from areal.loading import load_attr
 from areal.rollout.controller import RolloutController
@@ -28,7 +28,7 @@ from areal.services.weight_update.publisher import TrainerPair
 from areal.training import stopping
 from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask, rows_with_gradient
 from areal.training.algorithms.advantages import AuxiliaryOutputs, KLController, prepare
-from areal.training.algorithms.losses import masked_mean, token_logprobs, value_loss
+from areal.training.algorithms.losses import masked_mean, value_loss
 from areal.training.batches import Batch, lengths, minibatches, select, split_groups
 from areal.training.frontier import Frontier
 from areal.training.metrics import Metrics, labels
@@ -224,13 +224,13 @@ class PPOTrainer(Trainer):
     def _prepared(self, batch: Batch, groups: Tensor) -> Batch:
         """Adds advantages, and the log-probabilities of the reference and the proximal policy where they are used."""
         config = self.config.actor
-        reference = self.reference.forward(batch, self._logprobs) if self.reference is not None else None
+        reference = self.reference.forward(batch, _logprobs) if self.reference is not None else None
         values, after = self._values(batch) if self.critic is not None else (None, None)
         auxiliary = AuxiliaryOutputs(_cpu(reference), _cpu(values), _cpu(after))
         if values is not None:
             batch = {**batch, "old_values": values.cpu()}
         if self._recomputes():
-            batch = {**batch, "proximal": self.actor.forward(batch, self._logprobs).cpu()}
+            batch = {**batch, "proximal": self.actor.forward(batch, _logprobs).cpu()}
         factor = self.kl_controller.factor
         batch = prepare(
             batch, groups, config, auxiliary, self._summed, kl_factor=factor, advantage_fn=self._advantage_fn
@@ -266,12 +266,9 @@ class PPOTrainer(Trainer):
             return not reused and config.prox_logp_method != "loglinear"
         return config.recompute_logprob
 
-    def _logprobs(self, logits: Tensor, micro: Batch) -> Tensor:
-        return token_logprobs(logits, micro["input_ids"], micro.get("token_temperatures"))
-
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.critic is not None
-        every = self.critic.forward(batch, lambda outputs, micro: outputs[..., 0].float())
+        every = self.critic.forward(batch, lambda outputs, micro: outputs.values)
         last = batch["attention_mask"].sum(1, keepdim=True).to(every.device) - 1
         return _before(every), every.gather(1, last)[:, 0]
 
@@ -361,11 +358,15 @@ class PPOTrainer(Trainer):
         return told
 
 
-def critic_loss(config: PPOCriticConfig) -> Callable[[Tensor, Batch], Tensor]:
-    """The critic's loss: its mean over tokens, from outputs [B, T, 1], ``old_values`` and ``returns``."""
+def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:
+    return outputs.logprobs
 
-    def loss(outputs: Tensor, micro: Batch) -> Tensor:
-        values, mask = _before(outputs[..., 0].float()), micro["loss_mask"].bool()
+
+def critic_loss(config: PPOCriticConfig) -> Callable[[TokenOutputs, Batch], Tensor]:
+    """The critic's loss: its mean over tokens, from its values, ``old_values`` and ``returns``."""
+
+    def loss(outputs: TokenOutputs, micro: Batch) -> Tensor:
+        values, mask = _before(outputs.values), micro["loss_mask"].bool()
         return masked_mean(value_loss(values, micro["old_values"], micro["returns"], mask, config.eps_clip), mask)
 
     return loss

@@ -96,6 +96,7 @@ def test_scheduler_of_the_configuration_is_the_jobs_where_the_manifest_has_none(
         ({}, None),
         ({"actor": {"backend": "fsdp:d1"}}, None),
         ({"actor": {"backend": "fsdp:d4"}}, 4),
+        ({"actor": {"backend": "fsdp:d2t2"}}, 4),
         ({"actor": {"backend": "${allocation}"}, "allocation": "fsdp:d2"}, 2),
         ({"model": {"backend": "fsdp:d8p1t1"}}, 8),
         ({"allocation_mode": "sglang.d4p1m1+d4p1m1"}, 4),
@@ -121,7 +122,11 @@ def test_numbers_that_are_stated_twice_are_the_same_or_refused(laid: int, stated
     ("config", "spec", "says"),
     [
         ({"actor": {"backend": "fsdp:p2"}}, {}, r"TrainJob/learn: actor\.backend 'fsdp:p2': .*no pipeline parallelism"),
-        ({"actor": {"backend": "fsdp:d2t2"}}, {}, r"actor\.backend fsdp:d2t2: fsdp shards over data-parallel"),
+        (
+            {"actor": {"backend": "fsdp:d2c2"}},
+            {},
+            r"actor\.backend fsdp:d2c2: fsdp has data and tensor parallelism only",
+        ),
         ({"allocation_mode": "sglang:d4+fsdp:q4"}, {}, r"allocation_mode .*unknown dimension \"q\""),
         ({"allocation_mode": "sglang.d4p1m1+d2p2m1"}, {}, r"allocation_mode megatron:d2p2: the megatron engine is not"),
         ({}, {"resources": {"nodes": 2}}, r"spec\.resources\.nodes is 2, and spec\.scheduler\.type local"),

@@ -22,7 +22,7 @@ from areal.training.algorithms.actor import (
     rows_with_gradient,
     second_moment_bound,
 )
-from areal.training.algorithms.losses import token_logprobs
+from areal.training.algorithms.losses import token_logprobs, token_outputs
 from areal.training.batches import select
 
 
@@ -43,7 +43,7 @@ def _case() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
 
 def _gradient(loss: ActorLoss, logits: torch.Tensor, micro: dict[str, torch.Tensor]) -> torch.Tensor:
     leaf = logits.clone().requires_grad_()
-    loss(leaf, micro).backward()
+    loss(token_outputs(leaf, micro), micro).backward()
     assert leaf.grad is not None
     return leaf.grad
 
@@ -79,7 +79,7 @@ def test_loss_an_entropy_bonus_flattens() -> None:
     logits, micro = _case()
     micro["advantages"].zero_()
     leaf = logits.clone().requires_grad_()
-    ActorLoss(PPOActorConfig(entropy_coeff=0.1))(leaf, micro).backward()
+    ActorLoss(PPOActorConfig(entropy_coeff=0.1))(token_outputs(leaf, micro), micro).backward()
     assert leaf.grad is not None
     stepped = logits - leaf.grad
     before, after = (-(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1) for x in (logits, stepped))
@@ -89,12 +89,12 @@ def test_loss_an_entropy_bonus_flattens() -> None:
 def test_pop_sums_counts_over_micro_batches_and_begins_anew() -> None:
     logits, micro = _case()
     loss = ActorLoss(PPOActorConfig())
-    loss(logits, micro)
-    loss(logits, micro)
+    loss(token_outputs(logits, micro), micro)
+    loss(token_outputs(logits, micro), micro)
     names, sums = loss.pop_sums()
     assert sums[-1] == 2 * micro["loss_mask"].sum()
     assert sums[names.index("importance_weight")].item() == sums[-1].item()
-    loss(logits, micro)
+    loss(token_outputs(logits, micro), micro)
     assert loss.pop_sums()[1][-1] == micro["loss_mask"].sum()
 
 
@@ -147,7 +147,7 @@ def test_loss_agg_mode_is_its_mean_however_the_batch_is_cut(mode: str) -> None:
     want = aggregated(-ratio * filler["advantages"], filler["loss_mask"], mode, 7)
     want.backward()
     config = PPOActorConfig(loss_agg_mode=mode, loss_scale_factor=7)  # type: ignore[arg-type]
-    torch.testing.assert_close(ActorLoss(config)(logits, filler), want.detach())
+    torch.testing.assert_close(ActorLoss(config)(token_outputs(logits, filler), filler), want.detach())
     for parts in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[2, 0], [1, 3]]):
         torch.testing.assert_close(_in_parts(ActorLoss(config), logits, filler, parts), leaf.grad)
 
@@ -177,7 +177,7 @@ def test_prox_logp_method_metrics_tells_how_far_the_approximation_is() -> None:
     logits, micro = _case()
     micro["proximal"] = micro["logprobs"] + 0.5
     loss = ActorLoss(PPOActorConfig(use_decoupled_loss=True, prox_logp_method="metrics"), version=4)
-    loss(logits, micro)
+    loss(token_outputs(logits, micro), micro)
     names, sums = loss.pop_sums()
     assert sums[names.index("prox_logp_error")].item() == pytest.approx(0.5 * sums[-1].item())  # of fresh samples
 
@@ -214,7 +214,7 @@ def test_loss_of_ones_own_is_weighted_and_averaged_as_the_built_in_ones() -> Non
 def test_loss_of_ones_own_that_is_no_loss_of_tokens_is_told() -> None:
     logits, micro = _case()
     with pytest.raises(UsageFault, match=r"the loss_fn gave \[\]: it must be a loss for each token, \[3, 5\]"):
-        ActorLoss(PPOActorConfig(), loss_fn=one_number)(logits, micro)
+        ActorLoss(PPOActorConfig(), loss_fn=one_number)(token_outputs(logits, micro), micro)
     with pytest.raises(UsageFault, match=r"actor\.loss_fn 'nowhere:f': there is no module nowhere"):
         ActorLoss(PPOActorConfig(loss_fn="nowhere:f"))
 

@@ -14,7 +14,7 @@ from areal.api.cli_args import PRESETS, PPOActorConfig
 from areal.api.config.fields import Faults, build
 from areal.training.algorithms.actor import ActorLoss
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
-from areal.training.algorithms.losses import token_logprobs
+from areal.training.algorithms.losses import token_logprobs, token_outputs
 
 LONGEST = 8
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -149,7 +149,7 @@ def test_preset_has_the_gradient_of_its_paper(preset: str) -> None:
         batch["proximal"] = token_logprobs(logits, batch["input_ids"])
     micro = prepare(batch, GROUPS, config, AuxiliaryOutputs(reference))
     got = logits.clone().requires_grad_()
-    torch.autograd.backward(ActorLoss(config)(got, micro))
+    torch.autograd.backward(ActorLoss(config)(token_outputs(got, micro), micro))
     assert leaf.grad is not None and got.grad is not None
     assert leaf.grad.abs().max() > 1e-4
     torch.testing.assert_close(got.grad, leaf.grad, rtol=1e-4, atol=1e-6)

@@ -9,29 +9,32 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, PPOActorConfig, TrainEngineConfig
+from areal.api.engine_api import TokenOutputs
 from areal.training.algorithms.actor import ActorLoss
-from areal.training.algorithms.losses import masked_mean, sft_loss, token_logprobs
+from areal.training.algorithms.losses import masked_mean, sft_loss
 from areal.training.batches import Batch
 from areal.training.engines.fsdp import FSDPEngine
 
 VOCABULARY = 32
 
 
-def save_model(folder: Path, *, tied: bool = False, seed: int = 0) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def save_model(folder: Path, *, kind: str = "llama", tied: bool = False, seed: int = 0) -> Path:
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        kind,
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        **({"head_dim": 8} if kind == "qwen3" else {}),
         max_position_embeddings=64,
         tie_word_embeddings=tied,
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 
@@ -54,8 +57,8 @@ def batch(count: int = 8, seed: int = 0) -> Batch:
     return {"input_ids": ids * mask, "attention_mask": mask, "loss_mask": mask & (torch.arange(16) > 0)}
 
 
-def sft(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
-    return masked_mean(sft_loss(token_logprobs(logits, micro["input_ids"]), micro["loss_mask"]), micro["loss_mask"])
+def sft(outputs: TokenOutputs, micro: Batch) -> torch.Tensor:
+    return masked_mean(sft_loss(outputs.logprobs, micro["loss_mask"]), micro["loss_mask"])
 
 
 def tokens(micro: Batch) -> torch.Tensor:

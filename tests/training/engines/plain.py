@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from areal.api.cli_args import TrainEngineConfig
-from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, Update, WeightFn
+from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
+from areal.training.algorithms.losses import token_outputs
 from areal.training.engines import learning_rate
 from areal.training.ranks import Ranks
 from areal.training.run_folder import config_files, copy_missing
@@ -39,9 +40,9 @@ class PlainEngine:
     vocab_size = property(lambda self: self.model.config.vocab_size)
     dtype = torch.float32
 
-    def _outputs(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def _outputs(self, batch: Mapping[str, Tensor]) -> TokenOutputs:
         logits: Tensor = self.model(batch["input_ids"], attention_mask=batch["attention_mask"].long()).logits
-        return logits
+        return token_outputs(logits, batch)
 
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         if self.optimizer is None or self.config.optimizer is None:
@@ -64,7 +65,7 @@ class PlainEngine:
         return loss_fn(self._outputs(batch), batch).item()
 
     @torch.no_grad()
-    def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Any], Tensor]) -> Tensor:
         return of(self._outputs(batch), batch)
 
     @torch.no_grad()

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, TrainEngineConfig
-from areal.api.engine_api import CheckpointUnreadable, NonFinite, TrainEngine
+from areal.api.engine_api import CheckpointUnreadable, NonFinite, TokenOutputs, TrainEngine
 from areal.errors import UsageFault
 from areal.resources.backend import BackendError
 from areal.resources.kinds import TRAIN_ENGINES
-from areal.training.algorithms.losses import token_logprobs
+from areal.training.algorithms.losses import token_outputs
 from areal.training.batches import Batch
 from areal.training.engines import open_engine
 from areal.training.ranks import one_process
@@ -63,7 +63,8 @@ def test_new_engine_says_what_it_is(make: Make) -> None:
 
 def test_train_batch_takes_the_step_that_torch_takes_by_hand(make: Make, model: Path) -> None:
     engine, reference, data = make(), hugging_face(model), batch()
-    loss = sft(reference(input_ids=data["input_ids"], attention_mask=data["attention_mask"].long()).logits, data)
+    logits = reference(input_ids=data["input_ids"], attention_mask=data["attention_mask"].long()).logits
+    loss = sft(token_outputs(logits, data), data)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), 1.0)
 
@@ -115,9 +116,9 @@ def test_rows_without_weight_add_nothing(make: Make) -> None:
 def test_granularity_keeps_neighbors_in_one_micro_batch(make: Make) -> None:
     seen: list[Tensor] = []
 
-    def pairs(logits: Tensor, micro: Batch) -> Tensor:
+    def pairs(outputs: TokenOutputs, micro: Batch) -> Tensor:
         seen.append(micro["number"])
-        return sft(logits, micro)
+        return sft(outputs, micro)
 
     rows = {**batch(), "number": torch.arange(8)}
     make(mb_spec=MicroBatchSpec(n_mbs=3, granularity=2)).eval_batch(rows, pairs, tokens)
@@ -128,15 +129,18 @@ def test_granularity_keeps_neighbors_in_one_micro_batch(make: Make) -> None:
 @pytest.mark.parametrize("spec", [MicroBatchSpec(), MicroBatchSpec(max_tokens_per_mb=20)])
 def test_forward_gives_every_row_in_order(make: Make, model: Path, spec: MicroBatchSpec) -> None:
     data, engine = batch(), make(mb_spec=spec)
+    data["token_temperatures"] = torch.where(torch.arange(16) > 5, 0.7, 1.0).expand(8, -1)
     with torch.no_grad():
-        wanted = token_logprobs(hugging_face(model)(data["input_ids"]).logits, data["input_ids"])
+        wanted = token_outputs(hugging_face(model)(data["input_ids"]).logits, data)
     mask = data["attention_mask"]
 
-    of_tokens = engine.forward(data, lambda out, micro: token_logprobs(out, micro["input_ids"]))
+    of_tokens = engine.forward(data, lambda out, micro: out.logprobs)
+    entropies = engine.forward(data, lambda out, micro: out.entropies)
     of_rows = engine.forward(data, lambda out, micro: micro["attention_mask"].sum(1).float())
 
     assert of_tokens.shape == mask.shape and not of_tokens.requires_grad
-    torch.testing.assert_close(of_tokens * mask, wanted * mask, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(of_tokens, wanted.logprobs, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(entropies, wanted.entropies, rtol=1e-4, atol=1e-5)
     assert torch.equal(of_rows, mask.sum(1).float())
 
 
@@ -145,7 +149,7 @@ def test_non_finite_loss_changes_nothing(make: Make) -> None:
     engine.train_batch(batch(), sft, tokens)
     before = weights(engine)
     with pytest.raises(NonFinite, match="update 2 of"):
-        engine.train_batch(batch(), lambda logits, micro: sft(logits, micro) * torch.nan, tokens)
+        engine.train_batch(batch(), lambda outputs, micro: sft(outputs, micro) * torch.nan, tokens)
     assert engine.steps == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
 

@@ -14,13 +14,12 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from areal.api.cli_args import MicroBatchSpec
-from areal.api.engine_api import NonFinite
+from areal.api.engine_api import NonFinite, TokenOutputs
 from areal.errors import ArealError, NotFound, UsageFault
-from areal.training.algorithms.losses import token_logprobs
 from areal.training.batches import Batch
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines.fsdp import FSDPEngine
-from areal.training.engines.huggingface import decoder_layers
+from areal.training.engines.huggingface import PACKED, decoder_layers
 from areal.training.ranks import one_process
 from tests.training.engines.models import (
     AGGREGATIONS,
@@ -96,13 +95,14 @@ def groups(prompts: int = 4, samples: int = 8) -> Batch:
 @pytest.mark.parametrize("changes", [{}, {"gradient_checkpointing": True}, {"use_lora": True}])
 def test_packed_rows_give_the_logits_and_the_gradient_of_padded_ones(model: Path, changes: dict[str, Any]) -> None:
     batch, whole, padded = groups(), _engine(model, **changes), _engine(model, **changes)
-    padded._cost = None
+    padded._packs = False
     padded.model.load_state_dict(whole.model.state_dict())
     (micro, packed), (_, none) = whole._micro(batch, range(32)), padded._micro(batch, range(32))
     assert packed is not None and none is None
     assert packed.input_ids.numel() < batch["input_ids"].numel() / 2
-    scored = batch["loss_mask"].roll(-1, 1)  # the logits of a token stand one place before it
-    torch.testing.assert_close(whole.outputs(micro, packed)[scored], padded.outputs(micro)[scored])
+    found, wanted = whole.outputs(micro, packed), padded.outputs(micro)
+    torch.testing.assert_close(found.logprobs, wanted.logprobs)
+    torch.testing.assert_close(found.entropies, wanted.entropies)
     ours, theirs = whole.train_batch(batch, sft, tokens), padded.train_batch(batch, sft, tokens)
     assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)
     assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
@@ -110,10 +110,10 @@ def test_packed_rows_give_the_logits_and_the_gradient_of_padded_ones(model: Path
 
 def test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too(model: Path) -> None:
     batch, whole, padded = groups(), _engine(model, is_critic=True), _engine(model, is_critic=True)
-    padded._cost = None
+    padded._packs = False
     padded.model.load_state_dict(whole.model.state_dict())
     assert whole._micro(batch, range(32))[1] is not None
-    values, wanted = (each.forward(batch, lambda outputs, micro: outputs[..., 0]) for each in (whole, padded))
+    values, wanted = (each.forward(batch, lambda outputs, micro: outputs.values) for each in (whole, padded))
     there = batch["attention_mask"]
     torch.testing.assert_close(values[there], wanted[there])
 
@@ -190,15 +190,15 @@ def test_a_loss_that_is_no_number_changes_nothing(model: Path) -> None:
     engine.train_batch(batch(), sft, tokens)
     before = _weights(engine)
     with pytest.raises(NonFinite, match=r"update 2 of .*: loss nan, .*stopped before the optimizer's step"):
-        engine.train_batch(batch(), lambda logits, micro: sft(logits, micro) * torch.nan, tokens)
+        engine.train_batch(batch(), lambda outputs, micro: sft(outputs, micro) * torch.nan, tokens)
     assert engine.steps == 1
     for name, tensor in _weights(engine).items():
         assert torch.equal(tensor, before[name])
 
 
 def test_forward_gives_every_row_in_order_whatever_the_micro_batches(model: Path) -> None:
-    def of(logits: torch.Tensor, micro: dict[str, torch.Tensor]) -> torch.Tensor:
-        return token_logprobs(logits, micro["input_ids"]) * micro["attention_mask"]
+    def of(outputs: TokenOutputs, micro: dict[str, torch.Tensor]) -> torch.Tensor:
+        return outputs.logprobs
 
     whole = _engine(model).forward(batch(), of)
     parts = _engine(model, mb_spec=MicroBatchSpec(max_tokens_per_mb=20)).forward(batch(), of)
@@ -265,14 +265,14 @@ def test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept(mo
         states = [each["exp_avg"].dtype for each in engine.optimizer.state.values()]
         weights = [parameter.dtype for parameter in engine.model.parameters()]
         assert {*states, *weights} == {getattr(torch, kept)}
-        assert engine.outputs(batch()).dtype == getattr(torch, compute)
+        assert engine._run(batch(), None).dtype == getattr(torch, compute)
 
 
 def test_attn_impl_is_the_models(model: Path) -> None:
     plain, eager = _engine(model), _engine(model, attn_impl="eager")
     found = [engine.model.config._attn_implementation for engine in (plain, eager)]  # type: ignore[union-attr]
-    assert found == ["sdpa", "eager"]
-    torch.testing.assert_close(eager.outputs(batch()), plain.outputs(batch()), rtol=1e-4, atol=1e-5)
+    assert found == [PACKED, "eager"]
+    torch.testing.assert_close(eager._run(batch(), None), plain._run(batch(), None), rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageFault, match=r"attn_impl 'eagre' is unknown .did you mean .eager"):
         _engine(model, attn_impl="eagre")
 
@@ -307,18 +307,18 @@ def test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_c
     tmp_path: Path, kind: str, checkpointing: bool
 ) -> None:
     engine = _engine(with_dropout(tmp_path, kind), disable_dropout=True, gradient_checkpointing=checkpointing)
-    before = engine.forward(batch(), lambda logits, micro: token_logprobs(logits, micro["input_ids"]))
+    before = engine.forward(batch(), lambda outputs, micro: outputs.logprobs)
     (layer, *_) = decoder_layers(engine.model)
     ran = []
     layer.register_forward_hook(lambda *_: ran.append("forward"))
     inside = next(module for module in layer.modules() if isinstance(module, torch.nn.LayerNorm | LlamaRMSNorm))
     inside.register_forward_hook(lambda *_: ran.append("inside"))
 
-    def loss(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
+    def loss(outputs: TokenOutputs, micro: Batch) -> torch.Tensor:
         wanted = before[: len(micro["input_ids"]), : micro["input_ids"].shape[1]]
-        got = token_logprobs(logits, micro["input_ids"])
+        got = outputs.logprobs
         torch.testing.assert_close(got * micro["loss_mask"], wanted * micro["loss_mask"], rtol=1e-4, atol=1e-5)
-        return sft(logits, micro)
+        return sft(outputs, micro)
 
     engine.train_batch(batch(), loss, tokens)
     assert ran.count("inside") == (2 if checkpointing else 1)  # computed again in the backward pass
@@ -327,8 +327,8 @@ def test_disable_dropout_trains_on_what_evaluation_computes_and_keeps_gradient_c
 def test_dropout_is_there_where_it_is_not_disabled(tmp_path: Path) -> None:
     engine, seen = _engine(with_dropout(tmp_path, "llama")), list[float]()
 
-    def loss(logits: torch.Tensor, micro: Batch) -> torch.Tensor:
-        found = sft(logits, micro)
+    def loss(outputs: TokenOutputs, micro: Batch) -> torch.Tensor:
+        found = sft(outputs, micro)
         seen.append(found.item())
         return found * 0.0
 

@@ -181,7 +181,7 @@ class Watched(PPOTrainer):
     seen: ClassVar[list[tuple[dict[str, torch.Tensor], torch.Tensor]]] = []
 
     def _prepared(self, batch: Any, groups: torch.Tensor) -> Any:
-        self.seen.append((batch, self.actor.forward(batch, self._logprobs)))
+        self.seen.append((batch, self.actor.forward(batch, lambda outputs, micro: outputs.logprobs)))
         return super()._prepared(batch, groups)
 
 

@@ -21,6 +21,7 @@ from areal.api.cli_args import (
 )
 from areal.api.engine_api import NonFinite
 from areal.errors import UsageFault
+from areal.training.algorithms.losses import token_outputs
 from areal.training.drivers import sft
 from areal.training.metrics import read_metrics
 from areal.training.ranks import Ranks
@@ -142,7 +143,7 @@ def test_label_smoothing_is_conservative_dpo(tmp_path: Path) -> None:
         gained = ((logp - micro["reference"][:, 1:]) * mask[:, 1:]).sum(1)
         margin = 0.5 * (gained[0] - gained[1])
         want = -0.8 * torch.nn.functional.logsigmoid(margin) - 0.2 * torch.nn.functional.logsigmoid(-margin)
-        assert trainer.loss(logits, micro).item() == pytest.approx(want.item(), rel=1e-5)
+        assert trainer.loss(token_outputs(logits, micro), micro).item() == pytest.approx(want.item(), rel=1e-5)
 
 
 def test_a_run_that_meets_no_number_keeps_its_checkpoint(tmp_path: Path) -> None:
