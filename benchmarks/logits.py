@@ -116,7 +116,7 @@ def main() -> None:
     if given.step:
         from areal.training.__main__ import end
 
-        end(lambda: step(*given.step, given.tokens))
+        end(lambda: step(given.step[0], given.step[1], given.tokens))
     shape = SHAPE | ({"num_hidden_layers": 2} if given.quick else {})
     steps = measure(given.tokens, given.ranks, shape)
     logits = given.tokens * VOCABULARY * 4 / 2**20

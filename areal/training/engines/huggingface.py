@@ -165,11 +165,11 @@ def packed_attention(
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **about)
         return plain
     places = rows.places.flatten()
-    of_rows = [
+    query, key, value = (
         each[0].index_select(1, places).view(each.shape[1], *rows.places.shape, -1).transpose(0, 1)
         for each in (query, key, value)
-    ]
-    output, _ = sdpa_attention_forward(module, *of_rows, None, **about)
+    )
+    output, _ = sdpa_attention_forward(module, query, key, value, None, **about)
     return output.flatten(0, 1).index_select(0, rows.homes)[None], None
 
 

@@ -3,6 +3,7 @@ a saved model; the first rank writes it down."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,7 +27,7 @@ def main() -> int:
             return select(whole, split_rows(lengths(whole), ranks.data_size)[ranks.data_rank])
 
         critic = FSDPEngine(config(model, is_critic=True), ranks)
-        found = {"values": critic.forward(mine(batch()), lambda outputs, micro: outputs.values)}
+        found: dict[str, Any] = {"values": critic.forward(mine(batch()), lambda outputs, micro: outputs.values)}
         score = {name: tensor.clone() for name, tensor in critic.named_tensors()}["score.weight"]
         still = FSDPEngine(config(model, optimizer=STILL), ranks)
         found["gradients"] = policy_gradient(still, mine(policy_batch()), "token-mean")
