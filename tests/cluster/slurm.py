@@ -153,10 +153,11 @@ class SlurmCluster:
 
     def kill_node(self, node: str) -> None:
         """As if the machine had lost its power: its slurmd, its slurmstepd and every process of its jobs, at once."""
-        of_node = [pid for pid in self._processes() if procfs.environment(pid).get("SLURMD_NODENAME") == node]
+        of_node = {pid for pid in self._processes() if procfs.environment(pid).get("SLURMD_NODENAME") == node}
+        parents = {stat.ppid for stat in procfs.processes() if stat.pid in of_node} - of_node
+        steps = parents.intersection(self._stepds())
         self.end_daemon(node, signal.SIGKILL)
-        steps = [pid for pid in self._stepds() if f"{self.folder}/spool/{node}" in _open_files(pid)]
-        for pid in (*steps, *of_node):
+        for pid in (*steps, *of_node):  # a slurmstepd that outlives its job tells slurmctld of its end
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

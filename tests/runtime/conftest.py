@@ -89,6 +89,7 @@ def slurm(tmp_path: Path, slurm_cluster: SlurmCluster, monkeypatch: pytest.Monke
     monkeypatch.setenv("SLURM_CONF", slurm_cluster.env["SLURM_CONF"])
     backend = open_backend("slurm", tmp_path / "home")
     yield backend
+    monkeypatch.setenv("SLURM_CONF", slurm_cluster.env["SLURM_CONF"])
     for uid in backend.observe():
         backend.stop(uid, grace_s=0.5)
     assert slurm_cluster.jobs() == []

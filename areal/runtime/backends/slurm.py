@@ -271,4 +271,6 @@ def _require_answer(words: str) -> None:
 
 
 def _silent(words: str) -> ArealError:
-    return ArealError(f"Slurm does not answer: {words}", hint="scontrol ping; systemctl status munge")
+    return ArealError(
+        f"Slurm does not answer: {words}", hint="scontrol ping; munge has to run here, with the cluster's key"
+    )

@@ -181,8 +181,8 @@ class SlurmJob:
             reason = self.reason if self.reason not in ("", "None") else "submitted"
             return Job(JobState.QUEUED, self.job_id, reason=reason, cause=cause, queued_at=self.submitted_at)
         if not self.is_over:
-            times = {"queued_at": self.submitted_at, "requeues": self.requeues}
-            return Job(JobState.RUNNING, self.job_id, self.node, self.gpus, **times)
+            at, requeues = self.submitted_at, self.requeues
+            return Job(JobState.RUNNING, self.job_id, self.node, self.gpus, queued_at=at, requeues=requeues)
         where = f" on {self.node}" if self.node else ""
         status = f", exit {self.exit_code}" if self.state == "FAILED" and self.exit_code else ""
         words = f": {last_words}" if last_words and self.state in ("FAILED", "OUT_OF_MEMORY") else ""
