@@ -14,7 +14,6 @@ from areal.errors import ArealError, NotFound
 from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
 from areal.reconcilers.kinds.inference_launch import commits_of, hub_models, require_models
 from areal.reconcilers.kinds.job_plan import _service
-from areal.resources.specs import InferenceServiceSpec
 from areal.resources.validation import effective
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
@@ -264,9 +263,10 @@ def test_engine_that_runs_already_needs_no_weights(
 def test_driver_is_told_the_commits_of_its_model(tmp_path: Path) -> None:
     store = ObjectStore(Home(tmp_path))
     store.put(_model({"commits": {f"{NAME}@v2": "b"}}, path=NAME, revision="v2"))
-    hands: Any = SimpleNamespace(store=store, spec_of=lambda ref: InferenceServiceSpec(), key_file=lambda ref: "k")
+    hands: Any = SimpleNamespace(store=store, service_url=lambda op, ref: "http://s", key_file=lambda ref: "k")
+    op: Any = None
     spec = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "m"}})
-    told = _service(hands, spec)
+    told = _service(hands, op, spec)
     assert (told["AREAL_INFERENCE_MODEL"], json.loads(told[COMMITS_VARIABLE])) == ("m", {NAME: "b"})
     elsewhere = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "other"}})
-    assert COMMITS_VARIABLE not in _service(hands, elsewhere)
+    assert COMMITS_VARIABLE not in _service(hands, op, elsewhere)

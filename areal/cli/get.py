@@ -272,6 +272,7 @@ def _page(document: Mapping[str, Any]) -> str:
         _section("Conditions", status.get("conditions", []), _CONDITIONS),
         _section("Objects", document["related"], _RELATED),
         _section("Processes", document["processes"], PROCESS_COLUMNS),
+        *[_waiting(process) for process in document["processes"] if process["state"] == "queued"],
         *[_last_exit(process) for process in document["processes"] if process["lastExit"]],
         _section("Events", document["events"], tuple(c for c in _EVENT_COLUMNS if c.title != "OBJECT")),
     ]
@@ -283,6 +284,12 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Co
         return f"{title}: none" if title != "Objects" else ""
     table = render_table(rows, columns, indent=2)
     return f"{title}:\n" + "\n".join(f"  {line}" for line in table.splitlines())
+
+
+def _waiting(process: Mapping[str, Any]) -> str:
+    """The scheduler's own words for a process that has no node yet."""
+    who = f"{process['owner']} {process['component']}/{process['replica']}"
+    return f"{who} waits for a node since {process.get('queuedAt')}: {process['reason'] or 'no reason is given'}"
 
 
 def _last_exit(process: Mapping[str, Any]) -> str:

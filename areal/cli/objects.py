@@ -441,6 +441,8 @@ def source_text(source: Mapping[str, Any] | None) -> str | None:
 
 def process_row(state: RunState) -> dict[str, Any]:
     """One process, typed."""
+    from areal.runtime.runs import is_placed
+
     last = state.last_exit
     return {
         "uid": state.spec.uid,
@@ -450,9 +452,9 @@ def process_row(state: RunState) -> dict[str, Any]:
         "state": "halted" if state.halted else state.phase.value,  # by a signal: it lives, and does nothing
         "pid": state.pid,
         "shimPid": state.shim_pid,
-        "gpus": list(state.spec.gpus),
+        "gpus": list(state.gpus or state.spec.gpus),
         "ports": [*state.spec.ports, *state.spec.shared_ports],
-        "url": state.spec.url,
+        "url": state.spec.url if is_placed(state.spec) else None,
         "startedAt": iso(state.started_at),
         "uptimeSeconds": None if state.started_at is None else round(max(0.0, time.time() - state.started_at), 1),
         "restarts": state.restarts,
@@ -463,6 +465,8 @@ def process_row(state: RunState) -> dict[str, Any]:
         "generation": state.spec.generation,
         **({"node": state.node} if state.node else {}),
         **({"jobId": state.job_id} if state.job_id else {}),
+        **({"cause": str(state.cause)} if state.cause else {}),
+        **({"queuedAt": iso(state.queued_at)} if state.job_id and state.queued_at else {}),
     }
 
 
@@ -477,6 +481,8 @@ PROCESS_COLUMNS = (
     field("RESTARTS", "restarts", right=True),
     Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True),
     field("URL", "url", wide=True),
+    Column("NODE", lambda row: row.get("node"), wide=True),
+    Column("JOB", lambda row: row.get("jobId"), wide=True),
     field("UID", "uid", wide=True),
     field("REASON", "reason", wide=True),
 )

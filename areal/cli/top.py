@@ -84,7 +84,7 @@ def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float,
 def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[dict[str, Any]]:
     home = HomeView(cli.home)
     refs = [each for ref in parse_refs(targets) for each in home.family(ref)] if targets else None
-    states = [state for state in home.states(refs) if state.phase in ("starting", "running", "backoff")]
+    states = [state for state in home.states(refs) if state.phase in ("queued", "starting", "running", "backoff")]
     usage_before, tokens_before, at = _usage(), _tokens(home, states), time.monotonic()
     time.sleep(seconds)
     usage, tokens, took = _usage(), _tokens(home, states), time.monotonic() - at

@@ -198,7 +198,7 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
         if found is None:
             return True
         now = HomeView(cli.home).job_status(found)
-        seen = seen + 1 if now.phase not in ("Running", "Pending") else 0
+        seen = seen + 1 if now.phase not in ("Running", "Queued", "Pending") else 0
         return seen > 1
 
     return ended
@@ -280,7 +280,7 @@ def ps(cli: Invocation, /, all_: bool) -> int:
     """List jobs."""
     home = HomeView(cli.home)
     rows = [job_row(home, found) for found in home.of_kind(TRAIN_JOB)]
-    rows = [row for row in rows if all_ or row["phase"] in ("Running", "Pending")]
+    rows = [row for row in rows if all_ or row["phase"] in ("Running", "Queued", "Pending")]
     empty = "no job runs; --all lists those that have ended"
     emit_rows(cli, rows, _JOBS, name="trainjob/{name}".format_map, empty=empty)
     return 0

@@ -10,14 +10,14 @@ from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
-from areal.reconcilers.converge import NO_LIMIT, Approve, CommandContext, Prepared, converge, plan_targets
+from areal.reconcilers.converge import Approve, CommandContext, Prepared, converge, plan_targets
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.kinds import controller_of, controllers
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
 from areal.reconcilers.planner import make_plan
-from areal.reconcilers.planning import PlanScope, Policy
+from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import BACKENDS, Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths

@@ -33,7 +33,7 @@ from areal.reconcilers.observe import Observed, observe
 from areal.reconcilers.outcomes import outcome_of, with_endings, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
-from areal.reconcilers.planning import PlanScope, Policy
+from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec
@@ -46,7 +46,6 @@ from areal.state.records import StoredObject
 
 MAX_PASSES = 3  # a second pass follows what the first one could not know, such as a port that had to move
 STABLE_READS = 3
-NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 
 Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 Approve = Callable[[Plan], bool]
@@ -99,11 +98,10 @@ def plan_targets(
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
     if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
-        staying = [target for target in scope.all if not target.gone]
-        computing = [t.ref for t in staying if controller_of(t.object.kind).wants_gpus(t.object.spec)]
-        if computing:
+        computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
+        if any(not target.gone for target in computing):
             planned = {target.ref: target.object for target in scope.all}
-            needed = {command.scheduler_of(planned, ref)["type"] for ref in computing}
+            needed = {command.scheduler_of(planned, target.ref)["type"] for target in computing}
             observed = replace(observed, capacity=command.backend.capacity(needed))
             policy = replace(policy, free_gpus=len(observed.capacity.gpus))
             plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)

@@ -20,7 +20,7 @@ from areal.reconcilers.kinds import controllers, started_again_by
 from areal.reconcilers.observe import setting
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Phase, RunState
+from areal.runtime.backends.base import Phase, RunState, Trouble
 from areal.state import upkeep
 from areal.state.files import crash_point
 from areal.state.journal import orphans
@@ -30,7 +30,7 @@ from areal.state.objects import ObjectStore
 FIX = "areal doctor --fix"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs", "9p")
 LOOPBACKS = ("127.0.0.1", "localhost", "::1")
-_LIVING = (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
+_LIVING = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
 _LEAST_FREE_BYTES = 64 << 20
 
 
@@ -99,7 +99,7 @@ def _state(ctx: Context) -> Iterator[_Diagnosis]:
 
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for problem in backend.inspect():
-        severity = "error" if problem.pids else "warning"
+        severity = "error" if problem.pids or problem.trouble is Trouble.STRAY_PROCESS else "warning"
         hint = FIX if problem.repairable else "it needs a person: see what runs there, and stop it there"
         finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
         yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None)
@@ -177,7 +177,7 @@ def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(finding, partial(upkeep.tighten, path))
     for uid, state in sorted(backend.observe().items()):
         host = setting(state.spec, "host") or LOOPBACKS[0]
-        if state.phase in _LIVING and host not in LOOPBACKS:
+        if state.phase in _LIVING and host not in LOOPBACKS and not state.job_id:  # a cluster's have to
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"

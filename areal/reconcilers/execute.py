@@ -30,8 +30,9 @@ from areal.reconcilers.kinds import Endpoint, controller_of, host_of
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot
 from areal.reconcilers.observe import Observed, ObservedRun, Seen, key_file, key_headers, probe_run, ready_path
 from areal.reconcilers.plan import Op, Plan, Verb
+from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
-from areal.runtime.backends.base import Phase
+from areal.runtime.backends.base import NODE_HOST, Phase
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.records import new_uid
@@ -114,6 +115,8 @@ def _note_end(report: Report, number: int, future: Future[None]) -> None:
 class PortSource(Protocol):
     """The part of a backend that slots need."""
 
+    host: str
+
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]: ...
 
 
@@ -139,14 +142,18 @@ def claim_slots(
         backend = str(scheduler["type"])
         uid = f"{name}-{component}-{replica}-{new_suffix()}"
         slot = partial(Slot, uid, op.ref, component, int(replica), backend=backend, scheduler=scheduler)
+        ports = backend_named(backend)
         endpoint = controller_of(kind).endpoint(specs[op.ref], component)
         if endpoint is None:
             slots[op.run] = slot(port=0)
             continue
-        if endpoint.port:
+        late = ports.host == NODE_HOST
+        if endpoint.port and not late:  # of another machine nothing can be told
             _require_free(op.ref, observed.of(op.ref, component), endpoint, owner_of)
-        port = endpoint.port or _choose_port(op, observed, endpoint, stopping, backend_named(backend))
-        slots[op.run] = slot(port=port, host=endpoint.host, shared=endpoint.shared)
+        port = endpoint.port or _choose_port(op, observed, endpoint, stopping, ports)
+        host = NODE_HOST if late and is_loopback(endpoint.host) else endpoint.host
+        called = NODE_HOST if late else ""
+        slots[op.run] = slot(port=port, host=host, called=called, shared=endpoint.shared)
     return slots
 
 
@@ -229,6 +236,7 @@ def kick(context: EffectContext, op: Op, number: int) -> None:
 
 def await_ready(context: EffectContext, op: Op, number: int) -> None:
     """The run's own child lives, owns its port and answers; a child that ends while starting fails at once."""
+    context.placed(op, op.run)
     patience_s = controller_of(parse_ref(op.ref).kind).start_deadline_s(context, op.ref)
     left_s = context.left_s
     spec = context.state(op.run).spec
@@ -282,7 +290,7 @@ def warm(context: EffectContext, op: Op, number: int) -> None:
     """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
     context.say(op, "warming up")
     model = context.object(op.ref)
-    client = context.admin(host_of(model) or op.ref, context.url(op.run), WARM_TIMEOUT_S)
+    client = context.admin(host_of(model) or op.ref, context.url(op, op.run), WARM_TIMEOUT_S)
     body = {
         "model": served_name(model.name, model.spec),
         "prompt": "1",
@@ -350,7 +358,7 @@ def route(context: EffectContext, op: Op, number: int) -> None:
     """The model's whole set, none of it draining."""
     cordoned = op.args.get("cordoned", ())
     workers = tuple(
-        ModelWorker(worker_id=context.uid(run), worker_addr=context.url(run), cordoned=run in cordoned)
+        ModelWorker(worker_id=context.uid(run), worker_addr=context.url(op, run), cordoned=run in cordoned)
         for run in op.runs
     )
     readiness = Readiness.of(op.args["readiness"])
@@ -385,10 +393,11 @@ def drain(context: EffectContext, op: Op, number: int) -> None:
     """No new picks, then wait until no request is in flight at the data proxy, or the drain's own deadline."""
     body = NameWorker(worker_id=op.run, stopping=True)
     _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
-    url, seconds, began = context.url(op.run), float(op.args["seconds"]), time.monotonic()
+    url, seconds, began = context.url(op, op.run), float(op.args["seconds"]), time.monotonic()
+    headers = key_headers(key_file(context.state(op.run).spec))
     while True:
         waited_s = time.monotonic() - began
-        busy = _in_flight(url)
+        busy = _in_flight(url, headers)
         if busy is None or (busy == 0 and waited_s >= min(DRAIN_SETTLE_S, seconds)):
             return
         if waited_s >= seconds:
@@ -398,11 +407,11 @@ def drain(context: EffectContext, op: Op, number: int) -> None:
         context.pause(op, SLOW_POLL_S)
 
 
-def _in_flight(url: str) -> int | None:
+def _in_flight(url: str, headers: Mapping[str, str]) -> int | None:
     """Requests in flight at a data proxy, and turns of agents whose callers have left; None when it cannot say, which
     means it is gone."""
     try:
-        told = json.loads(http_get(f"{url}/health", 2.0).body)
+        told = json.loads(http_get(f"{url}/health", 2.0, headers).body)
         return max(int(told.get("in_flight", 0)), int(told.get("busy_sessions", 0)))
     except (ProbeFailed, ValueError):
         return None
@@ -413,7 +422,7 @@ def settle(context: EffectContext, op: Op, number: int) -> None:
     what `Ready` promises is what a user's client sees. A replica that the router does not find well is waited for a
     moment, and is no failure here."""
     service, name = str(op.args["service"]), _served(context, op)
-    gateway = _url_of(context, service, "gateway")
+    gateway = context.url(op, context.run_of(service, "gateway"))
     client = context.admin(service, gateway)
     while True:
         try:
@@ -428,7 +437,7 @@ def settle(context: EffectContext, op: Op, number: int) -> None:
     def is_unrouted() -> bool:
         """Whether a worker gets no requests: the router has yet to find it well."""
         try:
-            status, answer = context.admin(service, _url_of(context, service, "router")).get("/table")
+            status, answer = context.admin(service, context.url(op, context.run_of(service, "router"))).get("/table")
         except OSError:
             return True
         models = answer.get("models", {}) if status == 200 and isinstance(answer, dict) else {}
@@ -437,14 +446,6 @@ def settle(context: EffectContext, op: Op, number: int) -> None:
     until = time.monotonic() + ROUTED_S
     while not op.args.get("trainer") and is_unrouted() and time.monotonic() < until:
         context.pause(op, SLOW_POLL_S)
-
-
-def _url_of(context: EffectContext, service: str, component: str) -> str:
-    started = [slot.url for slot in context.slots.values() if (slot.ref, slot.component) == (service, component)]
-    urls = [*started, *(run.url for run in context.observed.of(service, component) if run.is_live)]
-    if not urls:
-        raise TargetFailed(f"{service} has no running {component}", hint=f"areal describe {service.lower()}")
-    return urls[0]
 
 
 def _brief(answer: Any) -> str:
@@ -460,7 +461,7 @@ def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *,
     service = str(op.args.get("service") or op.ref)
     called = "data proxy" if op.verb is Verb.CONFIGURE and op.target != "router" else "router"
     hint = f"areal logs {service.lower()} -c {called.replace(' ', '-')}; then the same command again"
-    url = context.url(op.args.get("router") or op.run)
+    url = context.url(op, op.args.get("router") or op.run)
     try:
         status, answer = context.admin(service, url).post(path, dict(body))
     except OSError as error:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut
 from areal.reconcilers.context import Context, Progress
+from areal.reconcilers.observe import queued_for
 from areal.resources.addresses import base_url, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
-from areal.runtime.backends.base import HttpProbe, RestartPolicy, RunSpec, RunState
+from areal.runtime.backends.base import NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
+from areal.runtime.runs import is_placed
 from areal.state.events import EventLog
 from areal.state.files import explain, write_atomic
 from areal.state.home import Home, admin_key_path, ensure_admin_key, read_key
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 ADMIN_TIMEOUT_S = 10.0
+PLACEMENT_POLL_S = 0.2
+ENDED = frozenset({Phase.EXITED, Phase.CRASHLOOP, Phase.DEAD, Phase.INTENDED})
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,15 @@ class Slot:
     component: str
     replica: int
     port: int
-    host: str = LOOPBACK
+    host: str = LOOPBACK  # where it listens; NODE_HOST: at the address of its node
+    called: str = ""  # by others, where that is another host
     shared: bool = False  # the port is held together with the predecessor's
     backend: str = "local"  # spec.scheduler.type of the object
     scheduler: Mapping[str, Any] = field(default_factory=dict, hash=False)  # all of spec.scheduler
 
     @property
     def url(self) -> str:
-        return base_url(self.host, self.port)
+        return base_url(self.called or self.host, self.port)
 
 
 class Interrupted(ArealError):
@@ -97,13 +102,49 @@ class EffectContext:
     def uid(self, run: str) -> str:
         return self.slots[run].uid if run in self.slots else run
 
-    def url(self, run: str) -> str:
+    def url(self, op: Op, run: str) -> str:
+        """Its address; a run that is queued is waited for. Raises TargetFailed, TimedOut, Interrupted."""
         if run in self.slots:
-            return self.slots[run].url
-        found = next((seen for runs in self.observed.runs.values() for seen in runs if seen.uid == run), None)
-        if found is None:
+            found = self.slots[run].url
+        else:
+            seen = (each for runs in self.observed.runs.values() for each in runs if each.uid == run)
+            found = next((each.state.spec.url or "" for each in seen), "")
+        if NODE_HOST in found:
+            found = self.placed(op, run).spec.url or ""
+        if not found:
             raise ArealError(f"run {run} has no known address", hint="areal doctor")
-        return found.url
+        return found
+
+    def placed(self, op: Op, run: str) -> RunState:
+        """Its state once its scheduler has found a node for it, or it has ended. Raises TimedOut, Interrupted."""
+        while True:
+            state = self.state(run)
+            if state.phase is not Phase.QUEUED and (is_placed(state.spec) or state.phase in ENDED):
+                break
+            waits = queued_for(state) if state.phase is Phase.QUEUED else f"{state.phase} on node {state.node}"
+            who = f"{state.spec.component}/{state.spec.replica}"
+            waited_s = time.time() - state.queued_at if state.queued_at else None
+            self.say(op, waits if who == op.target else f"waits for {who}, {waits}", elapsed_s=waited_s)
+            self.require_time(op, f"{state.spec.owner} {who} is {waits}")
+            self.pause(op, PLACEMENT_POLL_S)
+        if not is_placed(state.spec):
+            raise TargetFailed(f"{op.ref} {op.target}: run {state.spec.uid} {state.phase}: {state.reason}")
+        return state
+
+    def service_url(self, op: Op, service: str) -> str:
+        """The address of a service's gateway: the declared one on this machine, else that of its process."""
+        spec = self.spec_of(service)
+        if spec.scheduler.type == "local":
+            return base_url(spec.gateway.host, spec.gateway.port)
+        return self.url(op, self.run_of(service, "gateway"))
+
+    def run_of(self, service: str, component: str) -> str:
+        """The component's run that this plan starts, or else that there is. Raises TargetFailed."""
+        runs = [run for run, slot in self.slots.items() if (slot.ref, slot.component) == (service, component)]
+        runs += [run.uid for run in self.observed.of(service, component) if run.is_live]
+        if not runs:
+            raise TargetFailed(f"{service} has no running {component}", hint=f"areal describe {service.lower()}")
+        return runs[0]
 
     def object(self, ref: str) -> StoredObject:
         """The object as it is wanted, or as it is recorded."""
@@ -137,9 +178,19 @@ class EffectContext:
 
     # -- progress and events
 
-    def say(self, op: Op, stage: str, done: int | None = None, total: int | None = None) -> None:
+    def say(
+        self,
+        op: Op,
+        stage: str,
+        done: int | None = None,
+        total: int | None = None,
+        *,
+        elapsed_s: float | None = None,
+    ) -> None:
+        """``elapsed_s``: None: since the plan began."""
         key = f"{op.ref} {op.target}".strip()
-        self.ctx.progress(Progress(key, stage, done, total, time.monotonic() - self.began))
+        elapsed_s = time.monotonic() - self.began if elapsed_s is None else elapsed_s
+        self.ctx.progress(Progress(key, stage, done, total, elapsed_s))
 
     def event(self, ref: str, kind: str, reason: str, message: str) -> None:
         EventLog(self.ctx.home).record(parse_ref(ref), kind, reason, message, actor=self.ctx.actor)

@@ -18,7 +18,7 @@ from typing import Any
 
 from areal.errors import ArealError
 from areal.runtime import procfs
-from areal.runtime.backends.base import Capacity, Phase, RunControl, RunSpec, RunState
+from areal.runtime.backends.base import NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, http_get_all
 from areal.state.home import read_key
 from areal.state.records import StoredObject
@@ -56,11 +56,13 @@ class ObservedRun:
 
     @property
     def url(self) -> str:
-        return self.state.spec.url or ""
+        """Where it is called; "" while that is not known."""
+        url = self.state.spec.url or ""
+        return "" if NODE_HOST in url else url
 
     @property
     def is_live(self) -> bool:
-        return self.state.phase in (Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
+        return self.state.phase in (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
 
     @property
     def may_live(self) -> bool:
@@ -232,10 +234,10 @@ def _object(body: bytes) -> dict[str, Any]:
 
 # -- health and conditions. Pure.
 #
-# Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; a job's: Pending, Running,
-# Succeeded, Failed, Stopped. Ready is only what was asked and has answered: a process that did not answer in time, a
-# model whose router or gateway says nothing, is Unknown. A stored condition that is older than the object's generation
-# is not trusted.
+# Phases, best first: Ready, Suspended, Progressing, Recorded, Degraded, Failed, Unknown; a job's: Pending, Queued,
+# Running, Succeeded, Failed, Stopped. Ready is only what was asked and has answered: a process that did not answer in
+# time, a model whose router or gateway says nothing, is Unknown. A stored condition that is older than the object's
+# generation is not trusted.
 
 JOB_FAILED = "JobFailed"
 DIED = "ProcessDied"  # nobody restarts it but a reconcile
@@ -279,6 +281,12 @@ class Health:
         return f"{self.ready}/{self.desired}"
 
 
+def queued_for(state: RunState) -> str:
+    """Since when a run waits for a node, and why."""
+    since = f" since {iso(state.queued_at)}" if state.queued_at else ""
+    return f"queued{since}" + (f": {state.reason}" if state.reason else "")
+
+
 def best_run(runs: Sequence[ObservedRun], name: str, index: int = 0) -> ObservedRun | None:
     mine = [run for run in runs if run.state.spec.component == name and run.replica == index]
     return max(mine, key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
@@ -303,6 +311,10 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
         last = run.state.last_exit
         why = f"{run.slot}: {last.reason if last else run.state.reason}"
         return Health("Degraded" if ready else "Failed", ready, desired, _REASONS.get(run.state.phase, DIED), why)
+    queued = [run for run in waiting if run.state.phase is Phase.QUEUED]
+    if queued:
+        why = f"{queued[0].slot}: {queued_for(queued[0].state)}"
+        return Health("Degraded" if ready else "Progressing", ready, desired, "Queued", why)
     if None in best:
         return Health("Degraded" if ready else "Missing", ready, desired, "NoProcess", "areal reconcile starts it")
     silent = [run for run in waiting if run.state.phase is Phase.RUNNING and run.seen in (Seen.SILENT, Seen.UNSEEN)]

@@ -279,6 +279,7 @@ class PlanBuilder:
 
     def __init__(self) -> None:
         self._ops: list[Op] = []
+        self._spawns: dict[str, int] = {}
 
     def add(
         self,
@@ -296,6 +297,8 @@ class PlanBuilder:
         op = Op(number, verb, ref, target, cause, tuple(sorted(set(needs))), run, tuple(runs), dict(args or {}))
         assert all(need < number for need in op.needs), f"op {number} needs a later op: {op.needs}"
         self._ops.append(op)
+        if verb is Verb.SPAWN:
+            self._spawns[run] = number
         return number
 
     def ops(self) -> tuple[Op, ...]:
@@ -303,6 +306,10 @@ class PlanBuilder:
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
         return tuple(op for op in self._ops if op.ref == ref)
+
+    def spawn_ops(self, runs: Iterable[str]) -> tuple[int, ...]:
+        """The ops that start these runs."""
+        return tuple(self._spawns[run] for run in runs if run in self._spawns)
 
     def ready_ops(self, refs: Container[str]) -> tuple[int, ...]:
         """The ops after which objects serve."""
@@ -317,4 +324,5 @@ class PlanBuilder:
             yield
         except NoCapacity:
             del self._ops[mark:]
+            self._spawns = {run: op for run, op in self._spawns.items() if op <= mark}
             raise

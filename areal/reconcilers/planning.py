@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds import host_of
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
 from areal.resources.backend import Part, parse_backend
@@ -30,6 +31,8 @@ from areal.runtime.backends.base import Phase
 
 # -- one process: what is wanted, what was seen, what to do
 
+LOCAL = "local"
+NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
 KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep a key that is no longer declared
 _ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)
@@ -91,6 +94,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
     kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
     if "recycled" in dead.state.reason:
         kind = "process-replaced"
+    kind = str(dead.state.cause) or kind  # of the scheduler
     return Decision(Action.SPAWN, f"{kind}: {died}", dead, (kind, died))
 
 
@@ -98,6 +102,10 @@ def _decide_living(run: ObservedRun) -> Decision:
     if run.state.phase is Phase.BACKOFF:
         died = _how_it_died(run)
         return Decision(Action.KICK, f"process-died: {died}", run, ("process-died", died))
+    if run.state.phase is Phase.QUEUED:
+        cause = str(run.state.cause)
+        drift = (cause, f"{cause}: queued again") if cause else None
+        return Decision(Action.AWAIT, f"queued: {run.state.reason}" if run.state.reason else "queued", run, drift)
     if run.state.phase is Phase.STARTING:
         return Decision(Action.AWAIT, "starting", run)
     if run.seen in (Seen.REFUSING, Seen.SILENT):
@@ -217,6 +225,16 @@ class PlanScope:
     def asked(self) -> frozenset[str]:
         return frozenset(target.ref for target in self.targets)
 
+    @cached_property
+    def _by_ref(self) -> dict[str, Target]:
+        return {target.ref: target for target in (*self.context, *self.targets)}
+
+    def scheduler_of(self, target: Target) -> str:
+        """``spec.scheduler.type`` of an object, or of the one that it is attached to."""
+        while (host := host_of(target.object)) is not None and host in self._by_ref:
+            target = self._by_ref[host]
+        return str((target.object.spec.get("scheduler") or {}).get("type", LOCAL))
+
 
 # -- the working state of a plan, and of one object in it
 
@@ -315,7 +333,17 @@ class ObjectWork:
 
     @property
     def gpus(self) -> GpuPool:
-        return self.planning.gpus
+        return GpuPool(NO_LIMIT) if self.queues else self.planning.gpus
+
+    @property
+    def scheduler(self) -> str:
+        """The name of the backend of its processes."""
+        return self.planning.scope.scheduler_of(self.target)
+
+    @property
+    def queues(self) -> bool:
+        """Whether its processes wait for GPUs in their scheduler's queue, and not in a plan."""
+        return self.scheduler in self.planning.observed.capacity.queued
 
     @cached_property
     def observed(self) -> Observed:
@@ -382,6 +410,9 @@ class ObjectWork:
                 add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)
             run = f"+{ref}/{target}"
             given = {**(args or {}), **({"inputs": dict(component.inputs)} if component.inputs else {})}
+            if self.scheduler != LOCAL:  # the address of a neighbour is known once that is placed
+                neighbours = [str(given[name]) for name in ("router", "engine") if name in given]
+                needs = (*needs, *self.build.spawn_ops(neighbours))
             needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)
         else:
             return Started(run)

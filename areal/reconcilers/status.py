@@ -228,4 +228,7 @@ def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, wai
             return progress
     from areal.reconcilers.context import Progress
 
-    return Progress(str(ref), f"waiting for {words}", elapsed_s=waited_s)
+    queued = status is not None and status.conditions[0].reason == "Queued"
+    return Progress(
+        str(ref), f"waiting for {words}" + (f"; {status.message}" if status and queued else ""), elapsed_s=waited_s
+    )

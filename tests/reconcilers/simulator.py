@@ -57,6 +57,8 @@ class Relay:
 class Ports:
     """The only part of a backend that claiming slots needs."""
 
+    host = "127.0.0.1"
+
     def __init__(self, taken: set[int]) -> None:
         self._taken = taken
 

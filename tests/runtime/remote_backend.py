@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, NoCapacity, TimedOut
+from areal.runtime import records
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE, Capacity, Cause, Job, JobState, RunSpec, RunState
 from areal.runtime.backends.cluster import ClusterBackend
 from areal.runtime.lifecycle import sweep_run
@@ -60,8 +61,10 @@ class RemoteBackend(ClusterBackend):
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 argv = [sys.executable, "-m", __name__, str(self._folder_of_jobs / spec.uid), str(lock), folder]
-                log = subprocess.DEVNULL
-                job = subprocess.Popen(argv, pass_fds=(lock,), start_new_session=True, stdout=log, stdin=log)
+                with open(f"{folder}/{records.LOG_FOLDER}/job.log", "ab") as log:
+                    job = subprocess.Popen(
+                        argv, pass_fds=(lock,), start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                    )
                 record = {"pid": job.pid, "at": time.time()}
                 (self._folder_of_jobs / f"{spec.uid}.json").write_text(json.dumps(record))
                 self._children.append(job)

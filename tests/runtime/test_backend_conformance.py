@@ -12,7 +12,7 @@ from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunSpec, 
 
 from .support import NEVER, alive, log_text, python, run_spec, until, until_phase
 
-BACKENDS = ["local", "second", pytest.param("slurm", marks=pytest.mark.slurm)]
+BACKENDS = ["local", "second", "remote", pytest.param("slurm", marks=pytest.mark.slurm)]
 
 
 def started(backend: Backend, spec: RunSpec) -> RunState:

@@ -48,7 +48,7 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     if slot.component == "router":
         config = RouterConfig(**launch.address(spec.log_level), state_file=launch.router_file)
         return launch.run(service_argv("inference.router"), spec, config, grace_s, env=PLAIN_HTTP)
-    access = _inference(context, spec)
+    access = _inference(context, op, spec)
     if slot.component == "gateway":
         gateway = AgentGatewayConfig(
             **about,
@@ -58,8 +58,9 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         )
         return launch.run(service_argv("agent.gateway"), spec, gateway, grace_s, env=PLAIN_HTTP)
     if spec.inference is not None:
-        called = context.spec_of(f"InferenceService/{spec.inference.service}")
-        launch = replace(launch, inputs={**launch.inputs, **inference_inputs(called)})
+        called = f"InferenceService/{spec.inference.service}"
+        told = inference_inputs(context.spec_of(called), context.service_url(op, called))
+        launch = replace(launch, inputs={**launch.inputs, **told})
     registration = RegistrationConfig(
         router_file=launch.router_file,
         worker_id=slot.uid,
@@ -79,7 +80,7 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     return launch.run(service_argv("agent.data_proxy"), spec, proxy, grace_s, env=PLAIN_HTTP)
 
 
-def _inference(context: EffectContext, spec: AgentServiceSpec) -> InferenceAccess | None:
+def _inference(context: EffectContext, op: Op, spec: AgentServiceSpec) -> InferenceAccess | None:
     """Where the sessions are recorded. Raises ArealError where the service or its model is not recorded any more."""
     if spec.inference is None:
         return None
@@ -87,8 +88,7 @@ def _inference(context: EffectContext, spec: AgentServiceSpec) -> InferenceAcces
     if spec.inference.model is not None:
         found = context.object(f"Model/{spec.inference.model}")
         model = served_name(found.name, found.spec)
-    addr = inference_inputs(context.spec_of(ref))["inferenceUrl"]
-    return InferenceAccess(addr=addr, admin_key_file=context.key_file(ref), model=model)
+    return InferenceAccess(addr=context.service_url(op, ref), admin_key_file=context.key_file(ref), model=model)
 
 
 def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:

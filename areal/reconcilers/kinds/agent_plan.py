@@ -14,7 +14,7 @@ from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, 
 from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
 from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView, called_first
 from areal.reconcilers.plan import Verb
-from areal.reconcilers.planning import KEY_INPUT, Action, Planning, key_input
+from areal.reconcilers.planning import KEY_INPUT, LOCAL, Action, Planning, key_input
 from areal.resources.addresses import base_url
 from areal.resources.fields import RolloutStrategy
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
@@ -41,10 +41,10 @@ def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
     }
 
 
-def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
-    """What a data proxy is told of the inference service that it records at."""
+def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec, url: str) -> dict[str, str]:
+    """What a data proxy is told of the inference service that it records at. ``url`` "": not known yet."""
     source = key_input(spec).get(KEY_INPUT, "generated")
-    return {"inferenceUrl": base_url(spec.gateway.host, spec.gateway.port), "inferenceKeyFrom": source}
+    return {**({"inferenceUrl": url} if url else {}), "inferenceKeyFrom": source}
 
 
 class PairWork(ReplicaWork):
@@ -85,7 +85,12 @@ class PairWork(ReplicaWork):
         """Those of the inference service, where that is in sight."""
         called = self.spec.inference
         view = self.planning.views.get(f"InferenceService/{called.service}") if called is not None else None
-        return inference_inputs(view.spec) if view is not None else {}
+        if view is None:
+            return {}
+        if view.spec.scheduler.type == LOCAL:
+            return inference_inputs(view.spec, base_url(view.spec.gateway.host, view.spec.gateway.port))
+        placed = [run.url for run in self.observed.of(view.ref, "gateway") if run.is_live]
+        return inference_inputs(view.spec, max(placed, default=""))
 
     @property
     def before_start(self) -> tuple[int, ...]:

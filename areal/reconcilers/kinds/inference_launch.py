@@ -90,9 +90,9 @@ def launch_of(context: EffectContext, op: Op, slot: Slot, engine_input: str = "e
     """The process of an op of a service, or of a model of it."""
     service, inputs = host_of(context.object(op.ref)) or op.ref, dict(op.args.get("inputs", {}))
     if "router" in op.args:
-        inputs["routerUrl"] = context.url(op.args["router"])
+        inputs["routerUrl"] = context.url(op, op.args["router"])
     if "engine" in op.args:
-        inputs[engine_input] = context.url(op.args["engine"])
+        inputs[engine_input] = context.url(op, op.args["engine"])
     return Launch(
         object=context.object(op.ref),
         slot=slot,

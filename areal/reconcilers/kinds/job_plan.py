@@ -40,9 +40,8 @@ from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, Op, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
-from areal.resources.addresses import base_url
 from areal.resources.kinds import name_problem, parse_ref, served_name
-from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, TrainJobSpec
+from areal.resources.specs import TrainJobSpec
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec, RunState
 from areal.state.files import read_json, write_atomic, write_json
@@ -120,8 +119,9 @@ def _why_start(work: JobWork, now: JobStatus) -> str:
         if supervised.restart != work.spec.restart:
             return "spec.restart changed"
     if now.phase is JobPhase.LOST and work.spec.restart.policy != "Never":
-        work.notes.drift.append(Drift(work.ref, "process-died", TARGET, now.message))
-        return f"process-died: {now.message}"
+        kind = (now.run.state.cause if now.run is not None else "") or "process-died"
+        work.notes.drift.append(Drift(work.ref, str(kind), TARGET, now.message))
+        return f"{kind}: {now.message}"
     return ""
 
 
@@ -150,8 +150,10 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
         "restartedAt": str(work.target.object.status.get("restartedAt", "")),
     }
     resources = work.spec.resources
-    each = resources.gpus if resources.gpus is not None else int(bool(work.observed.capacity.gpus))
-    count = each * resources.processes_per_node
+    capacity = work.observed.capacity
+    there = capacity.queued[work.scheduler] if work.queues else len(capacity.gpus)
+    each = resources.gpus if resources.gpus is not None else min(1, there)
+    count = each * resources.processes_per_node  # on each node
     if count > work.gpus.available:
         raise NoCapacity(
             f"{work.ref} needs {count} GPUs (spec.resources); {work.gpus.available} are free",
@@ -418,7 +420,7 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         env={
             "PYTHONUNBUFFERED": "1",
             **spec.env,
-            **_service(context, spec),
+            **_service(context, op, spec),
             "AREAL_RUN_FOLDER": str(folder),
             "AREAL_ATTEMPT": str(inputs["attempt"]),
         },
@@ -488,21 +490,20 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
     raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=f"looked in {looked}")
 
 
-def _service(context: EffectContext, spec: TrainJobSpec) -> dict[str, str]:
+def _service(context: EffectContext, op: Op, spec: TrainJobSpec) -> dict[str, str]:
     """Environment variables that name the model that the job samples from and updates."""
     if spec.rollout is None:
         return {}
     ref = f"InferenceService/{spec.rollout.service}"
-    service: InferenceServiceSpec = context.spec_of(ref)
     told = {
-        "AREAL_INFERENCE_ADDR": base_url(service.gateway.host, service.gateway.port),
+        "AREAL_INFERENCE_ADDR": context.service_url(op, ref),
         "AREAL_INFERENCE_KEY_FILE": context.key_file(ref),
     }
     if not spec.rollout.model:
         return told
     if spec.rollout.agents is not None:
-        agents: AgentServiceSpec = context.spec_of(ref := f"{_AGENTS}/{spec.rollout.agents}")
-        told["AREAL_AGENTS_ADDR"] = base_url(agents.gateway.host, agents.gateway.port)
+        ref = f"{_AGENTS}/{spec.rollout.agents}"
+        told["AREAL_AGENTS_ADDR"] = context.service_url(op, ref)
         told["AREAL_AGENTS_KEY_FILE"] = context.key_file(ref)
     model = context.store.get(parse_ref(f"Model/{spec.rollout.model}"))
     if model is None:

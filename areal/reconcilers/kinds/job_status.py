@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from areal.reconcilers.observe import ObservedRun
+from areal.reconcilers.observe import ObservedRun, queued_for
 from areal.runtime.backends.base import Phase, RunState
 
 DRIVER = "driver"
@@ -20,6 +20,7 @@ STOPPED_REASON = "stopped"
 
 class JobPhase(StrEnum):
     PENDING = "Pending"
+    QUEUED = "Queued"  # for a node
     RUNNING = "Running"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -49,7 +50,9 @@ def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:
     if not started:
         return JobStatus(JobPhase.STOPPED if suspended else JobPhase.PENDING)
     run = max(started, key=lambda each: (each.is_live, attempt_of(each.state), each.uid))
-    if run.is_live:
+    if run.state.phase is Phase.QUEUED:
+        phase, message = JobPhase.QUEUED, queued_for(run.state)
+    elif run.is_live:
         phase, message = JobPhase.RUNNING, run.state.reason if run.state.phase is Phase.BACKOFF else ""
     else:
         phase, message = _ended(run.state, suspended)
@@ -71,8 +74,8 @@ def exit_code(state: RunState) -> int | None:
 
 def _ended(state: RunState, suspended: bool) -> tuple[JobPhase, str]:
     why = state.last_exit.reason if state.last_exit else state.reason
-    if state.phase is Phase.DEAD:
-        return (JobPhase.STOPPED if suspended else JobPhase.LOST), state.reason
+    if state.phase is Phase.DEAD or (state.cause and state.reason == STOPPED_REASON):
+        return (JobPhase.STOPPED if suspended else JobPhase.LOST), state.cause or state.reason
     if state.reason == STOPPED_REASON:
         return JobPhase.STOPPED, "" if suspended else "it was stopped; areal reconcile starts it again"
     if state.phase is Phase.EXITED and state.last_exit is not None and state.last_exit.code == 0:

@@ -52,7 +52,7 @@ def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int,
 def _surge_size(work: ReplicaWork, left: Sequence[Replica]) -> int:
     """The number of successors that may run beside the old ones now; 0: something has to stop first."""
     declared = work.strategy.max_surge
-    if not work.need or not any(replica.new_engine for replica in left):
+    if not work.need or work.queues or not any(replica.new_engine for replica in left):
         return min(len(left), 1 if declared == "auto" else int(declared))
     room = work.gpus.available // work.need
     return min(len(left), room, room if declared == "auto" else int(declared))
