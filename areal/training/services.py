@@ -32,8 +32,10 @@ from areal.api.engine_api import TrainEngine
 from areal.client.command import AREAL, free_port, run_areal
 from areal.client.http import AdminClient
 from areal.errors import ArealError, TimedOut, UsageFault
+from areal.resources.addresses import base_url
 from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS
+from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE
 from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
 from areal.services.weight_update.publisher import Delivery, TrainerPair, WeightPublisher, serve_endpoint
@@ -52,18 +54,24 @@ _ATTEMPTS = 3
 _END_S = 10.0
 
 
+def own_address() -> str:
+    """Where this process is called by others: the address of its node in a cluster, else loopback."""
+    return os.environ.get(NODE_ADDRESS_VARIABLE) or "127.0.0.1"
+
+
 @contextlib.contextmanager
 def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Iterator[str]:
     """Its address while the block runs. ``folder`` gets the discovery file; the configuration lies beside ``log``."""
     for attempt in range(_ATTEMPTS):
         config = WeightUpdateConfig(
+            host=own_address(),
             port=free_port(),
             discovery_file=str(folder / DISCOVERY),
             admin_key_file=str(key_file) if key_file is not None else None,
         )
         file = log.with_suffix(".config.json")
         replace_text(file, json.dumps(write_fields(config), indent=1) + "\n")
-        address = f"http://127.0.0.1:{config.port}"
+        address = base_url(config.host, config.port)
         process = _start([sys.executable, "-m", "areal.services.weight_update", "--config", str(file)], log)
         try:
             _wait_ready(process, address, log)
@@ -131,13 +139,13 @@ def connect_pair(
         raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
     files = config_files(hub.model_folder(model_folder))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-    publisher = open_publisher(mode, folder.root / "weights", files, device)
+    publisher = open_publisher(mode, folder.root / "weights", files, device, own_address())
     with contextlib.ExitStack() as stack:
         key_file = stack.enter_context(_admin_key_file(folder, key))
         admin = load_admin_key(str(key_file)) if key_file is not None else None
         stack.callback(publisher.remove)
         gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
-        endpoint = stack.enter_context(serve_endpoint({"actor": publisher}, admin))
+        endpoint = stack.enter_context(serve_endpoint({"actor": publisher}, admin, own_address()))
         pair = TrainerPair(
             "actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, publisher, key
         )

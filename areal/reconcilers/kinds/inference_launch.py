@@ -31,12 +31,13 @@ from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot, restart_policy, run_spec, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.reconcilers.planning import inference_part
+from areal.resources.addresses import is_loopback
 from areal.resources.backend import flag_name
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec
 from areal.runtime.backends.base import RunSpec
-from areal.state.home import Home
+from areal.state.home import Home, read_key
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields
 from areal.wire.processes import (
@@ -228,15 +229,21 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
     part = inference_part(spec.backend or "embedded")
     path = _folder(spec.path, launch)
     config = None
+    secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     if part.engine == "embedded":
         argv = service_argv("inference.engines.embedded", spec.engine_args)
         lora = tuple(_adapters(spec, launch))
         config = EmbeddedEngineConfig(**launch.address(service.log_level), model_path=path, lora=lora)
     elif part.engine in _ENGINES:
         command = _ENGINES[part.engine]
-        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", command.module, command.model, path]
+        keyed = not is_loopback(launch.slot.host)
+        module = "areal_sglang" if keyed and part.engine == "sglang" else command.module
+        argv = [str(spec.env.get("AREAL_ENGINE_PYTHON", sys.executable)), "-m", module, command.model, path]
         argv += ["--host", launch.slot.host, "--port", str(launch.slot.port)]
         argv += [command.tensor, str(part.tensor), command.pipeline, str(part.pipeline), *command.settings]
+        if keyed:
+            argv += ["--middleware", "areal_vllm.RequireKey"] if part.engine == "vllm" else []
+            secret_env["AREAL_ENGINE_KEY"] = read_key(Path(launch.admin_key_file))
         if spec.lora:
             argv += ["--enable-lora", command.adapters, *_adapters(spec, launch)]
         argv += flags(spec.engine_args)
@@ -247,8 +254,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
         )
     cpus = spec.resources.cpus  # bounds the threads that the numeric libraries start
     threads = {} if cpus is None else {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
-    env = {**threads, **(_vllm_env(spec.env) if part.engine == "vllm" else spec.env)}
-    secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
+    env = {**threads, **(_plugin_env(part.engine, spec.env) if part.engine in _ENGINES else spec.env)}
     return launch.run(argv, spec, config, env=env, secret_env=secret_env, liveness=spec.probes.liveness)
 
 
@@ -257,14 +263,15 @@ def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({}))
     return [sys.executable, "-m", f"areal.services.{name}", *flags(arguments)]
 
 
-def _vllm_env(given: Mapping[str, str]) -> dict[str, str]:
-    """Its pause, version, weight and adapter routes are there in its development mode only; it listens on loopback.
+def _plugin_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
+    """vLLM's pause, version, weight and adapter routes are there in its development mode only; it listens on loopback,
+    or asks for a key.
 
-    Our extension of its workers is found by PYTHONPATH: its environment need not have areal.
+    Our own module of the engine's server is found by PYTHONPATH: its environment need not have areal.
     """
-    plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / "vllm_plugin")
+    plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
     path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
-    modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if engine == "vllm" else {}
     return {**modes, **given, "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
 
 

@@ -228,19 +228,22 @@ PROCESSES = "processesPerNode"
 
 
 def expand_job(job: Wanted, config: JobConfig) -> Wanted:
-    """The job with its number of processes, and with the scheduler of its configuration where the manifest has none.
-    Raises InvalidManifest naming the field."""
-    named = config.get("scheduler.type")
-    if named and job.spec.get("scheduler") is None and named != "local":
-        job = replace(job, spec={**job.spec, "scheduler": {"type": named}})
-    resources = dict(job.spec.get("resources") or {})
-    nodes, scheduler = resources.get("nodes") or 1, (job.spec.get("scheduler") or {}).get("type", "local")
+    """The job with its scheduler, its nodes and its processes, where only its configuration says them
+    (``scheduler.type``, ``cluster.n_gpus_per_node``, the layout). Raises InvalidManifest naming the field."""
+    declared, resources = config.text("scheduler.type"), dict(job.spec.get("resources") or {})
+    if declared not in ("", "local") and not job.spec.get("scheduler"):
+        job = replace(job, spec={**job.spec, "scheduler": {"type": declared}})
+    scheduler, found = (job.spec.get("scheduler") or {}).get("type", "local"), config.training()
+    per_node = config.get("cluster.n_gpus_per_node")
+    if scheduler != "local" and found is not None and isinstance(per_node, int) and "nodes" not in resources:
+        resources["nodes"] = max(1, -(-found[1].world_size // max(1, per_node)))
+        job = replace(job, spec={**job.spec, "resources": resources})
+    nodes = resources.get("nodes") or 1
     if nodes > 1 and scheduler == "local":
         raise InvalidManifest(
             f"{job.ref}: spec.resources.nodes is {nodes}, and spec.scheduler.type local knows one machine",
-            hint="leave nodes out; a scheduler of many machines comes with a package of its own (docs/extending.md)",
+            hint="leave nodes out, or scheduler: {type: slurm} or {type: ray}",
         )
-    found = config.training()
     if found is None:
         return job
     key, part = found

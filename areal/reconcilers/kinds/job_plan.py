@@ -255,8 +255,11 @@ def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
     spec = dict(job.spec)
     if earlier.spec.get("rollout") is not None:
         spec.setdefault("rollout", earlier.spec["rollout"])
-    if (processes := (earlier.spec.get("resources") or {}).get(PROCESSES)) is not None:
-        spec["resources"] = {PROCESSES: processes, **(spec.get("resources") or {})}
+    made = earlier.spec.get("resources") or {}
+    if kept := {name: made[name] for name in (PROCESSES, "nodes") if name in made}:
+        spec["resources"] = {**kept, **(spec.get("resources") or {})}
+    if earlier.spec.get("scheduler"):
+        spec.setdefault("scheduler", earlier.spec["scheduler"])
     return replace(job, spec=spec)
 
 
@@ -400,8 +403,6 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     """Raises ArealError saying what is missing."""
     stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
     spec: TrainJobSpec = effective("TrainJob", stored.spec)
-    if spec.resources.nodes > 1:
-        raise UsageFault(f"{op.ref}: spec.resources.nodes {spec.resources.nodes} needs a cluster's scheduler")
     folder = _own_folder(context.ctx.home, stored)
     earlier = max(context.observed.of(op.ref, DRIVER), key=lambda run: run.uid, default=None)
     cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
@@ -415,7 +416,9 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         owner=op.ref,
         component=DRIVER,
         replica=0,
-        argv=tuple(_argv(spec, stored, folder, Path(cwd))),
+        argv=tuple(_argv(spec, stored, folder, Path(cwd), slot)),
+        ports=(slot.port,) if slot.port else (),
+        nodes=spec.resources.nodes,
         backend=slot.backend,
         env={
             "PYTHONUNBUFFERED": "1",
@@ -463,13 +466,15 @@ def _own_folder(home: Home, stored: StoredObject) -> Path:
     return folder
 
 
-def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> list[str]:
+def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slot: Slot) -> list[str]:
     config = _config_file(spec, stored, folder, cwd)
     content = read_config(config) if config is not None else {}
     driver = choose_driver(spec.driver, content, spec.overrides, str(config or stored.ref))
     words = [*(["--config", str(config)] if config is not None else []), *spec.overrides]
-    processes = spec.resources.processes_per_node
-    started = ["areal.training.launch", "--processes", str(processes), "--"] if processes > 1 else ["areal.training"]
+    processes, nodes = spec.resources.processes_per_node, spec.resources.nodes
+    launch = ["areal.training.launch", "--processes", str(processes)]
+    launch += ["--nodes", str(nodes), "--run", slot.uid, "--port", str(slot.port)] if nodes > 1 else []
+    started = [*launch, "--"] if processes * nodes > 1 else ["areal.training"]
     return [sys.executable, "-m", *started, "--driver", driver, "--", *words]
 
 

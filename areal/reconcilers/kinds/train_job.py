@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import Completion, KindController, Told
+from areal.reconcilers.kinds import Completion, Endpoint, KindController, Told
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, Health
 from areal.runtime.backends.base import Phase
@@ -109,6 +109,10 @@ class TrainJobController(KindController):
 
     def wants_gpus(self, spec: Mapping[str, Any]) -> bool:
         return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
+
+    def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
+        """On several nodes: where they meet."""
+        return Endpoint() if ((spec.get("resources") or {}).get("nodes") or 1) > 1 else None
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.job_plan import driver_run

@@ -358,11 +358,15 @@ class BroadcastPublisher:
 
 
 def open_publisher(
-    mode: str, folder: Path, config_files: tuple[Path, ...] = (), device: torch.device = _CPU
+    mode: str,
+    folder: Path,
+    config_files: tuple[Path, ...] = (),
+    device: torch.device = _CPU,
+    host: str = "127.0.0.1",
 ) -> FolderPublisher | BroadcastPublisher:
-    """The publisher of ``mode``: disk, shm or xccl."""
+    """The publisher of ``mode``: disk, shm or xccl. ``host``: where the engines' processes meet the trainer."""
     if mode == "xccl":
-        return BroadcastPublisher(folder, device=device)
+        return BroadcastPublisher(folder, host, device)
     return FolderPublisher(folder, mode == "shm", config_files)
 
 

@@ -10,13 +10,18 @@ how far it is. Nobody is bound to wait for it: what is forgotten, or followed by
 for nobody in its process group. Weights that are received stay in this machine's memory until they are loaded. Of
 several workers the first one is in the process group; the others have the weights from it.
 
+``--middleware areal_vllm.RequireKey`` asks every caller for the key of ``$AREAL_ENGINE_KEY``, where the server listens
+beyond loopback: vLLM's own ``--api-key`` guards ``/v1`` alone, and its development mode lets callers run methods.
+
 Imports vLLM's environment only: this file runs where areal is not installed.
 """
 
 from __future__ import annotations
 
 import datetime
+import hmac
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -41,6 +46,28 @@ _DTYPES = {
     "F8_E4M3": "float8_e4m3fn",
 }
 _HEADS = ("VocabParallelEmbedding", "ParallelLMHead")
+
+
+class RequireKey:
+    """ASGI middleware: 401 without the key, but for the probes of the process itself."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._expected = b"Bearer " + os.environ["AREAL_ENGINE_KEY"].encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in ("/health", "/ping"):
+            await self._app(scope, receive, send)
+            return
+        presented = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(presented, self._expected):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            about = [(b"content-type", b"text/plain"), (b"www-authenticate", b"Bearer")]
+            await send({"type": "http.response.start", "status": 401, "headers": about})
+            await send({"type": "http.response.body", "body": b"the key of the service is needed"})
 
 
 class Worker:
