@@ -202,9 +202,19 @@ def converge(
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:
-    """Each kind checks the files of the objects that it will start. Raises ArealError."""
-    refs = {op.ref for op in prepared.plan.ops if op.verb is Verb.SPAWN}
-    starting = {target.ref: target.object for target in prepared.scope.all if target.ref in refs}
+    """Each kind checks the files of the objects that it will start, each cluster that it could have a place for their
+    processes. Raises ArealError."""
+    spawned = [op for op in prepared.plan.ops if op.verb is Verb.SPAWN]
+    planned = {target.ref: target.object for target in prepared.scope.all}
+    refs = {op.ref for op in spawned}
+    starting = {ref: item for ref, item in planned.items() if ref in refs}
+    demands: list[tuple[Mapping[str, Any], int, int]] = []
+    for op in spawned:
+        demand = command.scheduler_of(planned, op.ref), int(op.args.get("gpus", 0)), int(op.args.get("nodes", 1))
+        if demand not in demands:
+            demands.append(demand)
+    for scheduler, gpus, nodes in demands:
+        command.backend.named(scheduler["type"]).require_possible(scheduler, gpus=gpus, nodes=nodes)
     for kind in sorted({item.kind for item in starting.values()}):
         mine = {ref: item for ref, item in starting.items() if item.kind == kind}
         controller_of(kind).check_start(mine, command.ctx.tell)
@@ -265,12 +275,13 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
 
 
 def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
-    """``--no-wait``: processes are started, nothing is waited for; a process in the background goes on. What is deleted
-    is deleted whole: nothing records that it is to be."""
+    """``--no-wait``: processes are started, nothing is waited for, nor a neighbour's place in a cluster; a process in
+    the background goes on. What is deleted is deleted whole: nothing records that it is to be."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP}
     begun: dict[int, Op] = {}
     for op in plan.ops:
-        if (op.verb in kept or op.ref in gone) and begun.keys() >= set(op.needs):
+        waits = op.verb is Verb.SPAWN and any(begun[need].verb is Verb.SPAWN for need in op.needs if need in begun)
+        if (op.verb in kept or op.ref in gone) and begun.keys() >= set(op.needs) and not waits:
             begun[op.id] = op
     return replace(plan, ops=tuple(begun.values()))
 

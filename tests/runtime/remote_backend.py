@@ -54,7 +54,7 @@ class RemoteBackend(ClusterBackend):
         if gpus > settings()["gpus"] or nodes > 1:
             raise NoCapacity(f"no node has {gpus} GPUs" if nodes == 1 else f"there are not {nodes} nodes")
 
-    def submit(self, spec: RunSpec, folder: str) -> None:
+    def submit(self, spec: RunSpec, folder: str) -> Job | None:
         self._folder_of_jobs.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._folder_of_jobs / spec.uid, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -70,6 +70,7 @@ class RemoteBackend(ClusterBackend):
                 self._children.append(job)
         finally:
             os.close(lock)
+        return None
 
     _children: list[subprocess.Popen[bytes]] = []
 

@@ -164,7 +164,7 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
     needs = (*needs, *work.gpus.take(count, work.ref), *called_first(work, rollout, *agents))
     for old in superseded(work.runs, _KEPT):
         work.build.add(Verb.FORGET, work.ref, TARGET, "an older record", needs=needs, run=old.uid)
-    args = {"inputs": inputs, "gpus": count}
+    args = {"inputs": inputs, "gpus": count, **({"nodes": resources.nodes} if resources.nodes > 1 else {})}
     work.build.add(Verb.SPAWN, work.ref, TARGET, cause, needs=needs, run=f"+{work.ref}/{TARGET}", args=args)
 
 

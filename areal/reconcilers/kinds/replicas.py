@@ -290,7 +290,7 @@ class ReplicaWork(ObjectWork, ABC):
         if replica.engine is not None and replica.engine_component is not None:
             component, decision = replica.engine_component, replica.engine
             gpus = self.gpus.take(self.need, f"{self.ref} {component.target}") if replica.new_engine else ()
-            args = flag if decision.action is Action.REPLACE else {}
+            args = {**(flag if decision.action is Action.REPLACE else {}), **({"gpus": self.need} if self.need else {})}
             engine = self.start(component, decision, (*needs, *gpus), args)
         told = {**({"engine": engine.run} if engine.run else {}), **flag}
         proxy = self.start(replica.proxy_component, replica.proxy, needs, told, engine.ready, self.trainer)

@@ -1,0 +1,158 @@
+"""Plans and slots of objects whose processes a scheduler places: addresses that are known late, queued runs, and the
+scheduler's part in their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from areal.reconcilers.converge import begun_only
+from areal.reconcilers.execute import claim_slots
+from areal.reconcilers.kinds import controller_of
+from areal.reconcilers.kinds.job_status import JobPhase, job_status
+from areal.reconcilers.observe import Observed, ObservedRun, Seen
+from areal.reconcilers.plan import Plan, Verb
+from areal.reconcilers.planner import make_plan
+from areal.reconcilers.planning import PlanScope, Policy
+from areal.runtime.backends.base import NODE_HOST, Capacity, Cause, LastExit, Phase
+from tests.reconcilers.worlds import MODEL, SERVICE, created, model, run, service, stored, unchanged, without, world
+
+REMOTE = {"scheduler": {"type": "slurm"}}
+VLLM = {"service": "default", "backend": "vllm:d2", "path": "m"}
+
+
+class Cluster:
+    host = NODE_HOST
+
+    def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
+        return (24000,)
+
+
+def plan_of(observed: Observed | None = None, spec: dict[str, object] | None = None, free_gpus: int = 0) -> Plan:
+    targets = (created("InferenceService", "default", REMOTE), created("Model", "qwen", {**VLLM, **(spec or {})}))
+    queued = replace(observed or Observed(), capacity=Capacity(queued={"slurm": 4}))
+    return make_plan(PlanScope(targets), queued, Policy(free_gpus=free_gpus))
+
+
+def queued(found: ObservedRun, reason: str = "Priority", cause: Cause = Cause.NONE) -> ObservedRun:
+    spec = replace(found.state.spec, url=f"http://{NODE_HOST}:24000")
+    state = replace(found.state, spec=spec, phase=Phase.QUEUED, reason=reason, cause=cause, pid=None, shim_pid=None)
+    return replace(found, state=state, seen=Seen.UNSEEN)
+
+
+def test_process_that_is_told_an_address_is_started_after_the_one_that_has_it() -> None:
+    plan = plan_of()
+    by_id = {op.id: op for op in plan.ops}
+    needed = {
+        f"{op.ref} {op.target}": [by_id[need].target for need in op.needs if by_id[need].verb is Verb.SPAWN]
+        for op in plan.ops
+        if op.verb is Verb.SPAWN
+    }
+    assert needed[f"{SERVICE} gateway/0"] == ["router/0"]
+    assert [needed[f"{MODEL} data-proxy/{n}"] for n in (0, 1)] == [["engine/0"], ["engine/1"]]
+    assert needed[f"{MODEL} engine/0"] == needed[f"{SERVICE} router/0"] == []
+
+
+def test_without_waiting_only_what_needs_no_address_is_submitted() -> None:
+    begun = [op.target for op in begun_only(plan_of()).ops if op.verb is Verb.SPAWN]
+    assert begun == ["router/0", "engine/0", "engine/1"]
+
+
+def test_replicas_beyond_the_gpus_that_are_free_are_left_to_the_queue() -> None:
+    plan = plan_of(spec={"replicas": 9})
+    engines = [op for op in plan.ops if op.verb is Verb.SPAWN and op.target.startswith("engine/")]
+    assert len(engines) == 9 and {op.args["gpus"] for op in engines} == {1}
+
+
+def test_slots_of_a_cluster_are_at_a_node_that_is_not_known_and_ask_nothing_of_this_machine() -> None:
+    plan = plan_of()
+    specs = {target.ref: target.object.spec for target in (created("InferenceService", "default", REMOTE),)}
+    specs[MODEL] = created("Model", "qwen", VLLM).object.spec
+    owners: list[int] = []
+    slots = claim_slots(
+        plan, Observed(), specs, lambda name: Cluster(), lambda ref: REMOTE["scheduler"], owner_of=owners.append
+    )
+    assert not owners
+    gateway = slots[f"+{SERVICE}/gateway/0"]
+    assert (gateway.url, gateway.host, gateway.port) == (f"http://{NODE_HOST}:8080", NODE_HOST, 8080)
+    assert {slot.host for slot in slots.values()} == {NODE_HOST}
+
+
+def test_gateway_of_a_cluster_that_listens_everywhere_is_called_at_its_node() -> None:
+    spec = {**REMOTE, "gateway": {"host": "0.0.0.0"}}
+    plan = make_plan(PlanScope((created("InferenceService", "default", spec),)), Observed(), Policy())
+    slots = claim_slots(plan, Observed(), {SERVICE: spec}, lambda name: Cluster(), lambda ref: REMOTE["scheduler"])
+    gateway = slots[f"+{SERVICE}/gateway/0"]
+    assert (gateway.host, gateway.url) == ("0.0.0.0", f"http://{NODE_HOST}:8080")
+
+
+def test_queued_run_is_waited_for_and_has_no_address() -> None:
+    home = service(REMOTE)
+    router, gateway = queued(run(home, "router")), run(home, "gateway", routerUrl="http://10.0.0.1:20001")
+    plan = make_plan(PlanScope((unchanged(home),)), world([router, gateway]), Policy())
+    assert [(op.verb, op.target, op.cause) for op in plan.ops][:1] == [(Verb.AWAIT, "router/0", "queued: Priority")]
+    assert not plan.drift and router.url == ""
+    health = controller_of("InferenceService").health(SERVICE, home.spec, world([router, gateway]), None)
+    assert (health.phase, health.reason) == ("Degraded", "Queued") and "router/0: queued: Priority" in health.message
+
+
+@pytest.mark.parametrize("cause", [Cause.NODE_LOST, Cause.PREEMPTED, Cause.TIME_LIMIT])
+def test_run_that_its_scheduler_has_ended_is_started_again_by_that_cause(cause: Cause) -> None:
+    home = service(REMOTE)
+    router = run(home, "router", phase=Phase.DEAD)
+    last = LastExit(None, None, 5.0, str(cause))
+    lost = replace(router, state=replace(router.state, cause=cause, last_exit=last))
+    plan = make_plan(PlanScope((unchanged(home),)), world([lost]), Policy())
+    assert [(drift.kind, drift.target) for drift in plan.drift] == [(cause, "router/0")]
+    assert any(op.verb is Verb.SPAWN and op.cause == f"{cause}: {cause}" for op in plan.ops)
+
+
+def test_run_that_was_requeued_is_drift_and_waited_for() -> None:
+    home = service(REMOTE)
+    router = queued(run(home, "router"), "BeginTime", Cause.REQUEUED)
+    plan = make_plan(PlanScope((unchanged(home),)), world([router]), Policy())
+    assert [drift.kind for drift in plan.drift] == ["requeued"]
+    assert not [op for op in plan.ops if op.verb is Verb.SPAWN and op.target == "router/0"]
+
+
+JOB = stored("TrainJob", "learn", {"driver": "a:b", **REMOTE})
+
+
+def driver(phase: Phase, cause: Cause = Cause.NONE, reason: str = "") -> ObservedRun:
+    found = run(service(), "router")
+    spec = replace(found.state.spec, owner="TrainJob/learn", component="driver", url=None, spec=JOB.spec)
+    return replace(found, state=replace(found.state, spec=spec, phase=phase, cause=cause, reason=reason))
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        (driver(Phase.QUEUED, reason="Resources"), JobPhase.QUEUED),
+        (driver(Phase.EXITED, Cause.PREEMPTED, "stopped"), JobPhase.LOST),
+        (driver(Phase.DEAD, Cause.NODE_LOST), JobPhase.LOST),
+        (driver(Phase.EXITED, reason="stopped"), JobPhase.STOPPED),
+    ],
+)
+def test_job_status_tells_the_queue_and_the_schedulers_doing(state: ObservedRun, phase: JobPhase) -> None:
+    assert job_status([state], suspended=False).phase is phase
+
+
+def test_job_that_was_preempted_goes_on_by_that_cause() -> None:
+    found = driver(Phase.EXITED, Cause.PREEMPTED, "stopped")
+    plan = make_plan(PlanScope((unchanged(JOB),)), world([found]), Policy())
+    assert [drift.kind for drift in plan.drift] == ["preempted"]
+    assert any(op.verb is Verb.SPAWN and op.cause.startswith("preempted") for op in plan.ops)
+
+
+def test_job_that_is_queued_is_left_in_the_queue() -> None:
+    plan = make_plan(PlanScope((unchanged(JOB),)), world([driver(Phase.QUEUED)]), Policy())
+    assert plan.is_empty
+
+
+def test_run_of_a_scheduler_that_does_not_answer_is_left_alone() -> None:
+    item = model()
+    observed = without(world([run(item, "engine"), run(item, "data-proxy")]), "qwen-engine-0", Phase.UNKNOWN)
+    plan = make_plan(PlanScope((unchanged(service(REMOTE)), unchanged(item))), observed, Policy())
+    assert not [op for op in plan.ops if op.verb in (Verb.STOP, Verb.FORGET) or op.target == "engine/0"]
