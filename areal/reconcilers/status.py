@@ -228,7 +228,7 @@ def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, wai
             return progress
     from areal.reconcilers.context import Progress
 
-    queued = status is not None and status.conditions[0].reason == "Queued"
-    return Progress(
-        str(ref), f"waiting for {words}" + (f"; {status.message}" if status and queued else ""), elapsed_s=waited_s
-    )
+    stage = f"waiting for {words}"
+    if status is not None and any(condition.reason == "Queued" for condition in status.conditions):
+        stage += f"; {status.message}"
+    return Progress(str(ref), stage, elapsed_s=waited_s)

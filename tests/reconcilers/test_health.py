@@ -209,5 +209,5 @@ def test_job_that_runs_tells_its_step_its_age_and_what_is_left(
     home = Home(tmp_path)
     home.job_metrics("grpo").parent.mkdir(parents=True)
     home.job_metrics("grpo").write_text(json.dumps(step) + "\n" if step else "")
-    status: Any = SimpleNamespace(phase=phase, age_s=90.0)
+    status: Any = SimpleNamespace(phase=phase, age_s=90.0, conditions=())
     assert _progress(home, Ref("TrainJob", "grpo"), status, "completed", 7.0) == told
