@@ -94,10 +94,13 @@ class AsyncAgentSession:
         trajectory_id: int | None = None,
         discount: float = 1.0,
         style: Style = "individual",
+        reward: float | None = None,
         timeout_s: float | None = None,
     ) -> Trajectories:
-        """Training rows of the session's model calls. Raises NotReady, UnknownName."""
-        body = write_fields(ExportSession(trajectory_id=trajectory_id, discount=discount, style=style))
+        """Training rows of the session's model calls. ``reward``: of the last one, given first, in the same call.
+        Raises NotReady, UnknownName."""
+        export = ExportSession(trajectory_id=trajectory_id, discount=discount, style=style, reward=reward)
+        body = write_fields(export)
         return from_json(await self._call("POST", "/export", body, timeout_s=timeout_s))
 
     async def close(self) -> None:

@@ -113,14 +113,16 @@ class Episodes:
         trajectory_id: int | None = None,
         discount: float | None = None,
         style: Style | None = None,
+        reward: float | None = None,
     ) -> Trajectories:
         """Training rows. ``discount`` and ``style`` are the configuration's ``turn_discount`` and ``export_style``
-        where they are not given."""
+        where they are not given. ``reward``: as ``set_reward`` gives it, in the same call."""
         session = self._recorded(session_id) or self.agents.session(session_id)
         return await session.export(
             trajectory_id=trajectory_id,
             discount=self._config.turn_discount if discount is None else discount,
             style=style or self._config.export_style,
+            reward=reward,
         )
 
     async def close_session(self, session_id: str) -> None:

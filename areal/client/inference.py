@@ -391,10 +391,12 @@ class AsyncInferenceClient:
         style: Style = "individual",
         remove_session: bool = True,
         format: Format = "npz",
+        reward: float | None = None,
         timeout_s: float | None = None,
     ) -> Trajectories:
         """Training rows. Asking the same again gives the same, until it is acknowledged or its retention is over.
-        ``json`` is for sessions of external models, whose turns are text. Raises NotReady, UnknownName."""
+        ``json`` is for sessions of external models, whose turns are text. ``reward``: of the last interaction of the
+        one session, given first, in the same call. Raises NotReady, UnknownName."""
         export = ExportTrajectories(
             session_ids=tuple(session_ids),
             group_id=group_id,
@@ -403,6 +405,7 @@ class AsyncInferenceClient:
             style=style,
             remove_session=remove_session,
             format=format,
+            reward=reward,
         )
         body = write_fields(export)
         call = HttpCall("POST", "/export_trajectories", body, timeout_s=timeout_s, repeatable=True)

@@ -147,8 +147,10 @@ class RewardSession:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSession:
-    """``POST /session/{key}/export``, as ``/export_trajectories`` of the inference service takes them."""
+    """``POST /session/{key}/export``, as ``/export_trajectories`` of the inference service takes them. ``reward``: that
+    of the session's last model call, given first."""
 
+    reward: float | None = None
     trajectory_id: int | None = bounded(0, 2**63 - 1, None)
     discount: float = field(default=1.0, metadata={"least": 0, "most": 1})
     style: Literal["individual", "concat"] = "individual"

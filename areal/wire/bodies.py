@@ -135,8 +135,9 @@ class EndSession:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportTrajectories:
-    """``group_id`` alone stands for all its sessions. ``trajectory_id`` null: every ready one. ``dry_run``: the answer
-    tells whether it could be exported."""
+    """``group_id`` alone stands for all its sessions. ``trajectory_id`` null: every ready one. ``reward`` is given
+    first, to the last interaction of the one session that is named, whose trajectory is ready then. ``dry_run``: the
+    answer tells whether it could be exported."""
 
     session_ids: tuple[str, ...] = checked(
         f"must be different session ids, {MAX_EXPORTED} at most",
@@ -149,6 +150,7 @@ class ExportTrajectories:
     style: Literal["individual", "concat"] = "individual"
     remove_session: bool = True
     format: Literal["json", "npz"] = "json"
+    reward: float | None = None
     dry_run: bool = False
 
 

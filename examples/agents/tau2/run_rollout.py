@@ -22,7 +22,7 @@ from areal.api.cli_args import AgentServiceConfig, GRPOConfig, load_expr_config
 from areal.client import AgentController
 from areal.errors import ArealError, UsageFault
 from examples.agents.tau2.domains import load_domain
-from examples.agents.tau2.workflow import Played, Tau2EnvConfig, User, play, sampling_of
+from examples.agents.tau2.workflow import Tau2EnvConfig, User, play, sampling_of
 
 MAX_BATCHES = "AREAL_MAX_BATCHES"
 
@@ -66,19 +66,13 @@ async def episode(controller: AgentController, user: User, config: RolloutConfig
                 max_steps=config.econfig.max_steps,
                 sampling=sampling_of(config.gconfig),
             )
-            rows = await _sealed(controller, session, played)
+            exported = await controller.export_trajectory(session, reward=played.reward)
         finally:
             await controller.close_session(session)
     except Exception as error:  # noqa: BLE001 - the boundary between episodes
         return Episode(domain, task, failure=f"{type(error).__name__}: {error}")
+    rows = len(exported.token_rows)
     return Episode(domain, task, played.reward, played.ended, len(played.conversation), rows)
-
-
-async def _sealed(controller: AgentController, session: str, played: Played) -> int:
-    """Reward the session's last model call, and take its rows."""
-    await controller.set_reward(played.reward, session)
-    exported = await controller.export_trajectory(session)
-    return len(exported.token_rows)
 
 
 async def batches(controller: AgentController, config: RolloutConfig) -> list[Episode]:

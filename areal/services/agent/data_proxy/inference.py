@@ -112,6 +112,7 @@ class RlSessions:
             "trajectory_id": export.trajectory_id,
             "discount": export.discount,
             "style": export.style,
+            "reward": export.reward,
         }
         return await self._send(
             "POST", rl.base_url, "/export_trajectories", self._admin, body, timeout_s=_EXPORT_TIMEOUT_S

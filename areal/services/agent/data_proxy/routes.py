@@ -211,7 +211,7 @@ class PairRoutes:
             session.closing = None
 
     async def _forget(self, session: SessionEntry) -> None:
-        if session.ran:
+        if session.ran and self._worker.keeps_sessions:
             await self._worker.close_session(f"/session/{quote(session.key, safe='')}/close")
 
     async def expire(self) -> None:
@@ -332,7 +332,9 @@ class PairRoutes:
         body = await read_body(request, ExportSession, _BODY_BYTES)
         if self._runner.queue(session) is not None:
             raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
-        return _passed_on(await self._rl.export(session, body))
+        reply = await self._rl.export(session, body)
+        self._rewards.inc(int(body.reward is not None and reply.status == 200))
+        return _passed_on(reply)
 
 
 def session_ended() -> ApiError:

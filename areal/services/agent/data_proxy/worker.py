@@ -33,7 +33,8 @@ class TurnFailed(Exception):
 
 
 class PairWorker:
-    """The pair's worker; ``fault`` says why it runs no turns now. ``on_change`` is called when that changes."""
+    """The pair's worker; ``fault`` says why it runs no turns now. ``on_change`` is called when that changes.
+    ``keeps_sessions``: its agent is told of sessions that end."""
 
     def __init__(self, config: AgentDataProxyConfig, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._url = config.worker_url
@@ -45,6 +46,7 @@ class PairWorker:
         self._ready = asyncio.Event()
         self.fault: str | None = "the worker was not asked yet"
         self.on_change: Callable[[], None] = lambda: None
+        self.keeps_sessions = True
 
     async def run(self) -> None:
         """Probe it: more often while it is not ready."""
@@ -62,7 +64,9 @@ class PairWorker:
             )
         except (CallFailed, TimeoutError) as error:
             return f"the worker does not answer: {error!r}"
-        return None if reply.status == 200 else f"the worker is not ready: {reply.object().get('reason')}"
+        told = reply.object()
+        self.keeps_sessions = bool(told.get("keeps_sessions", True))
+        return None if reply.status == 200 else f"the worker is not ready: {told.get('reason')}"
 
     def _note(self, fault: str | None) -> None:
         self._failures = self._failures + 1 if fault is not None else 0

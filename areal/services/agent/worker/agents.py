@@ -37,6 +37,10 @@ class AgentAdapter:
         self.run = run
         self._owner = owner
 
+    @property
+    def keeps_sessions(self) -> bool:
+        return hasattr(self._owner, "close_session")
+
     async def close_session(self, key: str) -> None:
         await _call_if_there(self._owner, "close_session", key)
 

@@ -128,7 +128,12 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
         key=options.key,
         loopback=options.loopback,
         not_ready=lambda: loop.blocked,
-        details=lambda: {"agent": config.agent or list(config.command), "form": agent.form, "turns": len(routes.turns)},
+        details=lambda: {
+            "agent": config.agent or list(config.command),
+            "form": agent.form,
+            "turns": len(routes.turns),
+            "keeps_sessions": agent.keeps_sessions,
+        },
     )
     async with loop.opened(service.metrics):
         report_stage(f"making the agent {config.agent or config.command[0]}")

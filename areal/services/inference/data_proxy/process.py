@@ -262,8 +262,9 @@ def _add_model_routes(
 
     if store is not None:
         JournalRoutes(store).add_to(service)
-        JournalSessionRoutes(store, CallerResolver(store, options.key), options.key, check_name).add_to(service)
-        TrajectoryRoutes(store).add_to(service)
+        sessions = JournalSessionRoutes(store, CallerResolver(store, options.key), options.key, check_name)
+        sessions.add_to(service)
+        TrajectoryRoutes(store, sessions.rewards).add_to(service)
         service.metrics.gauge("areal_trajectories_ready", "Trajectories that wait to be exported.").set_function(
             lambda: sum(journal.count_trajectories(TrajectoryPhase.READY) for journal in store)
         )

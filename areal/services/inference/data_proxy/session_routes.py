@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 import orjson
+from prometheus_client import Counter
 
 from areal.services.http import headers as names
 from areal.services.http.auth import Access, AdminKey
@@ -70,7 +71,7 @@ class JournalSessionRoutes:
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter
         self._started = counter("areal_sessions_started_total", "Sessions started.")
-        self._rewards = counter("areal_rewards_total", "Rewards given.")
+        self.rewards = counter("areal_rewards_total", "Rewards given.")
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
         service.route("POST", "/rl/set_reward", self.reward, Access.SESSION)
         service.route("POST", "/rl/end_session", self.end, Access.SESSION)
@@ -106,7 +107,7 @@ class JournalSessionRoutes:
         self._check_name(body.model)
         caller = self._callers.selected(caller, body.session_id)
         answer = await caller.journal.reward(caller.session, check_reward(body.reward), body.interaction_id)
-        self._rewards.inc()
+        self.rewards.inc()
         return json_response(asdict(answer))
 
     async def end(self, request: Request) -> Response:
@@ -237,8 +238,9 @@ _MOST_SKIPPED = 100
 
 
 class TrajectoryRoutes:
-    def __init__(self, store: TrajectoryStore) -> None:
+    def __init__(self, store: TrajectoryStore, rewards: Counter) -> None:
         self._store = store
+        self._rewards = rewards
         self._leases = TrajectoryLeases(store, lambda code: self._errors.labels(code).inc())
 
     def add_to(self, service: Service) -> None:
@@ -262,6 +264,8 @@ class TrajectoryRoutes:
         if body.dry_run:
             await journal.check_export(wanted)
             return json_response({"status": "ok"})
+        if body.reward is not None:
+            self._rewards.inc(int(await self._seal(journal, wanted, check_reward(body.reward))))
         kept, export = await journal.export(wanted)
         self._exports.inc()
         self._rows.inc(len(export.rows))
@@ -270,6 +274,12 @@ class TrajectoryRoutes:
         if not export.interactions and sum(len(column.data) for column in export.columns) <= _AT_ONCE_BYTES:
             return _answer(str(kept.name), export, body.format)
         return await asyncio.to_thread(_answer, str(kept.name), export, body.format)
+
+    async def _seal(self, journal: SessionJournal, wanted: ExportRequest, reward: float) -> bool:
+        """Raises 400 for several sessions, and for one of several trajectories."""
+        if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
+            raise bad_request("reward is for one session, and its last interaction", param="reward")
+        return await journal.seal(_named(wanted.session_ids[0]), reward, wanted)
 
     def _export_request(self, body: ExportTrajectories) -> ExportRequest:
         ids = body.session_ids
@@ -286,11 +296,7 @@ class TrajectoryRoutes:
     def _journal(self, wanted: ExportRequest) -> SessionJournal:
         """The one journal of all these sessions. Raises 404, 421, and 400 for sessions of several journals, which only
         the gateway puts together."""
-        parsed = [SessionName.parse(session_id) for session_id in wanted.session_ids]
-        for session_id, name in zip(wanted.session_ids, parsed, strict=True):
-            if name is None:
-                raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_ids")
-        tags = {name.tag for name in parsed if name is not None}
+        tags = {_named(session_id).tag for session_id in wanted.session_ids}
         if len(tags) > 1:
             message = "these sessions are recorded in several places: export them through the gateway"
             raise bad_request(message, param="session_ids", code="several_journals")
@@ -343,6 +349,14 @@ class TrajectoryRoutes:
         for lease in known:
             journal_of(self._store, lease.tag)
         return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
+
+
+def _named(session_id: str) -> SessionName:
+    """Raises 404."""
+    name = SessionName.parse(session_id)
+    if name is None:
+        raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_ids")
+    return name
 
 
 def _answer(export_id: str, export: Export, form: str) -> Response:

@@ -59,6 +59,8 @@ class ExportRoutes:
             if (export_id := reply.headers.get(names.EXPORT_ID)) is not None:
                 answer.headers[names.EXPORT_ID] = export_id
             return answer
+        if data.get("reward") is not None:
+            raise bad_request("reward is for one session, and its last interaction", param="reward")
         return await self._several(data, places, self._journals.for_admin(request))
 
     async def _several(

@@ -279,6 +279,15 @@ class SessionJournal(Journal):
 
     # -- exports
 
+    async def seal(self, name: SessionName, value: float, request: ExportRequest) -> bool:
+        """Give the last interaction of the session that is exported its reward, without waiting for others. False where
+        ``request`` is answered from what was exported already. Raises 404, and as ``reward``."""
+        if self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock())) is not None:
+            return False
+        number = self.session_by_name(name).number
+        await self._change(lambda now: changes.reward(self._write, number, value, None, now, 0.0))
+        return True
+
     async def export(self, request: ExportRequest) -> tuple[StoredExport, Export]:
         """Raises 404, 425, 400, and 500 where all of it is damaged; nothing is taken then."""
         retention = self.retention.export_retention

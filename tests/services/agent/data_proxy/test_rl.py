@@ -57,6 +57,13 @@ def test_model_calls_of_a_turn_are_recorded_rewarded_and_exported(trained: Pair)
     assert exported["traj"]["rewards"] == [0.5]
 
 
+def test_reward_and_export_are_one_call(trained: Pair) -> None:
+    session = trained.start()
+    trained.say(session, "model")
+    exported = trained.call("POST", trained.path(session, "/export"), {"reward": 0.75}).json()
+    assert exported["traj"]["rewards"] == [0.75]
+
+
 def test_rl_session_that_was_exported_is_replaced_before_the_next_turn_and_that_is_told(trained: Pair) -> None:
     session = trained.start()
     trained.say(session, "model")

@@ -84,6 +84,19 @@ def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: 
     refused(recording.admin("POST", "/export_trajectories", {"session_ids": ids}), 404)
 
 
+def test_reward_is_given_with_the_export_once(recording: RecordingService) -> None:
+    rollout = recording.begin()
+    rollout.chat("One?")
+    wanted = {"session_ids": [rollout.session_id], "reward": 0.25}
+    first = recording.admin("POST", "/export_trajectories", wanted).json()
+    assert first["traj"]["rewards"] == [0.25]
+    assert recording.admin("POST", "/export_trajectories", wanted).json() == first, "an answer that was lost"
+    others = [each.session_id for each in recording.on_each_replica()]
+    error = refused(recording.admin("POST", "/export_trajectories", {"session_ids": others, "reward": 1}), 400)
+    assert error["param"] == "reward"
+    refused(recording.admin("POST", "/export_trajectories", {"session_ids": others[:1], "reward": 1}), 400)
+
+
 def test_npz_of_several_replicas_holds_the_same_columns(recording: RecordingService) -> None:
     ids = [
         rewarded(rollout, f"say {place}", 1.0).session_id for place, rollout in enumerate(recording.on_each_replica())
