@@ -8,8 +8,9 @@ router, gateway and data proxy counts, by the kernel's clock of each process: th
 
     turn        POST /v1/responses, not streamed: one turn of a session with its history, on disk before the answer
     first event of a streamed turn: its mean through gateway and data proxy, minus that of the worker alone
-    episode     ``AgentController``: a session, 4 turns with a model call each, a reward and an export. All counts but
-                the worker and the engine: also the controller, and the inference service's gateway, router, data proxy
+    episode     ``AgentController``: a session, 4 turns with a model call each, an export with its reward. All counts
+                but the worker and the engine: also the controller, and the inference service's gateway, router, data
+                proxy. One after the other, and 16 at once: a process that wakes for one call alone pays for it
     sockets     resident memory of the gateway for each idle WebSocket
 """
 
@@ -40,6 +41,7 @@ SERVICE = "bench"
 AGENT = "benchmarks.relaying.scripted_agent:Scripted"
 HEADER = "X-AReaL-Session-Key"
 FIRST_EVENTS, EPISODES, TURNS, SOCKETS = 100, 40, 4, 1000
+AT_ONCE = 16  # episodes
 
 
 class Bench:
@@ -127,34 +129,46 @@ def first_events(bench: Bench) -> dict[str, float]:
     }
 
 
-def episodes(floor: Floor) -> dict[str, float]:
-    from areal.client.agent import AsyncAgentClient
+def episodes(floor: Floor) -> dict[str, Any]:
+    from areal.api.cli_args import AgentServiceConfig
+    from areal.client import AgentController
 
     _, mock = floor.start(sys.executable, str(PARTS / "mock.py"))
     proxy, proxy_port = floor.data_proxy(mock, write_vocabulary(floor.folder / "tokenizer"))
     gateway, port = floor.gateway(f"http://127.0.0.1:{proxy_port}")
     access = {"addr": f"http://127.0.0.1:{port}", "admin_key_file": str(floor.folder / "key")}
     bench = Bench(floor, "--inference", json.dumps(access))
-    pids = [gateway, proxy, *bench.system.processes.values()]
+    processes = {"inference gateway": gateway, "inference data proxy": proxy, **bench.system.processes}
 
-    async def play(count: int) -> None:
-        async with AsyncAgentClient(f"http://127.0.0.1:{bench.port}", KEY) as client:
-            for _ in range(count):
-                session = await client.start_session()
-                for turn in range(TURNS):
-                    await session.respond(f"question {turn}")
-                await session.reward(1.0)
-                exported = await session.export()
-                if len(exported.token_rows) != TURNS:
-                    raise RuntimeError(f"{len(exported.token_rows)} rows were exported, not {TURNS}")
-                await session.close()
+    def clocks() -> dict[str, float]:
+        return {**{name: cpu_us(pid) for name, pid in processes.items()}, "controller": time.process_time() * 1e6}
 
-    asyncio.run(play(5))
-    before, own = {pid: cpu_us(pid) for pid in pids}, time.process_time()
-    asyncio.run(play(EPISODES))
-    own_ms = (time.process_time() - own) * 1e3 / EPISODES
-    served = sum(cpu_us(pid) - before[pid] for pid in pids) / 1e3 / EPISODES
-    return {"cpu_ms": round(served + own_ms, 2), "services_ms": round(served, 2), "controller_ms": round(own_ms, 2)}
+    async def episode(controller: AgentController) -> None:
+        session = (await controller.start_session("bench"))["session_id"]
+        for turn in range(TURNS):
+            await controller.step(f"question {turn}", session)
+        exported = await controller.export_trajectory(session, reward=1.0)
+        if len(exported.token_rows) != TURNS:
+            raise RuntimeError(f"{len(exported.token_rows)} rows were exported, not {TURNS}")
+        await controller.close_session(session)
+
+    async def play(controller: AgentController, count: int, at_once: int) -> None:
+        for _ in range(count // at_once):
+            await asyncio.gather(*(episode(controller) for _ in range(at_once)))
+
+    found: dict[str, Any] = {}
+    config = AgentServiceConfig(gateway_addr=f"http://127.0.0.1:{bench.port}", admin_api_key=KEY)
+    with AgentController(config) as controller:
+        for name, count, at_once in (("alone", EPISODES, 1), ("at_once", 4 * EPISODES, AT_ONCE)):
+            asyncio.run(play(controller, at_once * 3, at_once))
+            before = clocks()
+            asyncio.run(play(controller, count, at_once))
+            spent = {part: (now - before[part]) / 1e3 / count for part, now in clocks().items()}
+            found[name] = {
+                "cpu_ms": round(sum(spent.values()), 2),
+                **{part: round(ms, 2) for part, ms in spent.items()},
+            }
+    return found
 
 
 def sockets(bench: Bench) -> float:
@@ -190,17 +204,19 @@ def text(found: dict[str, Any]) -> str:
     ]
     first, episode, memory = found["first_event"], found["episode"], found["resident_mib"]
     by_sessions = {row["sessions"]: row["cpu_us"] for row in found["turns"]}
-    growth = by_sessions[512] / by_sessions[16]
+    growth, parts = by_sessions[512] / by_sessions[16], ["all", *list(episode["alone"])[1:]]
     return "\n\n".join(
         (
             table(("a turn", "CPU us", "gateway", "router", "data proxy"), rows),
+            table(("an episode, CPU ms", *parts), [[name, *episode[name].values()] for name in ("alone", "at_once")]),
             table(
                 ("what", "target", "seen"),
                 (
                     ("CPU a turn, 16 sessions", "500 us", f"{by_sessions[16]:.0f} us"),
                     ("the same at 512", "1.5x", f"{growth:.2f}x"),
                     ("first event, added", "2 ms", f"{first['added_ms']} ms"),
-                    ("episode of 4 turns", "8 ms", f"{episode['cpu_ms']} ms"),
+                    ("episode of 4 turns", "8 ms", f"{episode['alone']['cpu_ms']} ms"),
+                    (f"the same, {AT_ONCE} at once", "8 ms", f"{episode['at_once']['cpu_ms']} ms"),
                     ("an idle WebSocket", "20 kB", f"{found['socket_kib']} KiB"),
                     *((f"resident: {name}", "60 MB", f"{size} MiB") for name, size in memory.items()),
                 ),
