@@ -230,12 +230,29 @@ class Auth(SpecModel):
 
 
 class Ray(SpecModel):
-    """Connection to a Ray cluster."""
+    """A Ray cluster, and the jobs that it gets."""
 
     address: Annotated[Text, UpdateClass.RECREATE] = "auto"
-    """Address of the cluster; `auto` finds the one this machine belongs to."""
+    """URL of the cluster's dashboard, for example `http://head:8265`. `auto`: `$RAY_API_SERVER_ADDRESS`, `$RAY_ADDRESS`
+    where it is a URL, else `http://127.0.0.1:8265`."""
     namespace: Annotated[Text, UpdateClass.RECREATE] = "areal"
-    """Ray namespace that the actors live in."""
+    """Ray namespace of the actors of a process that runs on several nodes."""
+    runtime_env: Annotated[dict[str, JsonValue], UpdateClass.RECREATE] = {}
+    """Ray's runtime environment of each process, passed on as it is: `env_vars`, `pip`, `image_uri`."""
+    working_dir: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Folder that is copied to the nodes and that processes start in, or the URI of an archive. Absent: the folder of
+    the command, which every node must have."""
+    python: Annotated[Text | None, UpdateClass.RECREATE] = None
+    """Python of the nodes that has areal. Absent: the one of the command, or `python` where `runtimeEnv` brings one."""
+    resources: Annotated[dict[str, float], UpdateClass.RECREATE] = {}
+    """Custom resources that each process takes of its node, for example `{h100: 1}`."""
+    placement_strategy: Annotated[Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"], UpdateClass.RECREATE] = (
+        "STRICT_SPREAD"
+    )
+    """Placement group of a process that runs on several nodes."""
+    autoscaling: Annotated[bool, UpdateClass.RECREATE] = False
+    """`true`: the cluster adds nodes, so that a process which no present node can take waits for one. `false`: it is
+    refused before anything starts."""
 
 
 class Slurm(SpecModel):

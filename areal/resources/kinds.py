@@ -212,6 +212,7 @@ BACKENDS = PluginRegistry(
     "areal.backends",
     {
         "local": "areal.runtime.backends.local:LocalBackend",
+        "ray": "areal.runtime.backends.ray:RayBackend",
         "slurm": "areal.runtime.backends.slurm:SlurmBackend",
     },
 )

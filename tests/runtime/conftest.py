@@ -13,6 +13,7 @@ from areal.resources.kinds import BACKENDS
 from areal.runtime.backends import open_backend
 from areal.runtime.backends.base import Backend
 from areal.runtime.backends.local import LocalBackend
+from tests.cluster.ray import RayCluster, ray_cluster
 
 from ..cluster.slurm import SlurmCluster
 from .support import processes_under
@@ -77,6 +78,24 @@ def remote(tmp_path: Path, lease_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """A backend whose runs are jobs, placed after a while on another address."""
     monkeypatch.setitem(BACKENDS.factories, "remote", "tests.runtime.remote_backend:RemoteBackend")
     backend = open_backend("remote", tmp_path / "home", lease_dir=lease_dir)
+    yield backend
+    for uid in backend.observe():
+        backend.stop(uid, grace_s=0.5)
+    assert processes_under(tmp_path) == []
+
+
+@pytest.fixture(scope="session")
+def ray_head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """A Ray cluster of two nodes, for all tests of the session."""
+    with ray_cluster(tmp_path_factory.mktemp("ray")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def ray(tmp_path: Path, ray_head: RayCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """A home whose runs are jobs of a real Ray."""
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray_head.address)
+    backend = open_backend("ray", tmp_path / "home")
     yield backend
     for uid in backend.observe():
         backend.stop(uid, grace_s=0.5)

@@ -16,7 +16,7 @@ from areal.runtime.procfs import RUN_DIR_VARIABLE
 T = TypeVar("T")
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NEVER = RestartPolicy("Never")
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 SLEEPER = ("sleep", "1000")
 

@@ -12,7 +12,8 @@ from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunSpec, 
 
 from .support import NEVER, alive, log_text, python, run_spec, until, until_phase
 
-BACKENDS = ["local", "second", "remote", pytest.param("slurm", marks=pytest.mark.slurm)]
+CLUSTERS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "slurm")]
+BACKENDS = ["local", "second", "remote", *CLUSTERS]
 
 
 def started(backend: Backend, spec: RunSpec) -> RunState:

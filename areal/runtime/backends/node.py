@@ -6,7 +6,8 @@ supervisor whose node program dies stops its component, so that nothing outlives
 
 The first node of a run works in the run's folder, the others in ``RUN_DIR/<uid>-node-<rank>/``. A job that its
 scheduler has requeued begins again from the unplaced intent; the life lock keeps two nodes from running the same run.
-With ``--watch`` (a scheduler that cannot signal) a file ``kick`` in the folder does what SIGUSR1 does.
+With ``--watch`` (a scheduler that cannot signal the shim alone) the file ``kick`` in the run's folder does what SIGUSR1
+does, and ``stop.json`` what SIGTERM does.
 
 ``python -m areal.runtime.backends.node --address`` prints the node's address, for a job of several nodes, whose script
 runs on the first: ``AREAL_FIRST_NODE``.
@@ -17,6 +18,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -46,7 +49,7 @@ from areal.runtime.shim import PARENT_VARIABLE
 KICK = "kick"
 FAILED = 78  # EX_CONFIG: nothing of the component was started
 _LOCK_PATIENCE_S = 20.0  # the submitting command closes its descriptor right after the submission
-_WATCH_S = 1.0
+_WATCH_MS = 250
 _NODE_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 _OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.STAGE, records.NODE)
 
@@ -56,10 +59,11 @@ _OLD_RECORDS = (records.ID, records.CHILD, records.EXIT, records.STOP, records.S
 
 def node_address(environ: Mapping[str, str]) -> str:
     """The numeric address that other nodes reach this one by: ``AREAL_NODE_ADDRESS``, else the one that Slurm knows the
-    node by, else that of the host's name, else of the interface with the default route. Raises ArealError."""
-    candidates = [environ.get(NODE_ADDRESS_VARIABLE, ""), _slurm_address(environ), socket.gethostname()]
-    found = [address for address in map(_resolve, filter(None, candidates)) if address]
-    if environ.get(NODE_ADDRESS_VARIABLE) or environ.get("SLURMD_NODENAME"):
+    node by, else that of the interface towards Ray's head, else that of the host's name, else of the interface with
+    the default route. Raises ArealError."""
+    scheduler = [environ.get(NODE_ADDRESS_VARIABLE, ""), _slurm_address(environ), *_ray_address(environ)]
+    found = [address for address in map(_resolve, filter(None, [*scheduler, socket.gethostname()])) if address]
+    if any(scheduler):
         usable = found[:1]  # the scheduler's word, be it a loopback address
     else:
         usable = [*(address for address in found if not _is_loopback(address)), *_routed_address()]
@@ -82,6 +86,12 @@ def _slurm_address(environ: Mapping[str, str]) -> str:
     return name
 
 
+def _ray_address(environ: Mapping[str, str]) -> list[str]:
+    """Ray tells a job where its head is."""
+    head, _, port = environ.get("RAY_ADDRESS", "").rpartition(":")
+    return _routed_address(head.strip("[]"), int(port)) if head and port.isdecimal() and "/" not in head else []
+
+
 def _resolve(host: str) -> str:
     """Numeric; IPv4 where there are both. Empty where the name is unknown."""
     try:
@@ -96,9 +106,10 @@ def _is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _routed_address() -> list[str]:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # TEST-NET-1: a datagram socket sends nothing by connecting
+def _routed_address(towards: str = "192.0.2.1", port: int = 9) -> list[str]:  # TEST-NET-1
+    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((towards, port))  # a datagram socket sends nothing by connecting
         return [str(probe.getsockname()[0])]
     return []
 
@@ -201,8 +212,9 @@ def record_failure(folder: str, reason: str) -> None:
 # -- the supervisor, and what becomes of it
 
 
-def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], *, watch: bool = False) -> int:
-    """Start the shim and wait for its end. Returns the component's exit status, 0 where it was stopped."""
+def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None) -> int:
+    """Start the shim and wait for its end. Returns the component's exit status, 0 where it was stopped. ``watched``:
+    the run's folder, where its files are orders."""
     shim = fork_shim(spec.uid, folder, [life], {**environ, PARENT_VARIABLE: str(os.getpid())})
     os.close(life)
 
@@ -216,16 +228,27 @@ def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str],
         shim.wait_ack()
     finally:
         shim.close()
-    while True:
-        try:
-            code = shim.process.wait(_WATCH_S if watch else None)
-            break
-        except subprocess.TimeoutExpired:
-            if os.path.exists(f"{folder}/{KICK}"):
-                records.remove(f"{folder}/{KICK}")
-                shim.process.send_signal(signal.SIGUSR1)
+    _wait(shim.process, watched, folder)
+    code = shim.process.wait()
     sweep_run(read_identity(folder), folder)  # a supervisor that was killed has swept nothing
     return _status(folder, code)
+
+
+def _wait(shim: subprocess.Popen[bytes], watched: str | None, folder: str) -> None:
+    """Until the shim has ended. Each order is obeyed once each time that it is written."""
+    ended, poller = os.pidfd_open(shim.pid), select.poll()
+    poller.register(ended, select.POLLIN)
+    written: dict[str, int] = {}
+    while not poller.poll(None if watched is None else _WATCH_MS):
+        for name, number in ((KICK, signal.SIGUSR1), (records.STOP, signal.SIGTERM)):
+            with suppress(FileNotFoundError):
+                at = os.stat(f"{watched}/{name}").st_mtime_ns
+                if written.get(name) != at:
+                    written[name] = at
+                    if watched != folder and name == records.STOP:  # the shim reads its grace there
+                        shutil.copy(f"{watched}/{name}", folder)
+                    shim.send_signal(number)
+    os.close(ended)
 
 
 def _status(folder: str, shim_code: int) -> int:
@@ -258,7 +281,7 @@ def main(argv: Sequence[str]) -> int:
     given = {NODE_ADDRESS_VARIABLE: address, NODE_RANK_VARIABLE: str(rank)}
     given[FIRST_NODE_VARIABLE] = environ.get(FIRST_NODE_VARIABLE) or address
     try:
-        return supervise(folder, spec, life, {**environ, **given}, watch=watch)
+        return supervise(folder, spec, life, {**environ, **given}, run_dir if watch else None)
     except (ArealError, OSError) as error:
         print(f"areal: {error}", file=sys.stderr, flush=True)
         return FAILED

@@ -1,0 +1,614 @@
+"""Runs on a Ray cluster, by its Jobs REST API; nothing here imports Ray.
+
+A run is one Ray job: its submission id is the run's uid and the id of this home, its entrypoint the node program, which
+Ray starts where it has the GPUs, CPUs and custom resources that the run wants. A run over several nodes is a job that
+wants nothing: its entrypoint (``areal.runtime.backends.ray_driver``) makes a placement group and starts the node
+program in each of its bundles.
+
+Ray's own stop signals every process of a job at once, so a run is stopped by its ``stop.json``, which the node program
+watches, and by Ray where that does not help in time. Ray cannot stop a job that it has not placed: the job's supervisor
+is then killed by a second, small job.
+
+A Ray whose head was restarted without its state knows none of its jobs. Their processes end once their nodes have
+noticed; for as long the runs are UNKNOWN, and afterwards their nodes are lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import shlex
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from areal.errors import ArealError, InvalidManifest, NoCapacity, NotFound, TimedOut
+from areal.runtime import records
+from areal.runtime.backends.base import Capacity, Cause, Job, JobState, RunSpec, RunState
+from areal.runtime.backends.cluster import ClusterBackend
+
+RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
+DRIVER = "driver.json"  # of a run over several nodes: what its driver waits for
+DRIVER_FILE = str(Path(__file__).with_name("ray_driver.py"))
+HOME_KEY, RUN_KEY, WANTS_KEY = "areal_home", "areal_run", "areal_wants"  # of a job's metadata
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+NODE_LOST_STATUS = 75  # of the driver
+_SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would start it on the head
+_LOST_S = 90.0  # a raylet ends itself, and its jobs, 60 s after it has lost its head
+_REQUEST_S, _SUBMIT_S = 10.0, 60.0
+_STARTING_S = 3.0  # a job that waits for longer waits for resources
+_MARGIN_S = 15.0
+_POLL_S = 0.1
+_PACKAGE_BYTES = 200 << 20
+_LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules", ".mypy_cache", ".pytest_cache"})
+_OWN_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_QUANTITIES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **_BINARY}
+
+
+# -- requests: what Ray is asked for
+
+
+@dataclass(frozen=True)
+class RayWants:
+    """Resources of a run on each of its nodes, by Ray's names; ``memory`` in bytes."""
+
+    resources: Mapping[str, float]
+    nodes: int = 1
+
+    @property
+    def custom(self) -> dict[str, float]:
+        return {name: count for name, count in self.resources.items() if name not in ("CPU", "GPU", "memory")}
+
+
+def wants_of(spec: RunSpec) -> RayWants:
+    """CPUs and memory are those of a replica: of the processes that compute, not of those in front of them."""
+    declared = spec.spec.get("resources") or {} if spec.component in ("engine", "driver") else {}
+    wanted: dict[str, float] = {"CPU": float(declared.get("cpus") or _SMALL_CPUS)}
+    if spec.gpus:
+        wanted["GPU"] = float(len(spec.gpus))
+    if memory := declared.get("memory"):
+        wanted["memory"] = float(parse_bytes(str(memory)))
+    return RayWants({**wanted, **settings_of(spec.scheduler).get("resources", {})}, spec.nodes)
+
+
+def parse_bytes(quantity: str) -> int:
+    """``64Gi`` to bytes; the manifest has checked its form."""
+    unit = quantity.lstrip("0123456789.")
+    return int(float(quantity[: len(quantity) - len(unit)]) * _QUANTITIES[unit])
+
+
+def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
+    return scheduler.get("ray") or {}
+
+
+def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) -> dict[str, Any]:
+    """The body of ``POST /api/jobs/``. ``home``: the id of this $AREAL_HOME; ``working_dir``: a URI."""
+    settings, wants = settings_of(spec.scheduler), wants_of(spec)
+    environment = dict(settings.get("runtimeEnv") or {})
+    given = {"AREAL_HOME": home_of(folder), "RAY_JOB_STOP_WAIT_TIME_S": str(int(spec.stop_grace_s) + 5)}
+    environment["env_vars"] = {**given, **(environment.get("env_vars") or {})}
+    if working_dir is not None:
+        environment["working_dir"] = working_dir
+    python = python_of(settings)
+    request: dict[str, Any] = {
+        "submission_id": submission_id(spec.uid, home),
+        "runtime_env": environment,
+        "metadata": {
+            "job_name": f"{spec.owner} {spec.component}/{spec.replica}",
+            HOME_KEY: home,
+            RUN_KEY: spec.uid,
+            WANTS_KEY: json.dumps({"resources": dict(wants.resources), "nodes": wants.nodes}),
+        },
+    }
+    here = f'ln -sfn "$PWD" {shlex.quote(f"{folder}/cwd")} && ' if working_dir is not None else ""
+    if wants.nodes > 1:
+        strategy, namespace = settings.get("placementStrategy", "STRICT_SPREAD"), settings.get("namespace", "areal")
+        bundle = json.dumps(dict(wants.resources), separators=(",", ":"))
+        order = (DRIVER_FILE, folder, str(wants.nodes), bundle, strategy, namespace, python)
+        return {**request, "entrypoint": here + with_ray(python, order)}
+    request["entrypoint"] = f"{here}exec {shlex.join((python, '-m', 'areal.runtime.backends.node', folder, '--watch'))}"
+    request["entrypoint_num_cpus"] = wants.resources["CPU"]
+    request["entrypoint_num_gpus"] = wants.resources.get("GPU", 0)
+    if "memory" in wants.resources:
+        request["entrypoint_memory"] = int(wants.resources["memory"])
+    if wants.custom:
+        request["entrypoint_resources"] = wants.custom
+    return request
+
+
+def submission_id(uid: str, home: str) -> str:
+    """Of the run's job: two homes may have a run of one name in a cluster."""
+    return f"{uid}.{home}"
+
+
+def home_of(folder: str) -> str:
+    """$AREAL_HOME of ``$AREAL_HOME/clusters/ray/runs/<uid>``."""
+    return str(Path(folder).parents[3])
+
+
+def python_of(settings: Mapping[str, Any]) -> str:
+    if settings.get("python"):
+        return str(settings["python"])
+    return "python" if any(name in (settings.get("runtimeEnv") or {}) for name in _OWN_PYTHON) else sys.executable
+
+
+def with_ray(python: str, argv: Sequence[str]) -> str:
+    """A shell command: ``argv`` by the first Python that has Ray, of the one given and those of the node's PATH."""
+    tried = " ".join(map(shlex.quote, dict.fromkeys((python, "python3", "python"))))
+    return (
+        f'for p in {tried}; do "$p" -c "import ray" 2>/dev/null && exec "$p" {shlex.join(argv)}; done; '
+        "echo 'areal: no Python of this node has Ray: install areal[ray], or name one by spec.scheduler.ray.python' "
+        ">&2; exit 78"
+    )
+
+
+_KILL = """
+import sys, ray
+from ray.dashboard.modules.job.common import JOB_ACTOR_NAME_TEMPLATE, SUPERVISOR_ACTOR_RAY_NAMESPACE
+ray.init(log_to_driver=False)
+name = JOB_ACTOR_NAME_TEMPLATE.format(job_id=sys.argv[1])
+ray.kill(ray.get_actor(name, namespace=SUPERVISOR_ACTOR_RAY_NAMESPACE))
+"""
+
+
+def cancel_request(uid: str, home: str, python: str) -> dict[str, Any]:
+    """A job on the head that ends one which has not been placed."""
+    job = submission_id(uid, home)
+    return {
+        "submission_id": f"cancel-{job}-{secrets.token_hex(2)}",
+        "entrypoint": with_ray(python, ("-c", _KILL, job)),
+        "metadata": {"job_name": f"areal: cancel {uid}", HOME_KEY: f"{home} cancel"},
+    }
+
+
+def resolve_address(address: str, environ: Mapping[str, str]) -> str:
+    """The URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers."""
+    if address == "auto":
+        named = [environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", "")]
+        address = next((each for each in named if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
+    if "://" not in address:
+        address = f"http://{address}"
+    url = urlsplit(address)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise InvalidManifest(
+            f"spec.scheduler.ray.address {address} is not the URL of a Ray dashboard",
+            hint="write http://HEAD:8265, with the head's own name and port",
+        )
+    return address.rstrip("/")
+
+
+# -- answers: what Ray says
+
+
+_TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
+
+
+def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()) -> Job:
+    """One entry of ``GET /api/jobs/``. ``load``: pending demands, of which one may be this job's."""
+    status, message = entry["status"], str(entry.get("message") or "")
+    queued_at = entry["start_time"] / 1000 if entry.get("start_time") else None
+    job = Job(JobState.RUNNING, str(entry["submission_id"]), queued_at=queued_at)
+    if status == "PENDING":
+        return replace(job, state=JobState.QUEUED, reason=waiting_reason(wants_in(entry), load))
+    job = replace(job, node=urlsplit(entry.get("driver_agent_http_address") or "").hostname or "")
+    if status == "RUNNING":
+        return job
+    if status not in _TERMINAL:
+        return replace(job, state=JobState.UNKNOWN, reason=f"Ray says that the job is {status}")
+    ended_at = entry["end_time"] / 1000 if entry.get("end_time") else None
+    cause, reason = cause_of(entry), "" if status == "SUCCEEDED" else brief(message)
+    return replace(job, state=JobState.ENDED, reason=reason, cause=cause, ended_at=ended_at)
+
+
+def wants_in(entry: Mapping[str, Any]) -> RayWants:
+    try:
+        found = json.loads((entry.get("metadata") or {})[WANTS_KEY])
+        return RayWants(found["resources"], found["nodes"])
+    except (KeyError, TypeError, ValueError):
+        return RayWants({})
+
+
+def cause_of(entry: Mapping[str, Any]) -> Cause:
+    """Of a job that has ended. A stop by areal itself is told apart by the run's ``stop.json``."""
+    message = str(entry.get("message") or "").lower()
+    if entry["status"] == "STOPPED":
+        return Cause.CANCELLED
+    if entry["status"] == "SUCCEEDED":
+        return Cause.NONE
+    if entry.get("driver_exit_code") == NODE_LOST_STATUS:
+        return Cause.PREEMPTED if "preempted" in message else Cause.NODE_LOST
+    if entry.get("error_type") in (None, "JOB_ENTRYPOINT_COMMAND_ERROR"):
+        return Cause.NONE
+    if "preempted" in message:
+        return Cause.PREEMPTED
+    if "killed by `ray.kill`" in message:
+        return Cause.CANCELLED
+    lost = ("node has died", "node was terminated", "failed to get job supervisor", "owner has died")
+    return Cause.NODE_LOST if any(words in message for words in lost) else Cause.NONE
+
+
+def brief(message: str) -> str:
+    """Ray's words without its traceback and the log that it quotes, but for the last lines."""
+    head, _, log = message.partition("last available logs")
+    lines = [line.strip() for line in (log or head).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("areal: ")] if log else lines
+    return " ".join(said[-4:] if said else lines[-3:])[-600:]
+
+
+def waiting_reason(wants: RayWants, load: Sequence[Mapping[str, float]]) -> str:
+    """``Resources: GPU 4`` where Ray has this demand pending."""
+    same = sum(dict(demand) == dict(wants.resources) for demand in load)
+    if not same:
+        return "Ray sets up its environment"
+    asked = ", ".join(f"{name} {count:g}" for name, count in sorted(wants.resources.items()))
+    return f"Resources: {asked} ({same} pending demand{'s' * (same > 1)} of this size)"
+
+
+def parse_load(answer: Mapping[str, Any]) -> list[Mapping[str, float]]:
+    """Pending demands of ``GET /api/cluster_status``, each as many times as it is pending."""
+    report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+    return [demand for demand, count in report.get("resourceDemand") or () for _ in range(int(count))]
+
+
+@dataclass(frozen=True)
+class RayNode:
+    address: str
+    resources: Mapping[str, float]
+    is_head: bool = False
+    started_at: float = 0.0  # seconds since the epoch
+
+
+def parse_nodes(answer: Mapping[str, Any]) -> list[RayNode]:
+    """Living nodes of ``GET /api/v0/nodes``."""
+    return [
+        RayNode(
+            str(node["node_ip"]),
+            node.get("resources_total") or {},
+            bool(node.get("is_head_node")),
+            (node.get("start_time_ms") or 0) / 1000,
+        )
+        for node in answer["data"]["result"]["result"]
+        if node["state"] == "ALIVE"
+    ]
+
+
+def why_impossible(nodes: Sequence[RayNode], wants: RayWants, strategy: str) -> str:
+    """The reason that no placement on these nodes can ever be found, or nothing. Only one bundle is looked at."""
+    able = [node for node in nodes if all(node.resources.get(name, 0) >= n for name, n in wants.resources.items())]
+    apart = wants.nodes if strategy == "STRICT_SPREAD" else 1
+    if len(able) >= apart:
+        return ""
+    asked = ", ".join(f"{name} {count:g}" for name, count in sorted(wants.resources.items()))
+    if able:
+        return f"{wants.nodes} nodes with {asked} on each are wanted, and {len(able)} can have that"
+    for name, count in sorted(wants.resources.items()):
+        most = max((node.resources.get(name, 0) for node in nodes), default=0)
+        if most < count:
+            return f"no node has {name} {count:g}: the most is {most:g}"
+    return f"no node has {asked}"
+
+
+def is_lost(submitted_session: str, session: str, head_started_at: float, now: float) -> bool | None:
+    """Whether a job that its cluster does not know is gone with a cluster that was there before: None where its
+    processes may live still, False where the cluster is the same."""
+    if submitted_session == session:
+        return False
+    return True if now - head_started_at > _LOST_S else None
+
+
+# -- the API
+
+
+class RayApi:
+    """The dashboard of one cluster. Every call raises ArealError with the cluster's own words."""
+
+    def __init__(self, address: str, environ: Mapping[str, str] = os.environ) -> None:
+        self.address = address
+        self._headers = {"Content-Type": "application/json"}
+        token = environ.get("RAY_AUTH_TOKEN", "")
+        file = Path(environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+        if not token and environ.get("RAY_AUTH_MODE") == "token" and file.is_file():
+            token = file.read_text().strip()
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+
+    def call(self, method: str, path: str, body: Any = None, *, timeout_s: float = _REQUEST_S) -> Any:
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, self._headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            words = error.read().decode("utf-8", "replace")
+            if error.code == 404:
+                raise NotFound(f"Ray at {self.address}: {brief(words)}") from None
+            raise ArealError(f"Ray at {self.address} answers {error.code}: {brief(words)}", detail=words) from None
+        except OSError as error:
+            why = getattr(error, "reason", error)
+            raise ArealError(
+                f"the Ray cluster at {self.address} does not answer: {why}",
+                hint="start it, or write the URL of its dashboard to spec.scheduler.ray.address",
+            ) from None
+        try:
+            return json.loads(text or b"null")
+        except ValueError:
+            raise ArealError(f"{self.address} is not a Ray dashboard: {path} answered no JSON") from None
+
+    def jobs(self) -> list[dict[str, Any]]:
+        found = self.call("GET", "/api/jobs/")
+        if not isinstance(found, list):
+            raise ArealError(f"{self.address} is not a Ray dashboard")
+        return [entry for entry in found if entry.get("submission_id")]
+
+    def job(self, job_id: str) -> dict[str, Any] | None:
+        with suppress(NotFound):
+            found: dict[str, Any] = self.call("GET", f"/api/jobs/{quote(job_id)}")
+            return found
+        return None
+
+    def session(self) -> str:
+        return str(self.call("GET", "/api/version")["session_name"])
+
+    def nodes(self) -> list[RayNode]:
+        return parse_nodes(self.call("GET", "/api/v0/nodes?detail=1"))
+
+    def submit(self, request: Mapping[str, Any]) -> None:
+        """Nothing where the job is there already. A head that has just started is given time."""
+        deadline = time.monotonic() + _SUBMIT_S
+        while True:
+            try:
+                self.call("POST", "/api/jobs/", request, timeout_s=_SUBMIT_S)
+            except ArealError as error:
+                words = error.detail or ""
+                if "No available agent" in words and time.monotonic() < deadline:
+                    time.sleep(0.5)
+                    continue
+                if "already exists" not in words:
+                    raise
+            return
+
+    def upload(self, folder: Path) -> str:
+        """The URI of the folder's copy in the cluster. Raises InvalidManifest where it cannot be read or is too big."""
+        package = pack(folder)
+        name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
+        try:
+            self.call("GET", f"/api/packages/gcs/{name}")
+        except NotFound:
+            self.call("PUT", f"/api/packages/gcs/{name}", package, timeout_s=_SUBMIT_S)
+        except ArealError as error:
+            if "no JSON" not in error.message:  # it answers with an empty body
+                raise
+        return f"gcs://{name}"
+
+
+def pack(folder: Path) -> bytes:
+    """A ZIP archive, the same for the same files."""
+    buffer, size = io.BytesIO(), 0
+    if not folder.is_dir():
+        raise InvalidManifest(f"spec.scheduler.ray.workingDir {folder} is not a folder")
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            name = file.relative_to(folder)
+            if not file.is_file() or _LEFT_OUT.intersection(name.parts):
+                continue
+            size += file.stat().st_size
+            if size > _PACKAGE_BYTES:
+                raise InvalidManifest(
+                    f"spec.scheduler.ray.workingDir {folder} has more than {_PACKAGE_BYTES >> 20} MiB",
+                    hint="name a smaller folder, or the URI of an archive",
+                )
+            entry = zipfile.ZipInfo(str(name))
+            entry.external_attr = file.stat().st_mode << 16
+            archive.writestr(entry, file.read_bytes())
+    return buffer.getvalue()
+
+
+# -- the backend
+
+
+class RayBackend(ClusterBackend):
+    """See ``base.Backend`` and the module."""
+
+    name = "ray"
+
+    def __init__(
+        self, home_root: Path, lease_dir: Path | None = None, crash: Callable[[str], None] = lambda point: None
+    ) -> None:
+        super().__init__(home_root, crash)
+        self._folder_of_cluster = self.home / "clusters" / self.name
+        self._cluster_of: dict[str, tuple[str, str]] = {}  # uid -> address, session; as recorded
+        self._seen_at: dict[str, str] = {}  # uid -> address that listed it, of runs with and without a record
+
+    # -- capacity
+
+    def capacity(self) -> Capacity:
+        gpus = 0.0
+        for address in self._addresses() or [resolve_address("auto", os.environ)]:
+            with suppress(ArealError):
+                gpus += sum(node.resources.get("GPU", 0) for node in RayApi(address).nodes())
+        return Capacity(queued={self.name: int(gpus)})
+
+    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+        settings = settings_of(scheduler)
+        api = RayApi(resolve_address(settings.get("address", "auto"), os.environ))
+        spec = RunSpec("any", "", "", 0, (), scheduler=scheduler, gpus=("",) * gpus, nodes=nodes)
+        present = api.nodes()
+        why = why_impossible(present, wants_of(spec), settings.get("placementStrategy", "STRICT_SPREAD"))
+        if why and not settings.get("autoscaling"):
+            hint = "ask for less, or write spec.scheduler.ray.autoscaling: true where Ray adds nodes"
+            raise NoCapacity(f"the Ray cluster at {api.address} cannot place it: {why}", hint=hint)
+
+    # -- start
+
+    def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
+        if settings_of(spec.scheduler).get("workingDir") and spec.cwd is None:
+            spec = replace(spec, cwd=f"{self.store.folder(spec.uid)}/cwd")  # a link, made on the node
+        return super().start(spec, on_pid=on_pid)
+
+    def submit(self, spec: RunSpec, folder: str) -> None:
+        settings = settings_of(spec.scheduler)
+        api = RayApi(resolve_address(settings.get("address", "auto"), os.environ))
+        session = api.session()
+        working_dir = settings.get("workingDir")
+        if working_dir is not None and "://" not in working_dir:
+            working_dir = api.upload(Path(working_dir).expanduser())
+        self._remember_address(api.address)
+        records.write_json(folder, RAY, {"address": api.address, "session": session})
+        api.submit(job_request(spec, folder, self._home_id(), working_dir))
+
+    def _home_id(self) -> str:
+        """A random name of this $AREAL_HOME: its path may be another home's on another machine."""
+        file = self._folder_of_cluster / "home"
+        if not file.exists():
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            new = file.with_name(f".home-{secrets.token_hex(4)}")
+            new.write_text(secrets.token_hex(4))
+            with suppress(FileExistsError):
+                os.link(new, file)
+            new.unlink()
+        return file.read_text()
+
+    def _job_id(self, uid: str) -> str:
+        return submission_id(uid, self._home_id())
+
+    def _addresses(self) -> list[str]:
+        try:
+            return (self._folder_of_cluster / "addresses").read_text().split()
+        except FileNotFoundError:
+            return []
+
+    def _remember_address(self, address: str) -> None:
+        if address not in self._addresses():
+            self._folder_of_cluster.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(self._folder_of_cluster / "addresses", "a") as file:
+                file.write(f"{address}\n")
+
+    # -- observe
+
+    def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
+        """One listing a cluster. Where the cluster of a run does not answer, that run is UNKNOWN, with its words."""
+        by_address: dict[str, list[str]] = {}
+        for uid in uids:
+            if (cluster := self._cluster(uid)) is not None:
+                by_address.setdefault(cluster[0], []).append(uid)
+        found: dict[str, Job] = {}
+        for address in by_address or self._addresses():
+            mine = by_address.get(address, [])
+            try:
+                found |= self._jobs_at(RayApi(address), mine)
+            except ArealError as error:
+                found |= {uid: Job(JobState.UNKNOWN, uid, reason=error.message) for uid in mine}
+        return found
+
+    def _cluster(self, uid: str) -> tuple[str, str] | None:
+        if uid not in self._cluster_of:
+            with suppress(OSError, ValueError, KeyError):
+                record = records.read_object(self.store.folder(uid), RAY)
+                if record is not None:
+                    self._cluster_of[uid] = str(record["address"]), str(record["session"])
+        return self._cluster_of.get(uid)
+
+    def _jobs_at(self, api: RayApi, uids: Sequence[str]) -> dict[str, Job]:
+        home = self._home_id()
+        entries = [entry for entry in api.jobs() if (entry.get("metadata") or {}).get(HOME_KEY) == home]
+        load: list[Mapping[str, float]] = []
+        if any(entry["status"] == "PENDING" for entry in entries):
+            load = parse_load(api.call("GET", "/api/cluster_status"))
+        found = {}
+        for entry in entries:
+            uid = str(entry["metadata"].get(RUN_KEY))
+            self._seen_at[uid] = api.address
+            found[uid] = self._with_node(uid, parse_job(entry, load), wants_in(entry).nodes)
+        if missing := [uid for uid in uids if uid not in found]:
+            found |= self._of_former_sessions(api, missing)
+        return found
+
+    def _with_node(self, uid: str, job: Job, nodes: int) -> Job:
+        """What the node program and the driver of a running job have recorded."""
+        if job.state is not JobState.RUNNING:
+            return job
+        folder = self.store.folder(uid)
+        with suppress(OSError, ValueError):
+            waits = records.read_object(folder, DRIVER) if nodes > 1 else None
+            if nodes > 1 and (waits is None or waits.get("reason")):
+                reason = waits["reason"] if waits else "Ray starts its driver"
+                return replace(job, state=JobState.QUEUED, node="", reason=reason)
+            if seen := records.read_object(folder, records.NODE):
+                node = str(seen["address"]) if nodes > 1 else job.node
+                return replace(job, node=node, gpus=tuple(map(str, seen["gpus"])))
+        return job
+
+    def _of_former_sessions(self, api: RayApi, uids: Sequence[str]) -> dict[str, Job]:
+        session = api.session()
+        head_started_at = max((node.started_at for node in api.nodes() if node.is_head), default=time.time())
+        found = {}
+        for uid in uids:
+            lost = is_lost(self._cluster_of[uid][1], session, head_started_at, time.time())
+            reason = f"the Ray cluster at {api.address} was restarted and does not know its jobs"
+            if lost is None:
+                found[uid] = Job(JobState.UNKNOWN, uid, reason=f"{reason}; their nodes end them within {_LOST_S:g} s")
+            elif lost:
+                found[uid] = Job(JobState.ENDED, uid, reason=reason, cause=Cause.NODE_LOST, ended_at=head_started_at)
+        return found
+
+    def log_paths(self, uid: str) -> tuple[str, ...]:
+        """Ray's own log of the job, where the run has none: of a node program that could not start."""
+        paths = super().log_paths(uid)
+        cluster = self._cluster(uid)
+        if paths or cluster is None:
+            return paths
+        file = Path(self.store.folder(uid), records.LOG_FOLDER, "ray.log")
+        with suppress(ArealError, OSError, KeyError, TypeError):
+            file.write_text(RayApi(cluster[0]).call("GET", f"/api/jobs/{quote(self._job_id(uid))}/logs")["logs"])
+            return (str(file),)
+        return ()
+
+    # -- act
+
+    def kick_job(self, uid: str, state: RunState) -> None:
+        records.write_json(self.store.folder(uid), "kick", {}, durable=False)
+
+    def end_job(self, uid: str, state: RunState, grace_s: float) -> None:
+        cluster = self._cluster(uid)
+        address = cluster[0] if cluster is not None else self._seen_at.get(uid)
+        if address is None:
+            return
+        api, began = RayApi(address), time.monotonic()
+        folder, job_id = self.store.folder(uid), self._job_id(uid)
+        asked = cancelled = False
+        while True:
+            entry, waited_s = api.job(job_id), time.monotonic() - began
+            if entry is None or entry["status"] in _TERMINAL:
+                return
+            placed = entry["status"] == "RUNNING" and self._with_node(uid, parse_job(entry), state.spec.nodes).node
+            gentle = placed and os.path.isdir(folder) and waited_s < grace_s + _MARGIN_S
+            if gentle and not os.path.exists(f"{folder}/{records.STOP}"):  # a node program that begins removes it
+                records.write_json(folder, records.STOP, {"grace_s": grace_s}, durable=False)
+            if not gentle and not asked:
+                asked = True
+                api.call("POST", f"/api/jobs/{quote(job_id)}/stop")
+            if entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancelled:
+                cancelled = True
+                api.submit(cancel_request(uid, self._home_id(), python_of(settings_of(state.spec.scheduler))))
+            if waited_s > grace_s + 4 * _MARGIN_S:
+                raise TimedOut(f"Ray does not end the job of run {uid}: {brief(str(entry['message']))}")
+            time.sleep(_POLL_S)
+
+    def forget(self, uid: str, *, unprovable: bool = False) -> None:
+        cluster = self._cluster(uid)
+        super().forget(uid, unprovable=unprovable)
+        if cluster is not None:
+            with suppress(ArealError):  # Ray keeps what has ended; nobody asks for it again
+                RayApi(cluster[0]).call("DELETE", f"/api/jobs/{quote(self._job_id(uid))}")
