@@ -247,6 +247,13 @@ class StreamResponse:
         request = self._request or self._begun()
         request.connection.write_part(request, data)
 
+    @property
+    def writable(self) -> bool:
+        return self._begun().connection.writable
+
+    async def wait_writable(self) -> None:
+        await self._begun().connection.wait_writable()
+
     def chunk_writer(self) -> Callable[[bytes], None] | None:
         """``write_nowait`` for bytes that are one whole chunk already, with its size. None where the answer has no
         chunks."""

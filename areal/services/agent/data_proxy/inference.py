@@ -24,7 +24,8 @@ from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.processes import InferenceAccess
 
 _log = logging.getLogger(__name__)
-_TIMEOUT_S = 30.0
+INFERENCE_AWAY = "inference_unavailable"
+_TIMEOUT_S = 10.0
 _EXPORT_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 5.0
 _TRUSTED_S = 60.0  # an RL session that recorded a turn so long ago is asked for before the next one
@@ -151,8 +152,9 @@ class RlSessions:
         try:
             return await self._http.fetch(method, base, path, headers=sent, body=data, timeout_s=timeout_s)
         except (CallFailed, TimeoutError) as error:
-            message = f"the inference service at {base} does not answer: {error!r}"
-            raise ApiError(503, message, code="inference_unavailable", headers={"Retry-After": "1"}) from error
+            why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
+            message = f"the inference service at {base} does not answer: {why}"
+            raise ApiError(503, message, code=INFERENCE_AWAY, headers={"Retry-After": "1"}) from error
 
 
 def _bearer(rl: RlSession) -> dict[str, str]:

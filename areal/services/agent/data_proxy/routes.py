@@ -290,7 +290,8 @@ class PairRoutes:
         finally:
             if timer is not None:
                 timer.cancel()
-        last = turn.last if caller.live or turn.recorded is None else recorded_events(turn.recorded)
+        told_all = recorded_events(turn.recorded) if turn.recorded is not None and not caller.live else turn.last
+        last = caller.failed or told_all
         if not caller.out.prepared:
             return Response(body=caller.accepted + last, content_type=EVENTS)
         caller.out.end = last

@@ -45,6 +45,7 @@ _WORKER_AWAY_S = 60.0  # a turn that has not begun waits so long for a worker
 _NOT_PARSED = (b'{"type":"delta"', b'{"type":"data"')
 _OWN_STREAM = b'{"type":"response"'  # in a text its quotation marks would be escaped
 _LINE_SLACK = 64 * 1024
+_MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
 
 
@@ -55,7 +56,8 @@ _HELD_BYTES = 64 * 1024
 class TurnCaller:
     """Whoever sent a message: it gets the turn's events as they come. ``live`` false: it came for a turn that runs
     already, and is told all of it at its end. ``stream`` false: its events wait for the turn's end, as far as they are
-    few and none begins the agent's own stream."""
+    few and none begins the agent's own stream. ``behind``: bytes that it got since it lags behind; ``failed``: the end
+    of its stream, where those were too many."""
 
     http: Request
     message: str
@@ -63,6 +65,8 @@ class TurnCaller:
     stream: bool = True
     live: bool = True
     accepted: bytes = b""  # and the events that wait
+    behind: int = 0
+    failed: bytes = b""
     out: StreamResponse = field(default_factory=lambda: StreamResponse(headers={"Content-Type": EVENTS}))
 
     def begin(self, events: bytes = b"") -> None:
@@ -71,15 +75,26 @@ class TurnCaller:
             with contextlib.suppress(ConnectionResetError):
                 self.out.begin(self.http, self.accepted + events)
 
-    async def pass_on(self, events: bytes) -> None:
-        """Waits while it lags behind."""
+    @property
+    def lags(self) -> bool:
+        return self.out.prepared and not self.out.writable
+
+    def pass_on(self, events: bytes) -> None:
         if not self.out.prepared and not self.stream and self._may_wait(events):
             self.accepted += events
         elif not self.out.prepared:
             self.begin(events)
-        else:
+        elif not self.failed:
             with contextlib.suppress(ConnectionResetError):
-                await self.out.write(events)
+                self.out.write_nowait(events)
+            self.behind = self.behind + len(events) if self.lags else 0
+            if self.behind > _MOST_BEHIND:
+                error = "this caller reads too slowly for the others of its turn: GET /sessions/{key} has its answer"
+                self.failed = event_line(type="failed", failure="infra", error=error)
+
+    async def wait_writable(self) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            await self.out.wait_writable()
 
     def _may_wait(self, events: bytes) -> bool:
         return len(self.accepted) + len(events) <= _HELD_BYTES and _OWN_STREAM not in events
@@ -404,11 +419,7 @@ class TurnRunner:
                 passed.append(line)
             if passed:
                 passed.append(b"")
-                turn.writing = True
-                for caller in tuple(turn.callers):
-                    if caller.live:
-                        await caller.pass_on(b"\n".join(passed))
-                turn.writing = False
+                await _pass_on(turn, b"\n".join(passed))
             if isinstance(last, TurnFailed):
                 raise last
             if last is not None:
@@ -416,3 +427,20 @@ class TurnRunner:
                     await answer.whole(_LINE_SLACK)  # nothing comes any more: then the connection can be used again
                 return last
         raise TurnFailed("infra", "the worker's answer ended before the turn")
+
+
+async def _pass_on(turn: SessionTurn, events: bytes) -> None:
+    """Waits while all callers lag behind: one that reads nothing does not hold back the others."""
+    callers = [caller for caller in turn.callers if caller.live and not caller.failed]
+    for caller in callers:
+        caller.pass_on(events)
+    if not callers or not all(caller.lags for caller in callers):
+        return
+    turn.writing = True
+    waits = [asyncio.create_task(caller.wait_writable(), name="lagging-caller") for caller in callers]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        turn.writing = False

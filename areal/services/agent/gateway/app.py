@@ -102,6 +102,7 @@ def build_gateway(config: AgentGatewayConfig, options: ServeOptions, http: HttpC
     TurnRoutes(table, sessions, runner).add_to(service)
     session_routes = AgentSessionRoutes(sessions, journals)
     session_routes.add_to(service)
+    service.route("GET", "/http_sd", router.lists_targets(service, "agent-gateway"), Access.METRICS)
     SocketRoutes(table, sessions, session_routes, runner).add_to(service)
 
     service.add_lifespan(lambda: background("router-watch", follower.run))

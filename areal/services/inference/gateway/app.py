@@ -24,9 +24,8 @@ from areal.services.inference.gateway.exports import ExportRoutes
 from areal.services.inference.gateway.relay import Admission, Relay, RelayMetrics
 from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, SessionRoutes
-from areal.services.inference.router.app import target
 from areal.services.inference.versions import check_grows, read_version
-from areal.wire.bodies import ModelWorker, RegisterModel, is_target
+from areal.wire.bodies import ModelWorker, RegisterModel
 from areal.wire.fields import write_fields
 from areal.wire.processes import GatewayConfig
 from areal.wire.routing import GatewayLimits, ModelEntry, worker_base_url
@@ -43,14 +42,13 @@ class GatewayRoutes:
         self._router = router
 
     def add_to(self, service: Service) -> None:
-        self._service = service
         for prefix in PREFIXES:
             for path in MODEL_CALLS:
                 service.route("POST", f"{prefix}{path}", self._model_call(f"/v1{path}"), Access.SESSION)
             service.route("GET", f"{prefix}/models", self.models, Access.SESSION)
             service.route("GET", f"{prefix}/models/{{name...}}", self.model, Access.SESSION)
         service.route("GET", "/workers", self._router.passes("GET", "/workers"), Access.ADMIN)
-        service.route("GET", "/http_sd", self.scrape_targets, Access.METRICS)
+        service.route("GET", "/http_sd", self._router.lists_targets(service, "gateway"), Access.METRICS)
         service.route("POST", "/http_sd", self._router.passes("POST", "/http_sd"), Access.ADMIN)
         for verb in ("drain", "undrain"):
             service.route("POST", f"/{verb}/{{worker_id}}", self._router.for_workers(f"/{verb}"), Access.ADMIN)
@@ -81,15 +79,6 @@ class GatewayRoutes:
                     return json_response(entry)
         self._table.require_whole()
         raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
-
-    async def scrape_targets(self, request: Request) -> Response:
-        """The router's list for Prometheus, and ourselves at the address that was asked."""
-        status, body = await self._router.send("GET", "/http_sd", b"", request.id)
-        if status != 200:
-            return Response(status, body, content_type="application/json")
-        asked = request.headers.get("Host", "")
-        url = f"//{asked}" if is_target(asked) else self._service.address
-        return json_response([*([target(url, "gateway")] if url else []), *orjson.loads(body)])
 
 
 def _openai_models(model: ModelEntry) -> list[dict[str, object]]:

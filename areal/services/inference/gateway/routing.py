@@ -21,8 +21,10 @@ from areal.services.http import headers as names
 from areal.services.http.client import CallFailed, HttpClient, NotConnected, ResponseLost
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import AnyResponse, Request, Response
-from areal.services.http.service import Handler
+from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import Watchdog
+from areal.services.inference.router.app import target
+from areal.wire.bodies import is_target
 from areal.wire.routing import (
     CORDONED,
     DEAD,
@@ -334,6 +336,19 @@ class RouterClient:
 
         async def handle(request: Request) -> AnyResponse:
             return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
+
+        return handle
+
+    def lists_targets(self, service: Service, job: str) -> Handler:
+        """The router's list for Prometheus, and ``service`` itself at the address that was asked."""
+
+        async def handle(request: Request) -> AnyResponse:
+            status, body = await self.send("GET", "/http_sd", b"", request.id)
+            if status != 200:
+                return Response(status, body, content_type="application/json")
+            asked = request.headers.get("Host", "")
+            url = f"//{asked}" if is_target(asked) else service.address
+            return json_response([*([target(url, job)] if url else []), *orjson.loads(body)])
 
         return handle
 

@@ -311,14 +311,15 @@ async def place_sessions(
     table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str
 ) -> tuple[int, bytes]:
     """The router's answer, as soon as there is a data proxy to take the sessions: 503 says that nothing began, and 404
-    of a model that we know that the router has yet to hear of it again."""
+    of a model that we know that the router has yet to hear of it again. That an agent service has no inference service
+    is told at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + table.limits.request_timeout_seconds
     while True:
         try:
             reply = await router.send("POST", "/register_session", body, request_id)
             forgot = b'"model_not_found"' in reply[1] and model in table.snapshot.models
-            away = reply[0] == 503 or (reply[0] == 404 and forgot)
+            away = (reply[0] == 503 and b'"inference_unavailable"' not in reply[1]) or (reply[0] == 404 and forgot)
             if not away or loop.time() >= deadline:
                 return reply
         except ApiError as error:

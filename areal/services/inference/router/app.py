@@ -139,13 +139,14 @@ def target(url: str, job: str, **labels: str | None) -> Target:
 
 
 def targets_of(workers: Iterable[WorkerRecord]) -> list[Target]:
-    """Each data proxy and each engine once, also where they serve several models."""
+    """Each data proxy, engine and agent's worker once, also where they serve several models."""
     found: dict[str, Target] = {}
     for worker in workers:
         about = {"model": worker.model, "worker_id": worker.id}
         found.setdefault(worker.addr, target(worker.addr, "data-proxy", **about))
-        if (engine := worker.report.engine_url) is not None:
-            found.setdefault(engine, target(engine, "engine", **about))
+        for url, job in ((worker.report.engine_url, "engine"), (worker.report.agent_url, "agent-worker")):
+            if url is not None:
+                found.setdefault(url, target(url, job, **about))
     return list(found.values())
 
 

@@ -126,7 +126,7 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
         )
 
     root, adapters, fault = data.get("root"), data.get("adapters"), data.get("fault")
-    engine_url = data.get("engine_url")
+    engine_url, agent_url = data.get("engine_url"), data.get("worker_url")
     return WorkerReport(
         in_flight=number("in_flight") or 0,
         in_flight_tokens=number("in_flight_tokens") or 0,
@@ -141,4 +141,5 @@ def report_of(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
         asked_at=asked_at,
         fault=fault if isinstance(fault, str) else "",
         engine_url=engine_url if isinstance(engine_url, str) else None,
+        agent_url=agent_url if isinstance(agent_url, str) else None,
     )

@@ -86,7 +86,7 @@ class WorkerReport:
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
     ``sessions``: those that are active. ``fault``: why it is not ready, where waiting alone will not make it so.
-    ``engine_url``: of an engine that answers /metrics.
+    ``engine_url``, ``agent_url``: of an engine, or an agent's worker, that answers /metrics.
     """
 
     in_flight: int = 0
@@ -102,6 +102,7 @@ class WorkerReport:
     asked_at: float = 0.0
     fault: str = ""
     engine_url: str | None = None
+    agent_url: str | None = None
 
 
 @dataclass

@@ -188,6 +188,22 @@ def test_caller_that_reads_nothing_holds_the_agent_back(own: Pair) -> None:
     assert own.told("finished", 2)
 
 
+def test_caller_that_reads_nothing_does_not_hold_back_the_others_of_its_turn(own: Pair) -> None:
+    session = own.start()
+    first = own.later(session, "wait")
+    own.wait_begun(session)
+    lagging = own.stream(session, "flood 20000")
+    wait_until(lambda: own.show(session)["waiting"] == 1)
+    reading = own.later(session, "b")
+    wait_until(lambda: own.show(session)["waiting"] == 2)
+    own.release()
+    first.result()
+    assert sum(event["type"] == "delta" for event in reading.result(60)) == 20_000
+    *_, last = lagging
+    assert (last["type"], last["failure"]) == ("failed", "infra") and "reads too slowly" in last["error"]
+    assert own.say(session, "c") == "c 4"
+
+
 def test_answer_that_is_larger_than_a_turn_may_be_fails(processes: Processes, tmp_path: Path) -> None:
     pair = start_pair(processes, tmp_path / "state", "--max-body-bytes", "100000")
     session = pair.start()

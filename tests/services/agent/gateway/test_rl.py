@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,3 +68,27 @@ def test_reward_and_export_of_what_the_agent_asked_its_model(
     started = service.call("POST", "/sessions", {"session_key": "another"})
     seen = b"".join((*(turn.body for turn in turns), rewarded.body, shown.body, started.body))
     assert b"sk-" not in seen
+
+
+def test_session_without_an_inference_service_is_refused_soon(processes: Processes, tmp_path: Path) -> None:
+    router = processes.router()
+    service = AgentService(
+        processes, router, processes.service("agent.gateway", "--router-url", router.url, "--service", NAME)
+    )
+    away = {"addr": "http://127.0.0.1:9", "admin_key_file": str(processes.key_file), "model": "tiny"}
+    service.add_pair(tmp_path / "state", "TalkingAgent", "--inference", json.dumps(away))
+    service.register()
+    began = time.monotonic()
+    for refused in (service.call("POST", "/sessions", {}), service.respond("hello", "mine")):
+        assert (refused.status, refused.json()["error"]["code"]) == (503, "inference_unavailable")
+        assert "the inference service at http://127.0.0.1:9 does not answer" in refused.json()["error"]["message"]
+    assert time.monotonic() - began < 15
+
+
+def test_list_for_prometheus_has_every_process(service: AgentService) -> None:
+    found = service.call("GET", "/http_sd").json()
+    addresses = {each["targets"][0]: each["labels"]["job"] for each in found}
+    jobs = {"agent-gateway": [service.gateway], "data-proxy": service.proxies, "agent-worker": service.workers}
+    for job, processes in jobs.items():
+        for process in processes:
+            assert addresses[f"127.0.0.1:{process.port}"] == f"areal-{job}"
