@@ -364,8 +364,8 @@ class WorkflowResolver:
                 hint = "workflow_kwargs are its constructor's arguments"
                 raise UsageFault(f"{found.__name__}: {error}", hint=hint) from error
             found = found(**kwargs)
-            if _has(found, "close"):
-                self._closing.push_async_callback(found.close)
+            if inspect.iscoroutinefunction(close := getattr(found, "close", None)):
+                self._closing.push_async_callback(close)
         elif kwargs and (_has(found, "arun_episode") or _has(found, "run")):
             raise UsageFault(f"workflow_kwargs are for a class; {type(found).__name__} is made already")
         if isinstance(found, RolloutWorkflow) or _has(found, "arun_episode"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.cli.agent.traffic import AgentTraffic, page
+from areal.cli.agent.traffic import agent_traffic, page
 from areal.cli.remote import GatewayClient
 from tests.cli.conftest import Areal, Result, Spawner, Typist
 from tests.services.agent.whole import WholeService, start_agents
@@ -256,7 +256,7 @@ def test_remote_service_is_listed_and_its_health_told(agent: Agent) -> None:
 
 
 def test_traffic_is_what_went_through_since_the_look_before(agent: Agent, service: WholeService) -> None:
-    traffic = AgentTraffic(GatewayClient(service.url, service.key), lambda: {"data-proxy/0": service.proxies[0].url})
+    traffic = agent_traffic(GatewayClient(service.url, service.key), lambda: {"data-proxy/0": service.proxies[0].url})
     assert traffic.look()["turnsPerSecond"] is None
     session = new_session(agent)
     assert [agent("chat", "-m", message).code for message in ("model", "fail")] == [0, 1]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from areal.cli.inf.traffic import InferenceTraffic, page
+from areal.cli.inf.traffic import inference_traffic, page
 from areal.cli.remote import GatewayClient
 from areal.client.prometheus import Page, parse
 from tests.services.inference.recorder.rollouts import begin
@@ -117,7 +117,7 @@ def test_rollout_is_counted_once_wherever_it_passed(fleet: Fleet, module_process
 
 
 def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processes: Processes) -> None:
-    traffic = InferenceTraffic(GatewayClient(fleet["gateway"].url, module_processes.key))
+    traffic = inference_traffic(GatewayClient(fleet["gateway"].url, module_processes.key))
     assert traffic.look()["tokensPerSecond"] is None
     rollout_through(fleet, module_processes.key)
     seen = traffic.look()

@@ -35,7 +35,7 @@ from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL, Ref, check_name
 
 if TYPE_CHECKING:
-    from areal.cli.agent.traffic import AgentTraffic
+    from areal.cli.services import Traffic
     from areal.state.records import StoredObject
 
 _LAUNCH_S = 60.0
@@ -197,10 +197,10 @@ def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
 
         return status_page(document, traffic=page)
 
-    def traffic(chosen: GatewayClient) -> AgentTraffic:
-        from areal.cli.agent.traffic import AgentTraffic
+    def traffic(chosen: GatewayClient) -> Traffic:
+        from areal.cli.agent.traffic import agent_traffic
 
-        return AgentTraffic(chosen, partial(_data_proxies, cli, service))
+        return agent_traffic(chosen, partial(_data_proxies, cli, service))
 
     look = partial(_status, cli, service)
     return watch_service(cli, AGENT_SERVICE, service, look, page, traffic, watch=watch, interval=interval)

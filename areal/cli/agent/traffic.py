@@ -5,67 +5,40 @@ Data proxies are asked where this home runs them. Of a remote service the gatewa
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
-from areal.cli.inf.traffic import bars, metrics_page, number, pair_of, quantiles, rate
+from areal.cli.inf.traffic import (
+    Document,
+    ServiceTraffic,
+    TrafficSample,
+    bars,
+    number,
+    pair_of,
+    quantiles,
+    rate,
+    sampled,
+)
 from areal.cli.output import Column, Row, render_table
 from areal.cli.output import field as shown
 from areal.cli.remote import GatewayClient
-from areal.client.prometheus import Page, buckets, growth, parse
+from areal.client.prometheus import Page, buckets, growth
 
-_HISTORY = 40
 _FAILED = ("agent", "infra")
-Document = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class AgentSample:
-    """All pages of one moment; those of data proxies by ``data-proxy/N``."""
-
-    at: float
-    gateway: Page
-    pairs: Mapping[str, Page]
-
-
-@dataclass
-class AgentTraffic:
-    """Looks again and again. The first look has gauges alone, every later one rates since the one before."""
-
-    chosen: GatewayClient
-    addresses: Callable[[], Mapping[str, str]]
-    before: AgentSample | None = None
-    turns_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
-
-    def look(self) -> Document:
-        """Raises ArealError when the gateway does not answer."""
-        after = self._sample()
-        found = compared(self.before or after, after)
-        if self.before is not None:
-            self.turns_s.append(found["turnsPerSecond"] or 0.0)
-        self.before = after
-        return {**found, "turnsPerSecondHistory": [round(each, 2) for each in self.turns_s]}
-
-    def _sample(self) -> AgentSample:
-        gateway = parse(str(self.chosen.get("/metrics")))
-        addresses = self.addresses()
-        with ThreadPoolExecutor(max(1, len(addresses)), thread_name_prefix="metrics") as pool:
-            pages = list(pool.map(lambda address: metrics_page(address, self.chosen.key), addresses.values()))
-        pairs = {name: page for name, page in zip(addresses, pages, strict=True) if page is not None}
-        return AgentSample(time.monotonic(), gateway, pairs)
+def agent_traffic(chosen: GatewayClient, addresses: Callable[[], Mapping[str, str]]) -> ServiceTraffic:
+    """``addresses`` of data proxies, by ``data-proxy/N``."""
+    return ServiceTraffic(lambda: sampled(chosen, addresses()), compared, "turnsPerSecond")
 
 
 # -- pure from here on
 
 
-def compared(before: AgentSample, after: AgentSample) -> Document:
+def compared(before: TrafficSample, after: TrafficSample) -> Document:
     """``before`` is ``after`` at the first look: then rates and quantiles are None."""
     seconds = after.at - before.at
-    pairs = [_pair(name, before.pairs.get(name, page), page, seconds) for name, page in after.pairs.items()]
+    pairs = [_pair(name, before.replicas.get(name, page), page, seconds) for name, page in after.replicas.items()]
     first, now = before.gateway, after.gateway
 
     def outcome(*names: str) -> float | None:

@@ -84,9 +84,9 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
         return status_page(document, models, traffic=lambda found: page(found, wide=wide))
 
     def traffic(chosen: GatewayClient) -> Traffic:
-        from areal.cli.inf.traffic import InferenceTraffic
+        from areal.cli.inf.traffic import inference_traffic
 
-        return InferenceTraffic(chosen)
+        return inference_traffic(chosen)
 
     look = partial(_status, cli, service)
     return watch_service(cli, INFERENCE_SERVICE, service, look, page, traffic, watch=watch, interval=interval)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,43 +34,56 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrafficSample:
-    """All pages of one moment, by address; ``workers`` as the router tells them."""
+    """All pages of one moment: the gateway's and, by their names, those of data proxies that answer. ``workers`` as the
+    router tells them."""
 
     at: float
     gateway: Page
     replicas: Mapping[str, Page]
-    workers: Sequence[Mapping[str, Any]]
+    workers: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
-class InferenceTraffic:
-    """Looks again and again. The first look has gauges alone, every later one rates since the one before."""
+class ServiceTraffic:
+    """Looks again and again. The first look has gauges alone, every later one rates since the one before. ``compare``
+    makes the document of two samples; ``rate``: its figure whose history is shown, too."""
 
-    chosen: GatewayClient
+    sample: Callable[[], TrafficSample]
+    compare: Callable[[TrafficSample, TrafficSample], Document]
+    rate: str
     before: TrafficSample | None = None
-    tokens_s: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
 
     def look(self) -> Document:
         """Raises ArealError when the gateway does not answer."""
-        after = _sample(self.chosen)
-        found = compared(self.before or after, after)
+        after = self.sample()
+        found = self.compare(self.before or after, after)
         if self.before is not None:
-            self.tokens_s.append(found["tokensPerSecond"] or 0.0)
+            self.history.append(found[self.rate] or 0.0)
         self.before = after
-        return {**found, "tokensPerSecondHistory": [round(each, 2) for each in self.tokens_s]}
+        return {**found, f"{self.rate}History": [round(each, 2) for each in self.history]}
 
 
-def _sample(chosen: GatewayClient) -> TrafficSample:
+def inference_traffic(chosen: GatewayClient) -> ServiceTraffic:
+    def sample() -> TrafficSample:
+        workers = chosen.get("/workers").get("workers", [])
+        return sampled(chosen, {str(each["worker_addr"]): str(each["worker_addr"]) for each in workers}, workers)
+
+    return ServiceTraffic(sample, compared, "tokensPerSecond")
+
+
+def sampled(
+    chosen: GatewayClient, addresses: Mapping[str, str], workers: Sequence[Mapping[str, Any]] = ()
+) -> TrafficSample:
+    """``addresses`` of data proxies by their names. Raises ArealError when the gateway does not answer."""
     gateway = parse(str(chosen.get("/metrics")))
-    workers = chosen.get("/workers").get("workers", [])
-    addresses = [str(worker["worker_addr"]) for worker in workers]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:
-        pages = pool.map(lambda address: metrics_page(address, chosen.key), addresses)
-        replicas = {address: page for address, page in zip(addresses, pages, strict=True) if page is not None}
-    return TrafficSample(time.monotonic(), gateway, replicas, workers)
+        pages = pool.map(lambda address: _metrics_page(address, chosen.key), addresses.values())
+        found = {name: page for name, page in zip(addresses, pages, strict=True) if page is not None}
+    return TrafficSample(time.monotonic(), gateway, found, workers)
 
 
-def metrics_page(url: str, key: str | None) -> Page | None:
+def _metrics_page(url: str, key: str | None) -> Page | None:
     try:
         status, text = AdminClient(url, key, timeout_s=_TIMEOUT_S).get("/metrics")
     except OSError:

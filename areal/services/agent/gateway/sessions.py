@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -22,7 +23,6 @@ from areal.services.http.messages import (
     Response,
     body_as,
     decode_object,
-    query_int,
     read_body,
     read_object,
 )
@@ -231,23 +231,8 @@ class AgentSessionRoutes:
         return json_response({**told, "metadata": body.metadata}, status=201)
 
     async def list(self, request: Request) -> Response:
-        """One page over all data proxies, in the order of keys. ``journals_away``: those of which nobody serves the
-        sessions just now."""
-        limit = query_int(request, "limit", 100, 1, 1000)
-        answers = await self._journals.each(f"/sessions?{request.query_string}", self._journals.for_admin(request))
-        found: list[dict[str, Any]] = []
-        more = False
-        for reply in answers.values():
-            if reply.status != 200:
-                return to_response(reply)
-            page = reply.object()
-            found += page["sessions"]
-            more = more or page["next"] is not None
-        found.sort(key=lambda session: session["session_key"])
-        more = more or len(found) > limit
-        found = found[:limit]
-        following = found[-1]["session_key"] if more and found else None
-        return json_response({"sessions": found, "next": following, "journals_away": self._journals.away(answers)})
+        """A page in the order of keys."""
+        return await self._journals.page(request, "/sessions", "session_key", itemgetter("session_key"))
 
     async def close(self, request: Request) -> AnyResponse:
         key = (await read_body(request, _NamedSession, _BODY_BYTES)).session_key

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,6 +228,19 @@ class JournalClient:
         replies = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, replies, strict=True) if answer is not None}
 
+    async def page(self, request: Request, path: str, name: str, place: Callable[[Mapping[str, Any]], Any]) -> Response:
+        """One page of sessions over all data proxies, each asked for ``path``, in the order of ``place``; the next page
+        begins after the ``name`` of its last one. ``journals_away``: those of which nobody serves the sessions now."""
+        limit = query_int(request, "limit", 100, 1, 1000)
+        answers = await self.each(f"{path}?{request.query_string}", self.for_admin(request))
+        if (refusal := next((reply for reply in answers.values() if reply.status != 200), None)) is not None:
+            return to_response(refusal)
+        pages = [reply.object() for reply in answers.values()]
+        found = sorted((session for page in pages for session in page["sessions"]), key=place)
+        more = len(found) > limit or any(page["next"] is not None for page in pages)
+        following = found[:limit][-1][name] if more and found else None
+        return json_response({"sessions": found[:limit], "next": following, "journals_away": self.away(answers)})
+
     def away(self, answers: Mapping[str, WorkerReply], model: str | None = None) -> list[str]:
         """Tags of the journals of which these answers do not speak: of data proxies that did not answer, of those that
         none serves, and of those that came to a data proxy after it was asked."""
@@ -380,24 +393,8 @@ class SessionRoutes:
         return {**data, "session_id": await self._hitl.session(model if isinstance(model, str) else None, headers)}
 
     async def sessions(self, request: Request) -> Response:
-        """One page over all data proxies, in the order of journals and numbers. ``journals_away``: those of which
-        nobody serves the sessions just now."""
-        limit = query_int(request, "limit", 100, 1, 1000)
-        answers = await self._journals.each(f"/rl/sessions?{request.query_string}", self._journals.for_admin(request))
-        found: list[dict[str, Any]] = []
-        more = False
-        for reply in answers.values():
-            if reply.status != 200:
-                return to_response(reply)
-            page = reply.object()
-            found += page["sessions"]
-            more = more or page["next"] is not None
-        found.sort(key=_place)
-        more = more or len(found) > limit
-        found = found[:limit]
-        following = found[-1]["session_id"] if more and found else None
-        away = self._journals.away(answers)
-        return json_response({"sessions": found, "next": following, "journals_away": away})
+        """A page in the order of journals and numbers."""
+        return await self._journals.page(request, "/rl/sessions", "session_id", _place)
 
     async def session(self, request: Request) -> Response:
         session_id = request.match_info["session_id"]
