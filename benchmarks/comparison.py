@@ -19,7 +19,19 @@ from typing import Any, Literal
 
 Better = Literal["lower", "higher"]
 _AS_FAST = 1.25
-_SIZES = ("batch", "concurrency", "connections", "objects", "relays", "sessions", "share", "threads", "workers")
+_SIZES = (
+    "batch",
+    "concurrency",
+    "connections",
+    "objects",
+    "relays",
+    "replicas",
+    "sessions",
+    "share",
+    "size",
+    "threads",
+    "workers",
+)
 
 
 @dataclass(frozen=True)

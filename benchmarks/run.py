@@ -30,6 +30,7 @@ from benchmarks.reporting import RESULTS, table
 
 _WEB = ("areal/services/http",)
 _PROXY = ("areal/services/inference/data_proxy", "areal/services/inference/recorder", *_WEB)
+_RELAY = "areal/services/inference/gateway"
 _EMBEDDED = "areal/services/inference/engines/embedded"
 _TRAINING = ("areal/training", "areal/rollout", "areal/reward", _EMBEDDED, *_PROXY)
 _COMMANDS = ("areal/cli", "areal/state", "areal/resources", "areal/reconcilers", "areal/runtime")
@@ -43,6 +44,12 @@ CATALOG = (
         ratios=True,
     ),
     Benchmark("apply", _COMMANDS, {"rows.*.cpuSeconds": "lower", "rows.*.peakMiB": "lower"}, least_spread=0.25),
+    Benchmark(
+        "scale",
+        ("areal/reconcilers", "areal/runtime/backends", "areal/services/inference/router", _RELAY),
+        {"plans.*.cpuSeconds": "lower", "applies.*.cpuSeconds": "lower", "routers.*.calls.*": "lower"},
+        least_spread=0.3,
+    ),
     Benchmark(
         "quickstart",
         ("areal/reconcilers", "areal/runtime", "areal/services/inference"),
@@ -58,7 +65,7 @@ CATALOG = (
     ),
     Benchmark(
         "gateway",
-        ("areal/services/inference/gateway", "areal/services/inference/router", *_PROXY),
+        (_RELAY, "areal/services/inference/router", *_PROXY),
         {"idleMb.gateway*": "lower"},
         least_spread=0.15,
     ),

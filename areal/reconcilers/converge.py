@@ -277,7 +277,7 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
 def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
     """``--no-wait``: processes are started, nothing is waited for, nor a neighbour's place in a cluster; a process in
     the background goes on. What is deleted is deleted whole: nothing records that it is to be."""
-    kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP}
+    kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
     begun: dict[int, Op] = {}
     for op in plan.ops:
         waits = op.verb is Verb.SPAWN and any(begun[need].verb is Verb.SPAWN for need in op.needs if need in begun)

@@ -512,5 +512,6 @@ _EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
     Verb.STOP: stop,
     Verb.FORGET: forget,
     Verb.ERASE: erase,
+    Verb.BARRIER: lambda context, op, number: None,
 }
 assert _EFFECTS.keys() == set(Verb)

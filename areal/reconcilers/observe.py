@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,22 @@ class Observed:
     capacity: Capacity = field(default_factory=Capacity)
 
     def of(self, ref: str, component: str | None = None, replica: int | None = None) -> tuple[ObservedRun, ...]:
-        return tuple(
-            run
-            for run in self.runs.get(ref, ())
-            if (component is None or run.state.spec.component == component)
-            and (replica is None or run.state.spec.replica == replica)
-        )
+        """The runs of an object, of one component of it, or of one replica of that."""
+        if component is None:
+            return self.runs.get(ref, ())
+        if ref not in self._slots:
+            found: dict[tuple[str, int | None], list[ObservedRun]] = {}
+            self._slots[ref] = found
+            for run in self.runs.get(ref, ()):
+                name = run.state.spec.component
+                found.setdefault((name, None), []).append(run)
+                found.setdefault((name, run.replica), []).append(run)
+        return tuple(self._slots[ref].get((component, replica), ()))
+
+    @cached_property
+    def _slots(self) -> dict[str, dict[tuple[str, int | None], list[ObservedRun]]]:
+        """Of the objects that were asked for, the runs by component and replica."""
+        return {}
 
     def without(self, ref: str) -> Observed:
         """The same, had there never been a run of ``ref``."""
@@ -287,9 +297,9 @@ def queued_for(state: RunState) -> str:
     return f"queued{since}" + (f": {state.reason}" if state.reason else "")
 
 
-def best_run(runs: Sequence[ObservedRun], name: str, index: int = 0) -> ObservedRun | None:
-    mine = [run for run in runs if run.state.spec.component == name and run.replica == index]
-    return max(mine, key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
+def best_run(seen: Observed, ref: str, name: str, index: int = 0) -> ObservedRun | None:
+    """Of the runs of one component of an object."""
+    return max(seen.of(ref, name, index), key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
 
 
 def serves(run: ObservedRun | None) -> bool:
@@ -333,12 +343,13 @@ def routed_health(
 ) -> Health:
     """Of ``count`` replicas, each of these ``components``, the last one behind the router of ``owner``, which knows the
     object as ``name``. ``recorded``: whether the owner is."""
-    runs, table = seen.of(ref), seen.routes.get(owner)
+    table = seen.routes.get(owner)
     workers = table.models.get(name, ()) if isinstance(table, RouteTable) else ()
     picked = {uid for uid, _, state in workers if state == "ready"}
-    best = [best_run(runs, component, index) for index in range(count) for component in components]
-    serving = [index for index in range(count) if all(serves(best_run(runs, each, index)) for each in components)]
-    sent = {run.replica for run in runs if serves(run) and run.uid in picked}
+    slots = [[best_run(seen, ref, component, index) for component in components] for index in range(count)]
+    best = [run for slot in slots for run in slot]
+    serving = [index for index, slot in enumerate(slots) if all(map(serves, slot))]
+    sent = {run.replica for run in seen.of(ref) if serves(run) and run.uid in picked}
     routed = [index for index in serving if index in sent]
     if len(serving) < count:
         ready = routed if isinstance(table, RouteTable) else serving
@@ -346,11 +357,11 @@ def routed_health(
     if not recorded:
         return Health("Degraded", 0, count, "NoService", f"{owner} is not recorded")
     if not isinstance(table, RouteTable):
-        return _unseen_routes(owner, "router", best_run(seen.of(owner), "router"), table, count)
+        return _unseen_routes(owner, "router", best_run(seen, owner, "router"), table, count)
     if len(routed) < count:
         message = f"{len(routed)} of {count} ready replicas get requests; areal reconcile routes them"
         return Health("Degraded" if routed else "Progressing", len(routed), count, "NotRouted", message)
-    gateway = best_run(seen.of(owner), "gateway")
+    gateway = best_run(seen, owner, "gateway")
     if not serves(gateway):
         return _unseen_routes(owner, "gateway", gateway, None, count)
     return Health("Ready", count, count, "AllReady")

@@ -8,11 +8,12 @@ an op frees is handed to an op that waits for it, so that no order of execution 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Literal
 
 from areal.errors import NoCapacity
@@ -24,11 +25,12 @@ class GpuPool:
     """``free`` GPUs can be taken at once; ``_coming`` holds (count, op after which they are free), earliest first."""
 
     free: int = 0
-    _coming: list[tuple[int, int]] = field(default_factory=list)
+    _coming: deque[tuple[int, int]] = field(default_factory=deque)
+    _due: int = 0  # of all that are coming
 
     @property
     def available(self) -> int:
-        return self.free + sum(count for count, _ in self._coming)
+        return self.free + self._due
 
     def take(self, count: int, what: str) -> tuple[int, ...]:
         """The ops to wait for before ``count`` more GPUs are there. Raises NoCapacity."""
@@ -41,11 +43,12 @@ class GpuPool:
         self.free -= now
         count -= now
         needs = []
+        self._due -= count
         while count:
-            coming, op = self._coming.pop(0)
+            coming, op = self._coming.popleft()
             needs.append(op)
             if coming > count:
-                self._coming.insert(0, (coming - count, op))
+                self._coming.appendleft((coming - count, op))
             count -= min(count, coming)
         return tuple(needs)
 
@@ -53,15 +56,16 @@ class GpuPool:
         """``count`` GPUs are free again after ``op``."""
         if count:
             self._coming.append((count, op))
+            self._due += count
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
         """An error inside gives back what was taken."""
-        free, coming = self.free, list(self._coming)
+        free, coming, due = self.free, self._coming.copy(), self._due
         try:
             yield
         except NoCapacity:
-            self.free, self._coming = free, coming
+            self.free, self._coming, self._due = free, coming, due
             raise
 
 
@@ -84,6 +88,7 @@ class Verb(StrEnum):
     STOP = "stop"  # end a run and everything in its session
     FORGET = "forget"  # delete the record of an ended run
     ERASE = "erase"  # delete the object
+    BARRIER = "barrier"  # nothing: what needs many ops needs this one instead
 
 
 _WORDS = {
@@ -102,6 +107,7 @@ _WORDS = {
     Verb.STOP: "stop",
     Verb.FORGET: "forget an ended run of",
     Verb.ERASE: "delete",
+    Verb.BARRIER: "go on with",
 }
 
 
@@ -248,7 +254,14 @@ class Plan:
         return ", ".join(f"{counts[words]} {words}" for words in _SUMMARY if counts[words]) or "no object"
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
-        return tuple(op for op in self.ops if op.ref == ref)
+        return tuple(self._by_ref.get(ref, ()))
+
+    @cached_property
+    def _by_ref(self) -> dict[str, list[Op]]:
+        found: dict[str, list[Op]] = {}
+        for op in self.ops:
+            found.setdefault(op.ref, []).append(op)
+        return found
 
     def to_text(self) -> str:
         lines = [line for item in self.objects for line in item.to_lines()]
@@ -274,12 +287,16 @@ class Plan:
         }
 
 
+_MANY = 16  # ops; fewer need no barrier
+
+
 class PlanBuilder:
     """Collects ops in order and hands out their ids; the only place where ids are made."""
 
     def __init__(self) -> None:
         self._ops: list[Op] = []
         self._spawns: dict[str, int] = {}
+        self._by_ref: dict[str, list[Op]] = {}
 
     def add(
         self,
@@ -299,22 +316,28 @@ class PlanBuilder:
         self._ops.append(op)
         if verb is Verb.SPAWN:
             self._spawns[run] = number
+        self._by_ref.setdefault(ref, []).append(op)
         return number
+
+    def barrier(self, ref: str, cause: str, needs: tuple[int, ...]) -> tuple[int, ...]:
+        """``needs``, or one op that needs all of them where they are many: n ops that need n others each would be a
+        plan of n^2."""
+        return needs if len(needs) <= _MANY else (self.add(Verb.BARRIER, ref, "", cause, needs=needs),)
 
     def ops(self) -> tuple[Op, ...]:
         return tuple(self._ops)
 
     def ops_of(self, ref: str) -> tuple[Op, ...]:
-        return tuple(op for op in self._ops if op.ref == ref)
+        return tuple(self._by_ref.get(ref, ()))
 
     def spawn_ops(self, runs: Iterable[str]) -> tuple[int, ...]:
         """The ops that start these runs."""
         return tuple(self._spawns[run] for run in runs if run in self._spawns)
 
-    def ready_ops(self, refs: Container[str]) -> tuple[int, ...]:
+    def ready_ops(self, refs: Collection[str]) -> tuple[int, ...]:
         """The ops after which objects serve."""
         awaited = (Verb.ROUTE, Verb.SETTLE, Verb.AWAIT)
-        return tuple(op.id for op in self._ops if op.ref in refs and op.verb in awaited)
+        return tuple(sorted(op.id for ref in refs for op in self.ops_of(ref) if op.verb in awaited))
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
@@ -323,6 +346,9 @@ class PlanBuilder:
         try:
             yield
         except NoCapacity:
-            del self._ops[mark:]
-            self._spawns = {run: op for run, op in self._spawns.items() if op <= mark}
+            while len(self._ops) > mark:
+                op = self._ops.pop()
+                self._by_ref[op.ref].pop()
+                if op.verb is Verb.SPAWN:
+                    del self._spawns[op.run]
             raise

@@ -17,8 +17,8 @@ from typing import Any
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import controller_of, host_of
 from areal.reconcilers.observe import Observed
-from areal.reconcilers.plan import GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
-from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanNotes, PlanScope, Policy, unseen
+from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
+from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
 
 _HOW = {
@@ -57,12 +57,17 @@ def make_plan(
     touched: dict[str, list[Op]] = {}
     for op in ops:
         touched.setdefault(op.ref, []).append(op)
-    shown = [t for t in scope.all if t not in scope.context or t.ref in touched or t.ref in notes.refused]
+    drifted: dict[str, list[Drift]] = {}
+    for drift in notes.drift:
+        drifted.setdefault(drift.ref, []).append(drift)
+    shown = [t for t in scope.all if t.ref in scope.asked or t.ref in touched or t.ref in notes.refused]
     ended = [t for t in scope.all if t.gone and t.ref not in notes.refused]
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
-        objects=tuple(_object_plan(target, touched.get(target.ref, []), notes) for target in shown),
+        objects=tuple(
+            _object_plan(t, touched.get(t.ref, ()), drifted.get(t.ref, ()), notes.refused.get(t.ref)) for t in shown
+        ),
         ops=ops,
         drift=tuple(notes.drift),
         destructive=(*notes.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
@@ -93,9 +98,8 @@ def _refuse_unseen(planning: Planning) -> None:
             refuse(ref, f"{host} cannot be deleted")
 
 
-def _object_plan(target: Target, ops: Sequence[Op], notes: PlanNotes) -> ObjectPlan:
+def _object_plan(target: Target, ops: Sequence[Op], drifts: Sequence[Drift], refusal: Refusal | None) -> ObjectPlan:
     action, cause, decided = target.action, target.cause, ""
-    refusal = notes.refused.get(target.ref)
     if refusal is not None:
         return ObjectPlan(target.ref, "blocked", refusal.message, refusal=refusal)
     if action == "configure" and target.decisive is not None:
@@ -105,8 +109,7 @@ def _object_plan(target: Target, ops: Sequence[Op], notes: PlanNotes) -> ObjectP
         cause = cause or "metadata"
     if action == "unchanged" and ops:
         action = "heal"
-        mine = [drift for drift in notes.drift if drift.ref == target.ref]
-        cause = "; ".join(f"{drift.target} {drift.kind}" for drift in mine)
+        cause = "; ".join(f"{drift.target} {drift.kind}" for drift in drifts)
         found = [op.cause for op in ops if op.verb is Verb.STOP]
         found += [f"was {op.cause}" for op in ops if op.verb is Verb.AWAIT and op.cause != STARTED]
         cause = cause or next(iter(found), "not converged yet")

@@ -10,11 +10,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
@@ -128,15 +129,22 @@ def _outdated(component: Component, run: ObservedRun) -> str:
     had, wanted = run.state.spec.spec, component.spec
     if had == wanted:
         return ""
-    found = changes(_relevant(component, had), _relevant(component, wanted))
-    classes = [(update_class(component.kind, change.path), change.path) for change in found]
+    return _changed_field(component.kind, component.fields, json.dumps(had), json.dumps(wanted))
+
+
+@lru_cache(maxsize=1024)  # the replicas of an object were started for a few specs only
+def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) -> str:
+    """The decisive one among the fields that differ between two sparse specs, given as JSON; "" where none costs a
+    process."""
+    found = changes(_relevant(kind, fields, had), _relevant(kind, fields, wanted))
+    classes = [(update_class(kind, change.path), change.path) for change in found]
     update, path = max(classes, key=lambda each: each[0], default=(UpdateClass.META, ()))
     return path_text(("spec", *path)) if update >= UpdateClass.ROLL else ""
 
 
-def _relevant(component: Component, sparse: Mapping[str, Any]) -> dict[str, Any]:
-    full = effective(component.kind, dict(sparse)).model_dump(by_alias=True, mode="json")
-    kept = {name: full[name] for name in component.fields if name in full}
+def _relevant(kind: str, fields: tuple[str, ...], sparse: str) -> dict[str, Any]:
+    full = effective(kind, json.loads(sparse)).model_dump(by_alias=True, mode="json")
+    kept = {name: full[name] for name in fields if name in full}
     if kept.get("backend"):  # its data-parallel dimension is only a number of replicas
         kept["backend"] = str(replace(inference_part(kept["backend"]), data=1))
     return kept
@@ -451,6 +459,7 @@ class ObjectWork:
 
     def erase(self, needs: Sequence[int], after: Sequence[int] = ()) -> int:
         """Forget every run's record, then the object."""
+        needs = self.build.barrier(self.ref, "all of it has ended", tuple(needs))
         forgotten = [
             self.build.add(Verb.FORGET, self.ref, run.slot, self.end_cause, needs=needs, run=run.uid)
             for run in self.observed.of(self.ref)

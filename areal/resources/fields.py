@@ -137,7 +137,7 @@ _LONGEST_S = 1e9  # 31 years
 Port: TypeAlias = Annotated[int, Field(ge=1, le=65535), Unit("port")]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000), Unit("count")]
 PositiveCount: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000), Unit("count")]
-Replicas: TypeAlias = Annotated[int, Field(ge=0, le=4096), Unit("replicas")]
+Replicas: TypeAlias = Annotated[int, Field(ge=0, le=65536), Unit("replicas")]
 Cores: TypeAlias = Annotated[float, Field(gt=0, le=1_000_000), Unit("cores")]
 Ratio: TypeAlias = Annotated[float, Field(ge=0, le=1), Unit("ratio")]
 Factor: TypeAlias = Annotated[float, Field(ge=1, le=100), Unit("factor")]

@@ -354,6 +354,9 @@ class _Hands:
             if service in self.world.tables:
                 relay.follow(self.world.tables[service])
 
+    def do_barrier(self, op: Op) -> None:
+        pass
+
     def do_warm(self, op: Op) -> None:
         run = self.get(op.run)
         require(answers(run) and self.world.engine_answers(run), f"{run.uid} does not complete")

@@ -425,3 +425,24 @@ def test_plan_of_deleting_what_cannot_be_seen_is_refused_and_touches_nothing() -
     (refused,) = (part for part in plan.objects if part.ref == MODEL)
     assert (refused.action, verbs(plan, MODEL)) == ("blocked", [])
     assert "engine/0 cannot be seen" in refused.cause
+
+
+@pytest.mark.parametrize("strategy", ["Rolling", "BlueGreen", "Recreate"])
+def test_plan_of_many_replicas_grows_with_their_number_alone(strategy: str) -> None:
+    def size(count: int) -> int:
+        home, item, observed = steady(count, {"backend": "sglang:t1", "strategy": {"type": strategy}})
+        target = changed(item, {**item.spec, "path": "models/other"})
+        plan = plan_of(unchanged(home), target, observed=observed, policy=Policy(free_gpus=count))
+        return sum(len(op.needs) for op in plan.ops)
+
+    assert size(200) < 2.2 * size(100)
+
+
+def test_deletion_of_many_replicas_grows_with_their_number_alone() -> None:
+    def size(count: int) -> int:
+        home, item, observed = steady(count)
+        plan = plan_of(unchanged(home), Target(item, "delete"), observed=observed)
+        assert "barrier" in verbs(plan)
+        return sum(len(op.needs) + len(op.args.get("after", ())) for op in plan.ops)
+
+    assert size(200) < 2.2 * size(100)

@@ -233,7 +233,7 @@ class SimpleController(KindController, ABC):
         count = self.replicas(spec)
         if count == 0:
             return Health("Suspended", 0, 0)
-        best = [best_run(seen.of(ref), self.component, index) for index in range(count)]
+        best = [best_run(seen, ref, self.component, index) for index in range(count)]
         return judge(sum(1 for run in best if serves(run)), count, best)
 
     def address(self, runs: Iterable[ObservedRun]) -> str:

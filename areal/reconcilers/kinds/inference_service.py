@@ -33,7 +33,7 @@ class InferenceServiceController(KindController):
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         if spec.get("suspend"):
             return Health("Suspended", 0, 0)
-        best = [best_run(seen.of(ref), name) for name in ("router", "gateway")]
+        best = [best_run(seen, ref, name) for name in ("router", "gateway")]
         return judge(sum(1 for run in best if serves(run)), len(best), best)
 
     def address(self, runs: Iterable[ObservedRun]) -> str:

@@ -8,7 +8,8 @@ room for two, says so; and then the plan says so too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 from typing import Any
 
 from areal.errors import NoCapacity
@@ -40,16 +41,17 @@ def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int,
         message = f": blue-green needs {need} spare GPUs for a second set"
         work.require_gpus(need, message, "use strategy: {type: Rolling}")
         return _surge(work, replicas, last)
-    left = list(replicas)
+    left = {replica.index: replica for replica in replicas}
     while left:
-        size = _surge_size(work, left)
-        batch = left[:size] if size else _given_up(work, left)
+        size = _surge_size(work, left.values())
+        batch = list(islice(left.values(), size)) if size else _given_up(work, left.values())
         last = _surge(work, batch, last) if size else _recreate(work, batch, last)
-        left = [replica for replica in left if replica not in batch]
+        for replica in batch:
+            del left[replica.index]
     return last
 
 
-def _surge_size(work: ReplicaWork, left: Sequence[Replica]) -> int:
+def _surge_size(work: ReplicaWork, left: Collection[Replica]) -> int:
     """The number of successors that may run beside the old ones now; 0: something has to stop first."""
     declared = work.strategy.max_surge
     if not work.need or work.queues or not any(replica.new_engine for replica in left):
@@ -58,7 +60,7 @@ def _surge_size(work: ReplicaWork, left: Sequence[Replica]) -> int:
     return min(len(left), room, room if declared == "auto" else int(declared))
 
 
-def _given_up(work: ReplicaWork, left: Sequence[Replica]) -> list[Replica]:
+def _given_up(work: ReplicaWork, left: Collection[Replica]) -> list[Replica]:
     """The replicas that make room for their own successors: those that do not serve anyway, else as few as may be.
 
     Raises NoCapacity when that would be the only one, and nobody has allowed it.
@@ -76,7 +78,7 @@ def _given_up(work: ReplicaWork, left: Sequence[Replica]) -> list[Replica]:
             f"{work.ref}: a rolling update of one replica needs {work.need} spare GPUs; {work.gpus.available} are free",
             hint="use strategy: {type: Recreate} or --allow-downtime to stop the old replica first",
         )
-    return list(left[:unavailable])
+    return list(islice(left, unavailable))
 
 
 def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
@@ -84,7 +86,7 @@ def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -
     ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
     cause = f"replaced: {_cause(batch)}"
     new, warm = _start_successors(work, batch, last or work.before_start, beside=True)
-    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
+    old = _routed_of(work, _old_proxies(batch))
     switch = work.strategy.type == "BlueGreen"  # one change of the table: from then on only the new set is picked
     work.routed = [*work.routed, *new]
     work.cordoned = old if switch else []
@@ -95,7 +97,7 @@ def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -
         needs = (work.build.add(Verb.SOAK, work.ref, "routes", "must stay ready", needs=needs, runs=new, args=soak),)
     needs = work.drain(old, needs, cause)
     if old:
-        work.routed, work.cordoned = [uid for uid in work.routed if uid not in old], []
+        work.routed, work.cordoned = _without(work.routed, old), []
         needs = (work.route("the old ones are drained", needs),)
     return _retire(work, batch, needs, cause)
 
@@ -104,10 +106,10 @@ def _recreate(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]
     """Old before new: drain, stop, start. There is no room for both, or the user asked for it."""
     cause = f"makes room: {_cause(batch)}"
     needs = last or work.recorded
-    old = [run.uid for run in _old_proxies(batch) if run.uid in work.routed]
+    old = _routed_of(work, _old_proxies(batch))
     if old:
         needs = work.drain(old, needs, cause)
-        work.routed = [uid for uid in work.routed if uid not in old]
+        work.routed = _without(work.routed, old)
         needs = (work.route(cause, needs),)
     needs = _retire(work, batch, needs, cause)
     new, warm = _start_successors(work, batch, needs, beside=False)
@@ -132,6 +134,16 @@ def _retire(work: ReplicaWork, batch: Sequence[Replica], needs: tuple[int, ...],
     """Stop the old data proxies, then the old engines."""
     last = work.stop_all(_old_proxies(batch), cause, (*needs, *work.service.synced))
     return work.stop_all([replica.old_engine for replica in batch if replica.old_engine], cause, last)
+
+
+def _routed_of(work: ReplicaWork, proxies: Sequence[ObservedRun]) -> list[str]:
+    routed = set(work.routed)
+    return [run.uid for run in proxies if run.uid in routed]
+
+
+def _without(routed: Sequence[str], gone: Collection[str]) -> list[str]:
+    gone = set(gone)
+    return [uid for uid in routed if uid not in gone]
 
 
 def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
@@ -211,8 +223,8 @@ def _routed_now(work: ReplicaWork) -> list[str]:
 
 def _lost_routes(work: ReplicaWork) -> str:
     """Why the routes of what serves have to be given to the router again, whatever else is waited for."""
-    missing = [uid for uid in work.routed if uid not in work.known]
-    extra = sorted(worker for worker in work.known if worker not in work.routed)
+    missing = _without(work.routed, work.known)
+    extra = sorted(_without(list(work.known), work.routed))
     if missing:
         message = f"{len(missing)} of {len(work.routed)} replicas are not in the router's table"
         return _drifted(work, "route-missing", message)
@@ -243,15 +255,16 @@ def _bring_up(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, .
     ready: list[int] = []
     joining: list[str] = []
     warm: list[int] = []
+    routed = set(work.routed)
     for replica in replicas:
         proxy, mine = work.start_replica(replica, work.before_start)
         ready += mine
         stays_out = replica.proxy.action in (Action.LEAVE, Action.DEFER) or not work.table_readable
-        if proxy not in work.routed and not stays_out:
+        if proxy not in routed and not stays_out:
             joining.append(proxy)
             warm += work.warm(replica, proxy, mine)
     if not joining:
-        return (*last, *ready)
+        return work.build.barrier(work.ref, "what runs already is ready", (*last, *ready))
     work.routed += joining
     return (work.route("new replicas are ready", (*last, *ready, *warm)),)
 
@@ -266,10 +279,10 @@ def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...
         return last
     needs = (*(last or work.recorded), *work.service.synced)
     proxies = [run for run in runs if run.state.spec.component == PROXY]
-    routed = [run.uid for run in proxies if run.uid in work.routed]
+    routed = _routed_of(work, proxies)
     if routed and work.service.router:
         needs = work.drain(routed, needs, cause)
-        work.routed = [uid for uid in work.routed if uid not in routed]
+        work.routed = _without(work.routed, routed)
         needs = (work.route(cause, needs) if work.routed else work.unroute(cause, needs),)
     needs = work.stop_all(proxies, cause, (*needs, *work.service.gateway_stopped))
     return work.stop_all([run for run in runs if run.state.spec.component != PROXY], cause, needs)
@@ -307,7 +320,7 @@ def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
         proxies = [run.uid for run in runs if run.state.spec.component == PROXY and run.is_live]
         seconds = work.policy.drain_s(work.drain_s)
         drains = work.drain(proxies, (), cause, seconds=seconds)
-        after = (*drains, work.unroute(cause, work.service.synced, after=list(drains)))
+        after = (work.unroute(cause, work.service.synced, after=list(drains)),)
     return work.erase(stop_replicas(work, needs, after), after)
 
 
@@ -317,5 +330,6 @@ def stop_replicas(work: ReplicaWork, needs: tuple[int, ...], after: tuple[int, .
     runs, last = stoppable(work.runs), needs
     for name in (PROXY, work.engine_name):
         part = [run for run in runs if run.state.spec.component == name]
-        last = tuple(work.stop(run, work.end_cause, last, args) for run in part) or last
+        stops = tuple(work.stop(run, work.end_cause, last, args) for run in part) or last
+        last = work.build.barrier(work.ref, work.end_cause, stops)
     return last

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
@@ -109,15 +110,20 @@ class Extras:
 
 def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> list[Replica]:
     """The same slots, each with the surplus data proxies of the engine that it is about to lose."""
-    free = [run for run in _surplus(runs, replicas) if run.state.spec.component == PROXY]
+    calling = _callers(run for run in _surplus(runs, replicas) if run.state.spec.component == PROXY)
     return [
-        replace(slot, callers=tuple(run for run in free if calls(run, slot.old_engine))) if slot.old_engine else slot
+        replace(slot, callers=tuple(calling.get(slot.old_engine.url, ()))) if slot.old_engine else slot
         for slot in replicas
     ]
 
 
-def calls(proxy: ObservedRun, engine: ObservedRun | None) -> bool:
-    return engine is not None and engine.url in proxy.state.spec.inputs.values()
+def _callers(proxies: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
+    """Data proxies by the URLs that they were told, among them that of their engine."""
+    found: dict[str, list[ObservedRun]] = {}
+    for proxy in proxies:
+        for url in {told for told in proxy.state.spec.inputs.values() if isinstance(told, str)}:
+            found.setdefault(url, []).append(proxy)
+    return found
 
 
 def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extras:
@@ -128,11 +134,13 @@ def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extra
     callers = {run.uid for slot in replicas for run in slot.callers}
     found = [run for run in _surplus(runs, replicas) if run.uid not in callers]
     gone = {run.uid for run in found}
-    calling = [run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in gone]
-    late = tuple(
-        run for run in found if run.state.spec.component != PROXY and any(calls(proxy, run) for proxy in calling)
-    )
-    return Extras(tuple(run for run in found if run not in late), late)
+    proxies = (run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in gone)
+    calling = _callers(proxies)
+
+    def is_late(run: ObservedRun) -> bool:
+        return run.state.spec.component != PROXY and run.url in calling
+
+    return Extras(tuple(run for run in found if not is_late(run)), tuple(filter(is_late, found)))
 
 
 def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[ObservedRun]:
@@ -239,7 +247,7 @@ class ReplicaWork(ObjectWork, ABC):
     def count(self) -> int:
         return 0 if self.suspended else self.declared
 
-    @property
+    @cached_property
     def known(self) -> Mapping[str, str]:
         """The data proxies in the router's table, with their states; empty when it has none or starts empty."""
         table = self.service.table
@@ -297,7 +305,8 @@ class ReplicaWork(ObjectWork, ABC):
         return proxy.run, (*engine.ready, *proxy.ready)
 
     def stop_all(self, runs: Sequence[ObservedRun], cause: str, needs: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self.stop(run, cause, needs) for run in runs) or tuple(needs)
+        stops = tuple(self.stop(run, cause, needs) for run in runs)
+        return self.build.barrier(self.ref, cause, stops) if stops else tuple(needs)
 
     def route(self, cause: str, needs: Sequence[int]) -> int:
         """Give the router the whole set."""

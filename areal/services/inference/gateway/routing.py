@@ -52,6 +52,7 @@ class LiveTable:
         self._followed = Followed()
         self._changed = asyncio.Event()
         self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
+        self._trusted: dict[str, tuple[float, list[WorkerEntry]]] = {}  # of a model's ready ones, until (loop time)
         self._journals: dict[str, str] = {}  # tag -> model
         self._ready: dict[str, list[WorkerEntry]] = {}  # of each published model
         self._holders: dict[tuple[str, str], list[WorkerEntry]] = {}  # of a model, and a journal that they serve
@@ -83,6 +84,7 @@ class LiveTable:
         # The router's word that a worker is back ends its suspicion; one that left is forgotten.
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
+        self._trusted.clear()
         self.received.set()
         self._changed.set()
         self._changed = asyncio.Event()
@@ -149,12 +151,17 @@ class LiveTable:
     def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
         """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
         ``even_suspects``: rather one in trouble than none. A session's call goes to those that have its ``journal``.
-        What it costs does not grow with the table while none is in trouble."""
+        What it costs does not grow with the table, but for the first call after one got into trouble, or out of it."""
         ready = self._ready.get(name, []) if journal is None else self._holders.get((name, journal), [])
         if not self._suspects:
             return ready
         now = asyncio.get_running_loop().time()
-        trusted = [worker for worker in ready if self._suspects.get(worker.addr, (0.0, 0.0))[0] <= now]
+        until, trusted = self._trusted.get(name, (0.0, [])) if journal is None else (0.0, [])
+        if until <= now:
+            avoided = {addr: end for addr, (end, _) in self._suspects.items() if end > now}
+            trusted = [worker for worker in ready if worker.addr not in avoided] if avoided else ready
+            if journal is None:
+                self._trusted[name] = min(avoided.values(), default=math.inf), trusted
         return trusted or (ready if even_suspects else [])
 
     def moving(self, name: str, journal: str) -> bool | None:
@@ -190,10 +197,11 @@ class LiveTable:
         if until <= now:  # calls that fail together count once
             span = min(max(span * 2, _SUSPECT_FIRST_S), _SUSPECT_MAX_S)
         self._suspects[addr] = (now + span, span)
+        self._trusted.clear()
 
     def trust(self, addr: str) -> None:
-        if self._suspects:
-            self._suspects.pop(addr, None)
+        if self._suspects and self._suspects.pop(addr, None) is not None:
+            self._trusted.clear()
 
 
 def _journals(table: Snapshot) -> dict[str, str]:

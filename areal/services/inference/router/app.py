@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -260,6 +260,7 @@ class RouterRoutes:
         self._watch = watch
         self._picker = Picker()
         self._scraped = RegisteredTargets()
+        self._listed: dict[str, tuple[Sequence[WorkerRecord], list[WorkerEntry], dict[str, WorkerRecord]]] = {}
 
     def add_to(self, service: Service) -> None:
         self._service = service
@@ -380,13 +381,21 @@ class RouterRoutes:
         name = _required("model", body.model)
         if not self._registry.has_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
-        ready = {w.addr: w for w in self._registry.workers(name) if w.state == READY}
+        entries, ready = self._ready(name)
         if not ready:
             raise ApiError(503, f"no worker of model {name!r} is ready", code="no_worker_available")
-        entries = [WorkerEntry(worker.id, worker.addr) for worker in ready.values()]
         strategy = self._registry.strategy
         chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens)
         return self._there(ready[chosen.addr])
+
+    def _ready(self, model: str) -> tuple[list[WorkerEntry], dict[str, WorkerRecord]]:
+        """The same values until the table changes."""
+        members = self._registry.members(model)
+        kept = self._listed.get(model)
+        if kept is None or kept[0] is not members:
+            ready = {worker.addr: worker for worker in members if worker.state == READY}
+            kept = self._listed[model] = members, [WorkerEntry(each.id, each.addr) for each in ready.values()], ready
+        return kept[1:]
 
     def _there(self, worker: WorkerRecord, **more: Any) -> Response:
         """``api_key`` is None: a data proxy takes the caller's own, and a provider's key never leaves it."""

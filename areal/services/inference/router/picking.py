@@ -65,7 +65,7 @@ class _Ring:
         self._workers = [worker for _, worker in placed]
 
     def part(self, key: bytes) -> list[WorkerEntry]:
-        first = bisect.bisect(self._digests, _digest(key))
+        first = bisect.bisect(self._digests, _digest_of_key(key))
         part = self._workers[first : first + _CANDIDATES]
         return part + self._workers[: _CANDIDATES - len(part)]
 
@@ -100,7 +100,7 @@ class _Least:
 def _weight_by(key: bytes) -> Callable[[WorkerEntry], int]:
     """One digest a key and one an address, the latter kept; together they are mixed as SplitMix64 does, which is what a
     call pays for each worker."""
-    seed = _digest(key)
+    seed = _digest_of_key(key)
 
     def weight(worker: WorkerEntry) -> int:
         mixed = seed ^ _digest_of_address(worker.addr)
@@ -113,6 +113,11 @@ def _weight_by(key: bytes) -> Callable[[WorkerEntry], int]:
 
 def _digest(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
+
+
+@lru_cache(maxsize=1)  # it is asked for twice in one pick
+def _digest_of_key(key: bytes) -> int:
+    return _digest(key)
 
 
 @lru_cache(maxsize=65_536)

@@ -187,12 +187,30 @@ class WorkerRegistry:
         self._workers: dict[str, WorkerRecord] = {}
         self._members: dict[str | None, dict[str, WorkerRecord]] = {}  # the same, by model
         self._by_addr: dict[str, dict[str, WorkerRecord]] = {}  # the same, by address
+        self._by_journal: dict[str, dict[str, WorkerRecord]] = {}  # the same, by the journals that they serve
+        self._listed: dict[str, tuple[int, list[WorkerRecord]]] = {}  # members of a model at a serial
         self._changes: deque[tuple[int, str | None, str]] = deque(maxlen=_CHANGES_KEPT)  # serial, model, worker
         self._whole_at = 0  # the serial of the last change that was more than some workers'
         self._removed: dict[str, None] = {}  # ids of removed workers: their leases do not bring them back
 
     def workers(self, model: str | None = None) -> list[WorkerRecord]:
         return list((self._workers if model is None else self._members.get(model, {})).values())
+
+    def members(self, model: str) -> Sequence[WorkerRecord]:
+        """As ``workers``: the same list until the table changes, so that a look at some of them costs no more for
+        thousands."""
+        kept = self._listed.get(model)
+        if kept is None or kept[0] != self.serial:
+            kept = self._listed[model] = self.serial, self.workers(model)
+        return kept[1]
+
+    def holders(self, tag: str) -> list[WorkerRecord]:
+        """The workers that serve a journal."""
+        return list(self._by_journal.get(tag, {}).values())
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._models)
 
     def readiness(self, worker: WorkerRecord) -> Readiness:
         """The settings of this worker's probes."""
@@ -317,19 +335,29 @@ class WorkerRegistry:
     ) -> None:
         """``workers`` are (id, address) pairs, the whole set; ``cordoned`` those ids that get nothing new. Saying the
         same again changes nothing."""
-        before = self._content()
-        wanted = dict(workers)
-        for worker in self.workers(name):
-            if worker.id not in wanted:
-                self._remove(worker)
+        wanted, marked = dict(workers), frozenset(cordoned)
+        changed, moved = [worker for worker in self.workers(name) if worker.id not in wanted], False
+        for worker in changed:
+            self._remove(worker)
         for worker_id, addr in wanted.items():
             self._removed.pop(worker_id, None)
-            self._place(worker_id, addr, name).cordoned = worker_id in cordoned
-        known = self._models.get(name) or _Model(1, external, int(time.time()), self._readiness)
+            former = self._workers.get(worker_id)
+            moved = moved or (former is not None and former.model not in (None, name))
+            worker = self._place(worker_id, addr, name)
+            if worker is not former or worker.cordoned != (worker_id in marked):
+                worker.cordoned = worker_id in marked
+                changed.append(worker)
+        before = self._models.get(name)
+        known = before or _Model(1, external, int(time.time()), self._readiness)
         count = expected if expected is not None else max(1, len(wanted))
         readiness = readiness or self._readiness
         self._models[name] = replace(known, expected=count, external=external, readiness=readiness, withheld=False)
-        if self._content() != before:
+        if before is None or moved:
+            self._changed()
+        elif changed:  # one change of the table for its followers, who look again when we return
+            for worker in changed:
+                self._changed(worker)
+        elif replace(self._models[name], journals=before.journals, journals_due=before.journals_due) != before:
             self._changed()
 
     def remove_model(self, name: str) -> bool:
@@ -337,6 +365,7 @@ class WorkerRegistry:
             return False
         for worker in self.workers(name):
             self._remove(worker)
+        self._listed.pop(name, None)
         self._changed()
         return True
 
@@ -347,12 +376,23 @@ class WorkerRegistry:
 
     def observe(self, worker: WorkerRecord, answer: Answer, report: WorkerReport | None) -> None:
         """One probe's finding. Load alone is no change of the table: relays count their own."""
-        before = worker.public
+        before, journals = worker.public, worker.report.journals
         worker.health = worker.health.after(answer, self.readiness(worker))
         worker.report = report or worker.report
         if worker.public != before and self._workers.get(worker.id) is worker:
+            self._index_journals(worker, journals, worker.report.journals)
             self._journals_changed(worker.model)
             self._changed(worker)
+
+    def _index_journals(self, worker: WorkerRecord, old: Sequence[str], new: Sequence[str]) -> None:
+        if old == new:
+            return
+        for tag in set(old):
+            del self._by_journal[tag][worker.id]
+            if not self._by_journal[tag]:
+                del self._by_journal[tag]
+        for tag in new:
+            self._by_journal.setdefault(tag, {})[worker.id] = worker
 
     def _journals_changed(self, name: str | None) -> None:
         if name is not None and (model := self._models.get(name)) is not None:
@@ -534,6 +574,7 @@ class WorkerRegistry:
         self._workers[worker.id] = worker
         self._members.setdefault(worker.model, {})[worker.id] = worker
         self._by_addr.setdefault(worker.addr, {})[worker.id] = worker
+        self._index_journals(worker, (), worker.report.journals)
         self._journals_changed(worker.model)
 
     def _drop(self, worker: WorkerRecord) -> None:
@@ -543,6 +584,7 @@ class WorkerRegistry:
             del index[key][worker.id]  # type: ignore[index]
             if not index[key]:  # type: ignore[index]
                 del index[key]  # type: ignore[arg-type]
+        self._index_journals(worker, worker.report.journals, ())
         self._journals_changed(worker.model)
 
     def _changed(self, worker: WorkerRecord | None = None) -> None:

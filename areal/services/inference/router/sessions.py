@@ -1,17 +1,18 @@
 """Placement of sessions, and finding them.
 
-A new group goes to the replica with the fewest sessions. Which replica has an existing one follows from its name: names
-carry the tag of a journal, and replicas say which journals they serve. Only a key that a caller chose itself is asked
-for; a session with such a key starts where its last one is, else where a hash of the key points to, so that two
-sessions at once cannot have the same key.
+A new group goes to the replica with the fewest sessions; of a large pool, to the lightest of a few. Which
+replica has an existing one follows from its name: names carry the tag of a journal, and replicas say which journals
+they serve. Only a key that a caller chose itself is asked for; a session with such a key starts where its last one is,
+else where a hash of the key points to, so that two sessions at once cannot have the same key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ from areal.services.inference.router.registry import WorkerRecord, WorkerRegistr
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.wire.bodies import RouteCall
 from areal.wire.routing import CORDONED, DEAD, READY, WorkerEntry
+
+_LARGE_POOL = 32
+_CANDIDATES = 4
 
 
 @dataclass
@@ -53,8 +57,13 @@ class Placements:
             self._placed[worker.addr] = recent
         return worker.report.sessions + sum(each.size for each in recent)
 
-    def lightest_first(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        return sorted(workers, key=lambda worker: (self.sessions(worker), worker.id))
+    def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
+        """Those of ``workers`` that are ready and record. Of a large pool only some are looked at, so that the start of
+        a session costs the same in pools of any size."""
+        if len(workers) > _LARGE_POOL:
+            workers = [workers[place] for place in random.sample(range(len(workers)), _CANDIDATES)]
+        keepers = [worker for worker in workers if worker.state == READY and worker.report.journals]
+        return sorted(keepers, key=lambda worker: (self.sessions(worker), worker.id))
 
     @contextmanager
     def placing(self, worker: WorkerRecord, size: int) -> Iterator[Placed]:
@@ -93,8 +102,7 @@ class SessionPlacing:
 
     async def start(self, data: Mapping[str, Any], request_id: str) -> Fetched:
         """Start a group of sessions, under the request id of whoever wants it. Raises 400, 404, 502, 503."""
-        keepers = self._keepers(self._model(data.get("model")))
-        for worker in await self._preferred(data.get("api_key"), keepers):
+        for worker in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
                 return await self._start(worker, data, request_id)
             except NotConnected:
@@ -114,7 +122,7 @@ class SessionPlacing:
     def _model(self, name: object) -> str:
         """The model asked for, or the only one. Raises 400, 404."""
         if name is None:
-            names = sorted(self._registry.snapshot().models)
+            names = sorted(self._registry.names)
             if len(names) == 1:
                 return names[0]
             message = f"model is required: this service has {', '.join(names) or 'none yet'}"
@@ -125,7 +133,7 @@ class SessionPlacing:
 
     def _keepers(self, model: str) -> list[WorkerRecord]:
         """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records."""
-        ready = [worker for worker in self._registry.workers(model) if worker.state == READY]
+        ready = [worker for worker in self._registry.members(model) if worker.state == READY]
         if not ready:
             message = f"no worker of model {model!r} is ready"
             raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
@@ -135,10 +143,12 @@ class SessionPlacing:
             raise bad_request(message, param="model", code="sessions_not_kept")
         return keepers
 
-    async def _preferred(self, key: object, keepers: list[WorkerRecord]) -> list[WorkerRecord]:
+    async def _preferred(self, key: object, model: str) -> list[WorkerRecord]:
         """The workers that are asked to start the sessions, one after the other."""
-        if not isinstance(key, str):
-            return self._placements.lightest_first(keepers)  # what is wrong with it the data proxy says
+        if not isinstance(key, str):  # what is wrong with it the data proxy says
+            lightest = self._placements.lightest_first
+            return lightest(self._registry.members(model)) or lightest(self._keepers(model))
+        keepers = self._keepers(model)
         tag = tag_of_key(key)
         if tag is not None:
             return [self._with_journal(tag)]
@@ -175,7 +185,7 @@ class SessionPlacing:
         return held
 
     def _with_journal(self, tag: str) -> WorkerRecord:
-        holders = [worker for worker in self._registry.workers() if tag in worker.report.journals]
+        holders = self._registry.holders(tag)
         for worker in holders:
             if worker.state != DEAD:
                 return worker

@@ -123,3 +123,16 @@ async def test_cordoned_worker_gets_the_calls_of_its_sessions_and_no_others() ->
     for journal, addr in (("old", {"http://a"}), ("new", {"http://b"}), ("gone", set()), ("none", set())):
         found = live_table.routable("m", even_suspects=True, journal=journal)
         assert {worker.addr for worker in found} == addr
+
+
+async def test_trusted_workers_are_listed_once_until_one_gets_into_trouble_or_out_of_it() -> None:
+    live_table = live(table(a=READY, b=READY, c=READY))
+    live_table.suspect("http://a:1")
+    first = live_table.routable("m", even_suspects=True)
+    assert live_table.routable("m", even_suspects=True) is first
+    live_table.suspect("http://b:1")
+    assert routable(live_table) == {"c"}
+    live_table.trust("http://b:1")
+    assert routable(live_table) == {"b", "c"}
+    live_table.apply(table(1, a=READY, c=READY))
+    assert routable(live_table) == {"c"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport
-from areal.wire.routing import DEAD, DRAINING, READY, worker_base_url
+from areal.wire.routing import DEAD, DRAINING, READY, Changes, worker_base_url
 
 
 def registry_with(*workers: tuple[str, str]) -> WorkerRegistry:
@@ -179,3 +179,38 @@ def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
     empty = WorkerRegistry()
     empty.mark_synced()
     assert empty.all_heard
+
+
+def test_worker_that_joins_a_declared_set_is_told_to_followers_alone() -> None:
+    registry = WorkerRegistry()
+    registry.register_model("m", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
+    before = registry.snapshot()
+    registry.register_model("m", [("b", "http://h:2"), ("c", "http://h:3")], expected=1, external=False)
+    changes = registry.changes_since(before.serial)
+    assert changes is not None
+    assert {worker.id for worker in changes.models["m"].workers} == {"c"}
+    assert changes.gone == {"m": ("a",)}
+    after = before.changed(Changes.from_json(changes.to_json()))
+    assert after.models["m"] == registry.snapshot().models["m"]
+
+
+def test_worker_that_a_declaration_takes_from_another_model_makes_a_new_table() -> None:
+    registry = WorkerRegistry()
+    registry.register_model("m", [("a", "http://h:1")], expected=1, external=False)
+    registry.register_model("n", [("b", "http://h:2")], expected=1, external=False)
+    serial = registry.serial
+    registry.register_model("n", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
+    assert registry.changes_since(serial) is None
+    assert [len(model.workers) for model in registry.snapshot().models.values()] == [0, 2]
+
+
+def test_holders_of_a_journal_follow_reports_and_removals() -> None:
+    registry = WorkerRegistry()
+    registry.register_model("m", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
+    observe(registry, "a", Answer.READY, told("one", "one"))
+    observe(registry, "b", Answer.READY, told("two"))
+    observe(registry, "b", Answer.READY, told("two", "one"))
+    assert [worker.id for worker in registry.holders("one")] == ["a", "b"]
+    registry.register_model("m", [("b", "http://h:2")], expected=1, external=False)
+    observe(registry, "b", Answer.READY, told("one"))
+    assert ([worker.id for worker in registry.holders("one")], registry.holders("two")) == (["b"], [])
