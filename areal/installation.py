@@ -10,13 +10,33 @@ from urllib.parse import unquote, urlsplit
 
 def install_command(extra: str) -> str:
     """The shell command that adds ``extra`` from where areal itself was installed."""
+    return _command(extra, _recorded())
+
+
+def origin() -> str:
+    """Where areal was installed from: a URL for pip, a folder, "" for an index or where it is not installed."""
+    source = _recorded()
+    if source is None:
+        return ""
+    return unquote(urlsplit(str(source["url"])).path) if "dir_info" in source else _url(source)
+
+
+def _recorded() -> Mapping[str, Any] | None:
     from importlib import metadata  # it takes as long as a light command's start
 
     try:
         recorded = metadata.distribution("areal").read_text("direct_url.json")
     except metadata.PackageNotFoundError:
         recorded = None
-    return _command(extra, json.loads(recorded) if recorded else None)
+    found: Mapping[str, Any] | None = json.loads(recorded) if recorded else None
+    return found
+
+
+def _url(source: Mapping[str, Any]) -> str:
+    if "vcs_info" not in source:
+        return str(source["url"])
+    vcs = source["vcs_info"]
+    return f"{vcs['vcs']}+{source['url']}@{vcs.get('requested_revision') or vcs['commit_id']}"
 
 
 def _command(extra: str, source: Mapping[str, Any] | None) -> str:
@@ -28,7 +48,4 @@ def _command(extra: str, source: Mapping[str, Any] | None) -> str:
         folder = unquote(urlsplit(url).path)
         editable = "-e " if source["dir_info"].get("editable") else ""
         return f"pip install {editable}'{folder}[{extra}]'"
-    if "vcs_info" in source:
-        vcs = source["vcs_info"]
-        url = f"{vcs['vcs']}+{url}@{vcs.get('requested_revision') or vcs['commit_id']}"
-    return f"pip install 'areal[{extra}] @ {url}'"
+    return f"pip install 'areal[{extra}] @ {_url(source)}'"

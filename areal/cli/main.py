@@ -138,6 +138,11 @@ MODELS: dict[str, Leaf | Branch] = {
     "rm": _leaf("models:rm", "Remove a downloaded model."),
 }
 
+GENERATE: dict[str, Leaf | Branch] = {
+    "systemd": _leaf("generate:systemd", "Write a systemd unit that starts a home's services at boot."),
+    "docker": _leaf("generate:docker", "Write a Dockerfile of an image that serves manifests."),
+}
+
 ROOT: dict[str, Leaf | Branch] = {
     "apply": _leaf("apply:apply", "Converge to manifests.", _CONVERGE),
     "diff": _leaf("apply:diff", "Print the plan that apply would run.", _CONVERGE),
@@ -164,6 +169,7 @@ ROOT: dict[str, Leaf | Branch] = {
     "adopt": _leaf("operate:adopt", "Take a running process or URL under management.", _UPKEEP),
     "doctor": _leaf("operate:doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP),
     "models": Branch("Models of the Hugging Face cache.", MODELS, _UPKEEP),
+    "generate": Branch("Files by which services come back after a boot.", GENERATE, _UPKEEP),
     "config": Branch("Contexts and defaults.", CONFIG, _UPKEEP),
     "completion": _leaf("config:completion", "Print the completion script of a shell.", _UPKEEP),
     "version": _leaf("config:version", "Print the version.", _UPKEEP),

@@ -333,12 +333,16 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
 @click.option("-w", "--watch", is_flag=True, help="Stay in the foreground and go on until Ctrl-C.")
 @click.option("--interval", type=Seconds(), default="10s", show_default=True, metavar="TIME", help="Between rounds.")
+@click.option("--stop-at-exit", is_flag=True, help="With --watch: end all processes last, keep the record.")
 @change_options(destructive=True)
-def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float) -> int:
+def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, stop_at_exit: bool) -> int:
     """Compare recorded objects with live processes, and heal the difference; no manifests are read."""
+    from areal.reconcilers import operations
     from areal.reconcilers.operations import reconcile_once
 
     refs = tuple(parse_refs(targets)) or None
+    if stop_at_exit and (refs or not watch):
+        raise UsageFault("--stop-at-exit goes with --watch, and without KIND/NAME")
     if not watch:
         return mutate(cli, reconcile_once, refs)
     with mutation(cli) as context:
@@ -352,6 +356,8 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
                 if done.notes or any(item.action != "unchanged" for item in done.objects):
                     finish(cli, done)
             context.interrupted.wait(interval)
+        if stop_at_exit:
+            operations.stop_processes(context)
     return 130
 
 

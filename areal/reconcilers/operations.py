@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from areal.errors import Conflict, NotFound, did_you_mean
@@ -19,7 +20,7 @@ from areal.reconcilers.planning import Policy
 from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import RunState
+from areal.runtime.backends.base import Phase, RunState
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -277,6 +278,18 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         return tuple(targets)
 
     return _converge(ctx, choose, Policy(), timeout_s)
+
+
+def stop_processes(ctx: Context) -> None:
+    """End every process of the home as its machine goes down: what is recorded stays, and the next reconcile starts it
+    again. Raises ArealError for the first that cannot be ended, once the others have."""
+    backend = Backends(ctx.home.root)
+    phases = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
+    living = [uid for uid, state in backend.observe().items() if state.phase in phases]
+    with ThreadPoolExecutor(max_workers=max(1, len(living))) as pool:
+        ends = [pool.submit(backend.stop, uid) for uid in living]
+    for end in ends:
+        end.result()
 
 
 def _outlived(ctx: Context, stored: Iterable[StoredObject]) -> frozenset[Ref]:

@@ -64,7 +64,7 @@ def test_command_that_prints_data_has_output_and_json(path: tuple[str, ...]) -> 
 @pytest.mark.parametrize("path", COMMANDS, ids=IDS)
 def test_command_that_reads_or_talks_takes_a_gateway(path: tuple[str, ...]) -> None:
     name, found = " ".join(path), flags(COMMANDS[path][0])
-    local = name in STATELESS | CHANGING | SPEAKING_ONLY or path[0] in ("config", "models")
+    local = name in STATELESS | CHANGING | SPEAKING_ONLY or path[0] in ("config", "generate", "models")
     if name != "config set-context":
         assert ({"--gateway", "--api-key-file"} <= found) is not local
 

@@ -1,0 +1,317 @@
+"""``areal generate systemd|docker``: files by which the services of a home come back after a boot."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from areal.cli.manifest import STDIN, SourceFlags, source_options
+from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
+from areal.cli.options import Invocation, print_options, stack
+from areal.cli.output import emit_one
+from areal.errors import Conflict, UsageFault
+
+if TYPE_CHECKING:
+    from areal.state.records import StoredObject
+
+_out = stack(
+    click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Write to FILE, which must not exist."),
+    click.option("--force", is_flag=True, help="Replace FILE."),
+)
+_env = click.option(
+    "--env",
+    "variables",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A variable of the processes; NAME alone takes its present value.",
+)
+
+
+def _environment(variables: Sequence[str]) -> dict[str, str]:
+    """Raises UsageFault."""
+    found = {}
+    for text in variables:
+        name, equals, value = text.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageFault(f"{text!r} is not NAME or NAME=VALUE")
+        if not equals and name not in os.environ:
+            raise UsageFault(f"--env {name}: it is not set here", hint=f"--env {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _secrets(items: Sequence[StoredObject]) -> dict[str, str]:
+    """The variables from which objects take secrets, each with one place that names it."""
+
+    def walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
+        for key, inner in value.items() if isinstance(value, Mapping) else ():
+            where = f"{path}.{key}"
+            if key == "env" and isinstance(inner, str):
+                yield inner, where
+            yield from walk(inner, where)
+
+    return {name: f"{item.ref} {where}" for item in items for name, where in walk(item.spec, "spec")}
+
+
+def _emit(cli: Invocation, text: str, next_steps: Sequence[str], out: str | None, force: bool, name: str) -> None:
+    if out is None:
+        emit_one(cli, {"file": name, "text": text, "next": list(next_steps)}, name=name, text=lambda: text.rstrip("\n"))
+    else:
+        path = Path(out)
+        if path.exists() and not force:
+            raise Conflict(f"{out} exists already", hint="--force replaces it")
+        path.write_text(text, encoding="utf-8")
+        emit_one(cli, {"file": out, "text": text, "next": list(next_steps)}, name=out, text=lambda: f"wrote {out}")
+    for step in next_steps:
+        cli.say(f"next: {step}")
+
+
+# -- systemd
+
+_UNIT = """\
+# Written by `areal generate systemd`. Starts what {home} records, at boot; `systemctl stop` ends it
+# and keeps the record. A process of areal that dies meanwhile is started again by its own supervisor.
+[Unit]
+Description=Services of areal in {home}
+{order}
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+{user}WorkingDirectory=-{folder}
+{environment}
+ExecStart={command}
+# What could not be started leaves the rest running: `areal get` and the journal say what it is.
+SuccessExitStatus=7 8 9
+Restart=on-failure
+RestartSec=30
+TimeoutStartSec=infinity
+# Every process gets SIGTERM, and this long to end what it does.
+KillMode=control-group
+TimeoutStopSec={stop_s}
+
+[Install]
+WantedBy={target}
+"""
+_STOP_S = 120
+
+
+def _plain(text: str) -> str:
+    """A value that systemd reads to the end of its line. Raises UsageFault."""
+    if any(ord(char) < 32 for char in text):
+        raise UsageFault(f"{text!r} cannot be written into a unit: it has a control character")
+    return text.replace("%", "%%")
+
+
+def _quoted(text: str, *, expands: bool = False) -> str:
+    """One word for systemd. ``expands``: where it replaces variables."""
+    text = _plain(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text.replace("$", "$$") if expands else text}"'
+
+
+def _absolute(source: SourceFlags) -> list[str]:
+    """The flags again, with absolute paths. Raises UsageFault."""
+    if STDIN in source.files:
+        raise UsageFault("a unit cannot read stdin", hint="-f FILE")
+    words = [word for file in source.files for word in ("-f", os.path.abspath(file))]  # noqa: PTH100 - symlinks stay
+    words += ["-R"] if source.recursive else []
+    words += ["-k", os.path.abspath(source.overlay)] if source.overlay else []  # noqa: PTH100
+    words += [word for each in source.sets for word in ("--set", each)]
+    words += [word for file in source.values_files for word in ("--values", os.path.abspath(file))]  # noqa: PTH100
+    return words + (["--profile", source.profile] if source.profile else [])
+
+
+def _login(name: str | None) -> str:
+    """Raises UsageFault."""
+    try:
+        return pwd.getpwnam(name).pw_name if name else pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as error:
+        raise UsageFault(f"no user {name or os.getuid()}", hint="--run-as USER") from error
+
+
+@click.command()
+@click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
+@source_options
+@click.option("--system", is_flag=True, help="A unit of the system, not of the user  [default: for root].")
+@click.option("--run-as", metavar="USER", help="Whom a unit of the system runs as  [default: you].")
+@_env
+@click.option("--env-file", metavar="FILE", type=click.Path(), help="Lines NAME=VALUE, read at each start: secrets.")
+@_out
+@print_options
+def systemd(
+    cli: Invocation,
+    targets: tuple[str, ...],
+    source: SourceFlags,
+    system: bool,
+    run_as: str | None,
+    variables: tuple[str, ...],
+    env_file: str | None,
+    out: str | None,
+    force: bool,
+) -> None:
+    """Write a systemd unit that starts the home's services at boot.
+
+    It runs `areal reconcile` for KIND/NAME or for all that is recorded; with -f or -k it applies those manifests.
+
+    \b
+    areal generate systemd --out ~/.config/systemd/user/areal.service
+    areal generate systemd --system --run-as rl --env-file /etc/areal.env
+    """
+    if targets and not source.is_empty:
+        raise UsageFault("-f and -k do not go with KIND/NAME")
+    system = system or run_as is not None or os.getuid() == 0
+    home, items = str(cli.home.root), list(HomeView(cli.home).objects)
+    verb = ["reconcile", *(str(stored(cli.home, ref).ref) for ref in parse_refs(targets))]
+    if not source.is_empty:
+        verb = ["apply", *_absolute(source)]
+    given, secrets = _environment(variables), _secrets(items)
+    for name in sorted(given.keys() & secrets.keys()):
+        raise UsageFault(f"--env {name}: {secrets[name]} takes a secret from it", hint="--env-file FILE, of mode 0600")
+    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(":")]
+    environment = {"AREAL_HOME": home, "PATH": ":".join(dict.fromkeys(folders))}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in {**environment, **given}.items()]
+    lines += [f"EnvironmentFile={_plain(os.path.abspath(env_file))}"] if env_file else []  # noqa: PTH100
+    order = [f"RequiresMountsFor={_quoted(home)}"]
+    if system:
+        order += ["Wants=network-online.target", "After=network-online.target nvidia-persistenced.service"]
+    words = [sys.executable, "-P", "-m", "areal.cli", *verb, "--yes", "--timeout", "1h"]
+    unit = _UNIT.format(
+        home=_plain(home),
+        order="".join(f"{line}\n" for line in order),
+        user=f"User={_login(run_as)}\n" if system else "",
+        folder=_plain(str(Path.cwd())),
+        environment="\n".join(lines),
+        command=" ".join([_quoted(words[0]), *(_quoted(word, expands=True) for word in words[1:])]),
+        stop_s=_STOP_S,
+        target="multi-user.target" if system else "default.target",
+    )
+    if missing := sorted(secrets.keys() - given.keys()) if not env_file else ():
+        cli.say(f"warning: {', '.join(missing)} must be set where services start: --env-file FILE, of mode 0600")
+    if not items and source.is_empty:
+        cli.say(f"warning: {home} records nothing yet: areal apply -f FILE")
+    _emit(cli, unit, _next_steps(system, out), out, force, "areal.service")
+
+
+def _next_steps(system: bool, out: str | None) -> list[str]:
+    folder = "/etc/systemd/system" if system else "~/.config/systemd/user"
+    control = "systemctl" if system else "systemctl --user"
+    name = Path(out).name if out else "areal.service"
+    steps = [] if out else [f"areal generate systemd ... --out {folder}/{name}"]
+    steps.append(f"{control} daemon-reload && {control} enable --now {shlex.quote(name)}")
+    return steps if system else [*steps, "loginctl enable-linger, so that your units start at boot without a login"]
+
+
+# -- docker
+
+_DOCKERFILE = """\
+# Written by `areal generate docker`; its folder is the context, copied whole (.dockerignore leaves files out).
+#   docker build -t areal .
+#   docker run -d --restart unless-stopped --stop-timeout {stop_s} {flags} -v areal:/var/lib/areal areal
+FROM {base}
+RUN apt-get update && apt-get install -y --no-install-recommends tini && rm -rf /var/lib/apt/lists/*
+{install}
+RUN useradd --create-home areal && install -d -o areal -m 0700 /var/lib/areal
+USER areal
+WORKDIR /srv
+ENV {environment}
+# Objects, records and generated keys. Secrets come with `docker run --env-file FILE`, never with the image.
+VOLUME /var/lib/areal
+COPY --chown=areal . /srv
+EXPOSE {ports}
+# tini reaps what others leave; areal gets its SIGTERM, and ends every process before it leaves.
+ENTRYPOINT ["tini", "--"]
+CMD {command}
+"""
+_ENGINES = {"embedded": "embedded", "sglang": "sglang", "vllm": "vllm"}  # the extra that each needs
+_KINDS = {"TrainJob": "train", "AgentService": "agents"}
+
+
+def _extras(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
+    yield _KINDS.get(kind, "serve")
+    if spec.get("backend"):
+        from areal.resources.backend import parse_backend
+
+        part = parse_backend(str(spec["backend"])).inference
+        yield _ENGINES.get(part.engine if part else "", "serve")
+
+
+def _of_dockerfile(text: str) -> str:
+    """One word for ENV, which replaces variables. Raises UsageFault."""
+    if any(ord(char) < 32 for char in text):
+        raise UsageFault(f"{text!r} cannot be written into a Dockerfile: it has a control character")
+    return json.dumps(text, ensure_ascii=False).replace("$", "\\$")
+
+
+def _inside(source: SourceFlags) -> list[str]:
+    """The flags with paths relative to this folder. Raises UsageFault for one outside of it."""
+    words, here = _absolute(source), Path.cwd()
+    for place, word in enumerate(words):
+        if words[place - 1] in ("-f", "-k", "--values"):
+            words[place] = os.path.relpath(word, here)
+            if words[place].startswith(".."):
+                raise UsageFault(f"{word} is outside of {here}, the folder of the image's files", hint="run it there")
+    return words
+
+
+@click.command()
+@source_options
+@click.option("--base", metavar="IMAGE", help="Image to build on  [default: this version of Python, on Debian].")
+@click.option("--requirement", metavar="SPEC", help="What pip installs  [default: areal, from where it came here].")
+@_env
+@_out
+@print_options
+def docker(
+    cli: Invocation,
+    source: SourceFlags,
+    base: str | None,
+    requirement: str | None,
+    variables: tuple[str, ...],
+    out: str | None,
+    force: bool,
+) -> None:
+    """Write a Dockerfile of an image that serves manifests, and heals what dies while it runs.
+
+    \b
+    areal generate docker -f manifests/quickstart.yaml --out Dockerfile
+    """
+    from areal.installation import origin
+
+    found = source.require("generate docker").render().resources
+    flags, ports, steps = _inside(source), [], ["docker build -t areal ."]
+    for item in found:
+        gateway = item.spec.get("gateway") or {}
+        if item.kind in ("InferenceService", "AgentService"):
+            ports.append(str(gateway.get("port", 8080 if item.kind == "InferenceService" else 8090)))
+            if str(gateway.get("host", "127.0.0.1")) in ("127.0.0.1", "localhost", "::1"):
+                told = f"--set {str(item.ref).lower()}:spec.gateway.host=0.0.0.0"
+                cli.say(f"warning: {item.ref} is reached inside the container only: {told}")
+    needed = {extra for item in found for extra in _extras(item.kind, item.spec)}
+    extras, gpus = ",".join(sorted(needed)), ["--gpus all"] if needed & {"sglang", "vllm"} else []
+    if requirement is None and (place := origin()) and place.startswith("/"):
+        install = f'COPY areal-*.whl /tmp/\nRUN pip install --no-cache-dir "$(echo /tmp/areal-*.whl)[{extras}]"'
+        steps.insert(0, f"pip wheel --no-deps --wheel-dir . {shlex.quote(place)}")
+    else:
+        named = requirement or (f"areal[{extras}] @ {place}" if place else f"areal[{extras}]")
+        install = f"RUN pip install --no-cache-dir {shlex.quote(named)}"
+    environment = {"AREAL_HOME": "/var/lib/areal", "PYTHONUNBUFFERED": "1", **_environment(variables)}
+    script = f"areal apply {shlex.join(flags)} --yes --no-wait && exec areal reconcile --watch --stop-at-exit --yes"
+    text = _DOCKERFILE.format(
+        base=base or f"python:{sys.version_info.major}.{sys.version_info.minor}-slim",
+        install=install,
+        environment=" ".join(f"{name}={_of_dockerfile(value)}" for name, value in environment.items()),
+        ports=" ".join(dict.fromkeys(ports)) or "8080",
+        flags=" ".join([*(f"-p {port}:{port}" for port in dict.fromkeys(ports)), *gpus]),
+        stop_s=_STOP_S,
+        command=json.dumps(["sh", "-c", script], ensure_ascii=False),
+    )
+    _emit(cli, text, steps, out, force, "Dockerfile")
