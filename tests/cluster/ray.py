@@ -128,9 +128,9 @@ class RayCluster:
         with urllib.request.urlopen(self.address + path, timeout=10) as answer:
             return json.loads(answer.read())
 
-    def jobs(self) -> dict[str, str]:
-        """Status by submission id."""
-        return {job["submission_id"]: job["status"] for job in self.get("/api/jobs/")}
+    def live_jobs(self) -> list[str]:
+        """Submission ids of jobs that wait or run."""
+        return [job["submission_id"] for job in self.get("/api/jobs/") if job["status"] in ("PENDING", "RUNNING")]
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _START_S

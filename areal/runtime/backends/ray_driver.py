@@ -143,4 +143,5 @@ def _words(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
+    sys.path.pop(0)  # this file's folder, whose ray.py is not Ray
     sys.exit(main(sys.argv[1:]))
