@@ -45,6 +45,7 @@ class Box:
     folder: Path
     port: int
     env: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"  # of the gateway
 
     def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -101,7 +102,7 @@ class Box:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def chat(self, text: str, model: str = "reverse") -> str:
         body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0}

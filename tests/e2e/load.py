@@ -44,7 +44,7 @@ class Client:
     key: str
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.box.port, timeout=_DEADLINE_S)
+        connection = http.client.HTTPConnection(self.box.host, self.box.port, timeout=_DEADLINE_S)
         try:
             headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)

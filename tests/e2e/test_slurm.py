@@ -1,0 +1,187 @@
+"""A service, its model and a training job on a real Slurm: what runs on one machine runs there, by one line more."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from areal.state.files import CRASH_POINTS
+from tests.cluster.slurm import NODES, SlurmCluster
+from tests.e2e.conftest import ROOT, Box, make_box, tear_down
+from tests.e2e.load import Load
+
+pytestmark = pytest.mark.slurm
+SCHEDULER = "scheduler: {type: slurm}"
+
+
+@pytest.fixture
+def box(tmp_path: Path, slurm_cluster: SlurmCluster) -> Iterator[Box]:
+    made = make_box(tmp_path)
+    made.env |= slurm_cluster.env
+    yield made
+    tear_down(made)
+    assert slurm_cluster.jobs() == []
+
+
+def apply(box: Box, model: str = "", *, name: str = "manifest.yaml") -> None:
+    box.ok("apply", "-f", box.manifest(service=SCHEDULER, model=model, name=name))
+    processes = box.processes()
+    box.host = str(urlsplit(processes["gateway/0"]["url"]).hostname)
+
+
+def test_apply_chat_scale_kill_and_delete_on_slurm(box: Box, slurm_cluster: SlurmCluster) -> None:
+    apply(box)
+
+    processes = box.processes()
+    jobs = {line.split()[1]: line.split()[0] for line in slurm_cluster.jobs()}
+    assert {row["uid"]: row["jobId"] for row in processes.values()} == jobs
+    assert {row["node"] for row in processes.values()} <= set(NODES)
+    assert box.host in NODES.values()
+    assert box.chat("1234").isdigit()
+    assert "unchanged" in box.ok("apply", "-f", str(box.folder / "manifest.yaml")).out
+    wide = box.ok("get", "processes", "-o", "wide").out
+    assert all(job_id in wide for job_id in jobs.values())
+    assert "started pid" in box.ok("logs", "model/reverse", "-c", "engine").out
+
+    box.ok("scale", "model/reverse", "--replicas", "2")
+    assert len(slurm_cluster.jobs()) == len(jobs) + 2
+
+    killed = box.processes()["engine/0"]
+    os.kill(killed["pid"], signal.SIGKILL)
+    box.ok("reconcile")
+    assert box.chat("1234").isdigit()
+    slurm_cluster.command("scancel", killed["jobId"])
+    box.ok("reconcile")
+    assert box.processes()["engine/0"]["jobId"] != killed["jobId"]
+    assert box.ok("doctor").code == 0
+
+    box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
+    assert slurm_cluster.jobs() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_rolling_update_under_load_breaks_and_loses_nothing(box: Box) -> None:
+    apply(box, "replicas: 2")
+    before = box.processes()
+
+    with Load(box) as load:
+        apply(box, "replicas: 2\nengineArgs: {max-batch-size: 8}", name="rolling.yaml")
+        load.wait_for_all(2)
+
+    assert load.broken == []
+    after = box.processes()
+    assert {name for name in before if before[name]["jobId"] != after[name]["jobId"]} >= {"engine/0", "engine/1"}
+    assert before["gateway/0"]["jobId"] == after["gateway/0"]["jobId"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_a_dead_node_had_comes_back_on_another(box: Box, slurm_cluster: SlurmCluster) -> None:
+    apply(box, "replicas: 2")
+    (node,) = {row["node"] for row in box.processes().values()}  # the first has room for all
+    slurm_cluster.kill_node(node)
+    try:
+        until(lambda: not slurm_cluster.jobs(), "Slurm to give up the node's jobs")
+        drift = box.areal("diff", "--drift")
+        assert "node-lost" in drift.text
+        apply(box, "replicas: 2")
+        assert {row["node"] for row in box.processes().values()} == set(NODES) - {node}
+        assert box.chat("1234").isdigit()
+    finally:
+        slurm_cluster.start_node(node)
+        until(lambda: slurm_cluster.node_states().count("down") == 0, "the node to be back")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_quickstart_over_two_nodes_trains_and_answers_afterwards(box: Box) -> None:
+    box = replace(box, folder=ROOT)
+    out = box.ok(
+        *("apply", "-f", "manifests/quickstart.yaml"),
+        *("--set", f"inferenceservice/default:spec.gateway.port={box.port}"),
+        *("--set", 'inferenceservice/default:spec.scheduler={"type": "slurm"}'),
+        *("--set", 'trainjob/learn:spec.scheduler={"type": "slurm"}'),
+        *("--set", 'trainjob/learn:spec.resources={"nodes": 2}'),
+        *("--set", 'trainjob/learn:spec.overrides=["total_train_steps=3", "actor.backend=fsdp:d2"]'),
+    ).out
+    assert "trainjob/learn created" in out
+    box.host = str(urlsplit(box.processes()["gateway/0"]["url"]).hostname)
+
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "600s")
+
+    status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
+    assert (status["phase"], status["step"]) == ("Succeeded", 3)
+    steps = [json.loads(line) for line in (box.home / "jobs" / "learn" / "metrics.jsonl").read_text().splitlines()]
+    assert [step["version"] for step in steps if step["step"]] == [1, 2, 3]
+    assert box.chat("1234").isdigit()
+
+
+# -- kill -9 of the command
+
+
+def service(box: Box, level: str = "info") -> str:
+    return box.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
+        f"spec: {{gateway: {{port: {box.port}}}, logLevel: {level}, {SCHEDULER}}}\n",
+        f"service-{level}.yaml",
+    )
+
+
+def check_converges(box: Box, slurm_cluster: SlurmCluster, level: str = "info") -> None:
+    """One more apply, and every job is a run's."""
+    box.ok("apply", "-f", service(box, level), "--yes")
+    rows = box.processes()
+    assert sorted(rows) == ["gateway/0", "router/0"]
+    assert {line.split()[1] for line in slurm_cluster.jobs()} == {row["uid"] for row in rows.values()}
+    assert box.areal("doctor").code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_death_of_apply_at_every_point_of_the_journal_leaves_no_stray_job(
+    box: Box, slurm_cluster: SlurmCluster
+) -> None:
+    died = 0
+    for number, point in enumerate(CRASH_POINTS):
+        level = ("info", "warning")[number % 2]
+        result = box.areal("apply", "-f", service(box, level), "--yes", env={"AREAL_CRASH_AT": point})
+        assert result.code in (0, 137), f"{point}: {result.text}"
+        died += result.code == 137
+        check_converges(box, slurm_cluster, level)
+    assert died > len(CRASH_POINTS) // 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_random_kills_of_apply_and_delete_leave_no_stray_job(box: Box, slurm_cluster: SlurmCluster) -> None:
+    chance = random.Random(13)
+    for number in range(12):
+        command = ("apply", "-f", service(box, ("info", "warning")[number % 2]), "--yes")
+        if number % 3 == 2:
+            command = ("delete", "inferenceservice/default", "--yes", "--grace", "1")
+        process = box.start(*command)
+        try:
+            process.wait(chance.uniform(0.5, 6))
+        except subprocess.TimeoutExpired:
+            process.kill()
+        process.communicate()
+        if number % 4 == 3:
+            check_converges(box, slurm_cluster)
+
+
+def until(condition: Callable[[], bool], what: str, patience_s: float = 120) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.2)
