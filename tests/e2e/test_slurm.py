@@ -39,7 +39,7 @@ def apply(box: Box, model: str = "", *, name: str = "manifest.yaml") -> None:
     box.host = str(urlsplit(processes["gateway/0"]["url"]).hostname)
 
 
-def test_apply_chat_scale_kill_and_delete_on_slurm(box: Box, slurm_cluster: SlurmCluster) -> None:
+def test_apply_chat_cancel_and_delete_on_slurm(box: Box, slurm_cluster: SlurmCluster) -> None:
     apply(box)
 
     processes = box.processes()
@@ -53,20 +53,32 @@ def test_apply_chat_scale_kill_and_delete_on_slurm(box: Box, slurm_cluster: Slur
     assert all(job_id in wide for job_id in jobs.values())
     assert "started pid" in box.ok("logs", "model/reverse", "-c", "engine").out
 
-    box.ok("scale", "model/reverse", "--replicas", "2")
-    assert len(slurm_cluster.jobs()) == len(jobs) + 2
-
-    killed = box.processes()["engine/0"]
-    os.kill(killed["pid"], signal.SIGKILL)
+    slurm_cluster.command("scancel", processes["engine/0"]["jobId"])
     box.ok("reconcile")
+    assert box.processes()["engine/0"]["jobId"] not in jobs.values()
     assert box.chat("1234").isdigit()
-    slurm_cluster.command("scancel", killed["jobId"])
-    box.ok("reconcile")
-    assert box.processes()["engine/0"]["jobId"] != killed["jobId"]
     assert box.ok("doctor").code == 0
 
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert slurm_cluster.jobs() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_scale_and_killed_processes_on_slurm(box: Box, slurm_cluster: SlurmCluster) -> None:
+    apply(box)
+    before = slurm_cluster.jobs()
+    box.ok("scale", "model/reverse", "--replicas", "2")
+    assert len(slurm_cluster.jobs()) == len(before) + 2
+
+    for name in ("engine/0", "data-proxy/1", "router/0"):
+        os.kill(box.processes()[name]["pid"], signal.SIGKILL)
+    box.ok("reconcile")
+
+    assert len(slurm_cluster.jobs()) == len(before) + 2  # their supervisors start them again
+    assert box.chat("1234").isdigit()
+    box.ok("scale", "model/reverse", "--replicas", "1")
+    assert sorted(slurm_cluster.jobs()) == sorted(before)
 
 
 @pytest.mark.slow
@@ -113,7 +125,10 @@ def test_quickstart_over_two_nodes_trains_and_answers_afterwards(box: Box) -> No
         *("--set", 'inferenceservice/default:spec.scheduler={"type": "slurm"}'),
         *("--set", 'trainjob/learn:spec.scheduler={"type": "slurm"}'),
         *("--set", 'trainjob/learn:spec.resources={"nodes": 2}'),
-        *("--set", 'trainjob/learn:spec.overrides=["total_train_steps=3", "actor.backend=fsdp:d2"]'),
+        *(
+            "--set",
+            'trainjob/learn:spec.overrides=["total_train_steps=3", "actor.backend=fsdp:d2", "actor.weight_update_mode=disk"]',
+        ),
     ).out
     assert "trainjob/learn created" in out
     box.host = str(urlsplit(box.processes()["gateway/0"]["url"]).hostname)
