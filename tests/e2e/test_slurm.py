@@ -119,16 +119,14 @@ def test_what_a_dead_node_had_comes_back_on_another(box: Box, slurm_cluster: Slu
 @pytest.mark.timeout(900)
 def test_quickstart_over_two_nodes_trains_and_answers_afterwards(box: Box) -> None:
     box = replace(box, folder=ROOT)
+    overrides = ["total_train_steps=3", "actor.backend=fsdp:d2", "actor.weight_update_mode=disk"]
     out = box.ok(
         *("apply", "-f", "manifests/quickstart.yaml"),
         *("--set", f"inferenceservice/default:spec.gateway.port={box.port}"),
         *("--set", 'inferenceservice/default:spec.scheduler={"type": "slurm"}'),
         *("--set", 'trainjob/learn:spec.scheduler={"type": "slurm"}'),
         *("--set", 'trainjob/learn:spec.resources={"nodes": 2}'),
-        *(
-            "--set",
-            'trainjob/learn:spec.overrides=["total_train_steps=3", "actor.backend=fsdp:d2", "actor.weight_update_mode=disk"]',
-        ),
+        *("--set", f"trainjob/learn:spec.overrides={json.dumps(overrides)}"),
     ).out
     assert "trainjob/learn created" in out
     box.host = str(urlsplit(box.processes()["gateway/0"]["url"]).hostname)
