@@ -1,0 +1,97 @@
+"""The command line on a real Ray of two nodes: a service and its model, a node that dies, a command that dies, what a
+cluster refuses, and a job over two nodes."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.ray import GPUS, HEAD, SECOND, RayCluster, ray_cluster
+from tests.e2e.conftest import Box
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+POINTS = ("intent-after", "pid-after", "go-after", "journal-append-after", "write-synced", "stop-signalled")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    with ray_cluster(tmp_path_factory.mktemp("ray")) as running:
+        yield running
+
+
+@pytest.fixture
+def on_ray(box: Box, cluster: RayCluster) -> Iterator[Box]:
+    yield box
+    box.areal("delete", "inferenceservice/default", "--cascade", "--yes")
+    assert cluster.live_jobs() == []
+
+
+def manifest(box: Box, cluster: RayCluster, model: str = "") -> str:
+    return box.manifest(service=f"scheduler: {{type: ray, ray: {{address: '{cluster.address}'}}}}", model=model)
+
+
+def chat(box: Box) -> str:
+    return box.ok("inf", "chat", "-m", "1234").out.strip()
+
+
+def test_service_and_model_live_on_the_nodes_and_come_back_from_one_that_dies(on_ray: Box, cluster: RayCluster) -> None:
+    file = manifest(on_ray, cluster, "replicas: 2")
+
+    out = on_ray.ok("apply", "-f", file).out
+    assert "inferenceservice/default created: Ready" in out and "model/reverse created: Ready" in out
+    assert chat(on_ray).isdigit()
+    assert "model/reverse unchanged" in on_ray.ok("apply", "-f", file).out
+    processes = on_ray.processes()
+    assert {row["node"] for row in processes.values()} <= {HEAD, SECOND}
+    wide = on_ray.ok("get", "processes", "-o", "wide").out
+    assert processes["engine/0"]["jobId"] in wide
+    assert "started pid" in on_ray.ok("logs", "model/reverse", "-c", "engine").out
+    assert on_ray.ok("doctor").code == 0
+
+    lost = [name for name, row in processes.items() if row["node"] == SECOND]
+    cluster.kill_node(SECOND)
+    cluster.until(lambda: SECOND not in cluster.living_nodes(), "the cluster to notice")
+    cluster.until(lambda: not set(lost) & on_ray.processes().keys(), "the runs to be lost")
+    if lost:
+        assert "node-lost" in on_ray.areal("diff", "-f", file).text
+    on_ray.ok("apply", "-f", file)
+    assert chat(on_ray).isdigit()
+    cluster.start_node(SECOND)
+
+    on_ray.ok("scale", "model/reverse", "--replicas", "1")
+    assert "engine/1" not in on_ray.processes()
+
+
+def test_command_that_dies_leaves_no_job_and_the_next_one_converges(on_ray: Box, cluster: RayCluster) -> None:
+    file = manifest(on_ray, cluster)
+
+    for number, point in enumerate(POINTS):
+        at = random.Random(number).randint(1, 4)
+        on_ray.areal("apply", "-f", file, env={"AREAL_CRASH_AT": f"{point}:{at}"})
+    on_ray.ok("apply", "-f", file)
+
+    assert chat(on_ray).isdigit()
+    running = {row["jobId"] for row in on_ray.processes().values()}
+    assert set(cluster.live_jobs()) == running and len(running) == 4
+    on_ray.areal("delete", "inferenceservice/default", "--cascade", "--yes", env={"AREAL_CRASH_AT": "stop-signalled"})
+
+
+def test_more_gpus_than_a_node_has_start_nothing(on_ray: Box, cluster: RayCluster) -> None:
+    result = on_ray.areal("apply", "-f", manifest(on_ray, cluster, f"resources: {{gpus: {GPUS + 1}}}"))
+
+    assert result.code == 10, result.text
+    assert f"no node has GPU {GPUS + 1}" in result.text
+    assert cluster.live_jobs() == []
+
+
+def test_address_that_does_not_answer_is_one_clear_error(box: Box) -> None:
+    file = box.manifest(service="scheduler: {type: ray, ray: {address: 'http://127.0.0.1:9'}}")
+
+    result = box.areal("apply", "-f", file)
+
+    assert result.code not in (0, 130), result.text
+    assert "the Ray cluster at http://127.0.0.1:9 does not answer" in result.text
+    assert json.loads(box.ok("get", "processes", "-o", "json").out)["items"] == []
