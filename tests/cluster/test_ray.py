@@ -14,7 +14,7 @@ from areal.runtime.backends.ray import RayBackend
 from tests.cluster.ray import GPUS, HEAD, SECOND, RayCluster, ray_cluster
 from tests.runtime.support import alive, log_text, processes_under, python, run_spec, until, until_phase
 
-pytestmark = [pytest.mark.ray]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 NEVER = RestartPolicy("Never")
 # Says where it is, and waits.
 WHERE = (
