@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut
 from areal.reconcilers.context import Context, Progress
-from areal.reconcilers.observe import queued_for
+from areal.reconcilers.observe import ObservedRun, queued_for
 from areal.resources.addresses import base_url, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 ADMIN_TIMEOUT_S = 10.0
 PLACEMENT_POLL_S = 0.2
+SUBMITTED_S = 10.0  # until a scheduler lists what it has accepted
 ENDED = frozenset({Phase.EXITED, Phase.CRASHLOOP, Phase.DEAD, Phase.INTENDED})
 
 
@@ -108,7 +109,7 @@ class EffectContext:
             found = self.slots[run].url
         else:
             seen = (each for runs in self.observed.runs.values() for each in runs if each.uid == run)
-            found = next((each.state.spec.url or "" for each in seen), "")
+            found = next((each.state.spec.url or "" for each in seen), NODE_HOST)
         if NODE_HOST in found:
             found = self.placed(op, run).spec.url or ""
         if not found:
@@ -117,9 +118,11 @@ class EffectContext:
 
     def placed(self, op: Op, run: str) -> RunState:
         """Its state once its scheduler has found a node for it, or it has ended. Raises TimedOut, Interrupted."""
+        submitted_by = time.monotonic() + SUBMITTED_S
         while True:
             state = self.state(run)
-            if state.phase is not Phase.QUEUED and (is_placed(state.spec) or state.phase in ENDED):
+            unknown_yet = state.phase is Phase.INTENDED and time.monotonic() < submitted_by
+            if state.phase is not Phase.QUEUED and (is_placed(state.spec) or state.phase in ENDED) and not unknown_yet:
                 break
             waits = queued_for(state) if state.phase is Phase.QUEUED else f"{state.phase} on node {state.node}"
             who = f"{state.spec.component}/{state.spec.replica}"
@@ -142,6 +145,9 @@ class EffectContext:
         """The component's run that this plan starts, or else that there is. Raises TargetFailed."""
         runs = [run for run, slot in self.slots.items() if (slot.ref, slot.component) == (service, component)]
         runs += [run.uid for run in self.observed.of(service, component) if run.is_live]
+        if not runs and not self.observed.of(service):  # no part of this plan
+            found = [ObservedRun(state) for state in self.backend.observe().values() if state.spec.owner == service]
+            runs = [run.uid for run in found if run.is_live and run.state.spec.component == component]
         if not runs:
             raise TargetFailed(f"{service} has no running {component}", hint=f"areal describe {service.lower()}")
         return runs[0]

@@ -11,9 +11,16 @@ from typing import Any
 
 import pytest
 
+from areal.runtime import procfs
 from tests.e2e.conftest import ROOT, Box
-from tests.runtime.remote_backend import NAME, NODE, SETTINGS_VARIABLE
+from tests.runtime.remote_backend import NAME, NODE, REASON, SETTINGS_VARIABLE
 
+DRIVER = """
+import os
+
+def main(args):
+    print("told", os.environ["AREAL_INFERENCE_ADDR"], "on", os.environ["AREAL_NODE_ADDRESS"], flush=True)
+"""
 ENTRY_POINT = f"[areal.backends]\n{NAME} = tests.runtime.remote_backend:RemoteBackend\n"
 
 
@@ -48,6 +55,16 @@ class Cluster:
     def url(self) -> str:
         return str(json.loads(self.box.ok("get", "inferenceservice/default", "-o", "json").out)["status"]["address"])
 
+    def processes_of(self, uid: str) -> list[int]:
+        """All of a run on its node, the node program first."""
+        folder = f"{self.box.home}/clusters/{NAME}/runs/{uid}"
+        found = []
+        for stat in procfs.processes():
+            environment = procfs.environment(stat.pid).get(procfs.RUN_DIR_VARIABLE, "")
+            if environment == folder or folder in procfs.command_line(stat.pid):
+                found.append(stat.pid)
+        return sorted(found)
+
     def chat(self, text: str) -> str:
         return self.box.ok("inf", "chat", "-m", text).out.strip()
 
@@ -64,19 +81,89 @@ def test_apply_chat_kill_and_delete_on_a_cluster(box: Box, cluster: Cluster) -> 
     assert "inferenceservice/default created: Ready" in out and "model/reverse created: Ready" in out
     assert cluster.url == f"http://{cluster.address}:{box.port}"
     assert cluster.chat("1234").isdigit()
-    assert "model/reverse unchanged" in box.ok("apply", "-f", manifest).out
 
-    processes = box.processes()
-    assert {row["node"] for row in processes.values()} == {NODE}
-    assert processes["engine/0"]["jobId"] == f"job-{processes['engine/0']['uid']}"
     wide = box.ok("get", "processes", "-o", "wide").out
-    assert NODE in wide and f"job-{processes['engine/0']['uid']}" in wide
-    assert "started pid" in box.ok("logs", "model/reverse", "-c", "engine").out
-    assert box.ok("doctor").code == 0
+    processes = box.processes()
+    engine = processes["engine/0"]
+    assert {row["node"] for row in processes.values()} == {NODE}
+    assert engine["jobId"] == f"job-{engine['uid']}" and engine["jobId"] in wide and NODE in wide
 
-    os.kill(processes["engine/0"]["pid"], 9)
+    os.kill(engine["pid"], 9)
     box.ok("apply", "-f", manifest)
-    assert cluster.chat("1234").isdigit()
+    assert box.ok("doctor").code == 0
+    assert "started pid" in box.ok("logs", "model/reverse", "-c", "engine").out
 
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
+
+
+@pytest.mark.slow
+def test_queue_is_shown_and_waited_for(box: Box, cluster: Cluster) -> None:
+    manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}")
+    greedy = box.manifest(service=f"scheduler: {{type: {NAME}}}", model="resources: {gpus: 3}", name="greedy.yaml")
+    refused = box.areal("apply", "-f", greedy)
+    assert refused.code == 10 and "no node has 3 GPUs" in refused.err and box.ok("get", "-o", "name").out == ""
+
+    cluster.set(held=True)
+    late = box.areal("apply", "-f", manifest, "--timeout", "5s")
+    assert late.code == 7 and f": {REASON}" in late.err and "queued since" in late.err, late.text
+    assert "queued" in box.ok("get", "processes").out
+    page = box.ok("describe", "inferenceservice/default").out
+    assert "router/0: queued since" in page and REASON in page
+    waited = box.areal("wait", "inferenceservice/default", "--for", "ready", "--timeout", "1s")
+    assert waited.code == 7 and REASON in waited.err
+
+    cluster.set()
+    box.ok("apply", "-f", manifest)
+    assert cluster.chat("1234").isdigit()
+
+    cluster.set(held=True)
+    box.areal("scale", "model/reverse", "--replicas", "2", "--timeout", "5s")
+    assert cluster.chat("1234").isdigit()
+    box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
+    assert box.living() == []
+
+
+@pytest.mark.slow
+def test_lost_node_and_silent_scheduler_are_told_from_each_other(box: Box, cluster: Cluster) -> None:
+    manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}", model="replicas: 2")
+    box.ok("apply", "-f", manifest)
+    before = box.processes()
+
+    cluster.set(away=True)
+    told = json.loads(box.ok("get", "model/reverse", "-o", "json").out)["status"]
+    assert told["phase"] == "Unknown" and "the remote cluster does not answer" in json.dumps(told)
+    refused = box.areal("delete", "model/reverse", "--yes")
+    assert refused.code != 0 and "does not answer" in refused.text
+    cluster.set()
+    assert box.pids() == {name: row["pid"] for name, row in before.items()}
+
+    for pid in cluster.processes_of(before["engine/1"]["uid"]):
+        os.kill(pid, 9)
+    cluster.set(cause="node-lost")
+    drift = box.areal("diff", "--drift")
+    assert "node-lost" in drift.text, drift.text
+    box.ok("apply", "-f", manifest)
+    after = box.processes()
+    assert (
+        after["engine/0"]["pid"] == before["engine/0"]["pid"] and after["engine/1"]["uid"] != before["engine/1"]["uid"]
+    )
+    assert cluster.chat("1234").isdigit()
+    box.ok("restart", "model/reverse")
+    assert cluster.chat("1234").isdigit()
+
+
+@pytest.mark.slow
+def test_driver_on_a_cluster_is_told_the_address_of_its_service(box: Box, cluster: Cluster) -> None:
+    box.ok("apply", "-f", box.manifest(service=f"scheduler: {{type: {NAME}}}"))
+    box.write(DRIVER, "told.py")
+    job = box.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: told}\nspec:\n"
+        f"  scheduler: {{type: {NAME}}}\n  driver: told:main\n"
+        "  rollout: {service: default, model: reverse}\n  resources: {gpus: 2}\n",
+        "job.yaml",
+    )
+    box.ok("apply", "-f", job)
+    box.ok("wait", "trainjob/told", "--for", "completed", "--timeout", "60s")
+    log = box.ok("logs", "trainjob/told").out
+    assert f"told http://{cluster.address}:{box.port}" in log and f"on {cluster.address}" in log

@@ -60,6 +60,9 @@ class ClusterBackend(ABC):
         self._crash = crash
         self._lock = threading.Lock()
         self._jobs: tuple[float, Mapping[str, Job] | ArealError] | None = None
+        self._changes = 0  # of jobs, by this command
+        self._asking = threading.Lock()
+        self._claiming = threading.Lock()
         self._claimed: set[int] = set()
         self._taken: frozenset[int] | None = None  # ports of runs that live; until claims are released
 
@@ -67,7 +70,7 @@ class ClusterBackend(ABC):
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         """Ports that no run of this home has: whether the node has them free is found there."""
-        with self._lock:
+        with self._claiming:
             if self._taken is None:
                 live = [state.spec for state in self.observe().values() if state.phase in {*LIVING, Phase.UNKNOWN}]
                 self._taken = frozenset(port for spec in live for port in (*spec.ports, *spec.shared_ports))
@@ -85,7 +88,7 @@ class ClusterBackend(ABC):
         return tuple(f"gpu-{number}" for number in range(count))
 
     def release_claims(self, ports: Iterable[int] | None = None) -> None:
-        with self._lock:
+        with self._claiming:
             self._claimed = set() if ports is None else self._claimed.difference(ports)
             self._taken = None
 
@@ -110,12 +113,8 @@ class ClusterBackend(ABC):
                 if found is None or found.state is JobState.ENDED:
                     self.store.remove(spec.uid)
             raise
-        known = self._jobs
-        if job is not None and known is not None and isinstance(known[1], Mapping):  # a start of many asks once
-            self._jobs = known[0], {**known[1], spec.uid: job}
-        else:
-            self._forget_jobs()
-        with self._lock:  # its ports are in its record from here on
+        self._forget_jobs(spec.uid, job)
+        with self._claiming:  # its ports are in its record from here on
             self._claimed.difference_update(spec.ports)
             self._taken = None
         state = self.observe([spec.uid]).get(spec.uid)
@@ -141,19 +140,31 @@ class ClusterBackend(ABC):
         return self.store.folder(check_uid(uid))
 
     def _known_jobs(self, uids: Sequence[str]) -> Mapping[str, Job] | ArealError:
-        """All jobs of this home, or why the scheduler does not tell."""
-        now = time.monotonic()
-        known = self._jobs
-        if known is None or now - known[0] > _KNOWN_S:
+        """All jobs of this home, or why the scheduler does not tell. Threads wait for one answer."""
+        with self._asking:
+            with self._lock:
+                known, changes = self._jobs, self._changes
+            now = time.monotonic()
+            if known is not None and now - known[0] <= _KNOWN_S:
+                return known[1]
             try:
                 known = now, self.jobs(uids)
             except ArealError as error:
                 known = now, error
-            self._jobs = known
-        return known[1]
+            with self._lock:
+                if changes == self._changes:  # else the answer may be older than a job that another thread submitted
+                    self._jobs = known
+            return known[1]
 
-    def _forget_jobs(self) -> None:
-        self._jobs = None
+    def _forget_jobs(self, uid: str = "", job: Job | None = None) -> None:
+        """What was known has changed; by no more than ``job``, where it is given: a start of many asks once."""
+        with self._lock:
+            self._changes += 1
+            known = self._jobs
+            if job is None or known is None or isinstance(known[1], ArealError):
+                self._jobs = None
+            else:
+                self._jobs = known[0], {**known[1], uid: job}
 
     def stage(self, uid: str) -> Stage | None:
         return self.store.stage(uid)
@@ -189,7 +200,7 @@ class ClusterBackend(ABC):
             self.end_job(uid, state, grace_s)
         if state.phase in (*LIVING, Phase.DEAD):
             self.store.end(uid, state)
-        with self._lock:
+        with self._claiming:
             self._taken = None
         self._forget_jobs()
         self._crash("stop-after")

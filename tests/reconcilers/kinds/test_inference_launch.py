@@ -14,7 +14,7 @@ from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import key_file, setting
 from areal.resources.specs import InferenceServiceSpec
 from areal.resources.validation import effective
-from areal.runtime.backends.base import RunSpec
+from areal.runtime.backends.base import NODE_HOST, RunSpec
 from areal.wire.fields import read_fields
 from areal.wire.processes import DataProxyConfig, EmbeddedEngineConfig, GatewayConfig, RouterConfig
 from areal.wire.routing import Readiness
@@ -151,3 +151,22 @@ def test_data_proxy_serves_the_name_that_clients_send(tmp_path: Path) -> None:
     external = {"backend": None, "path": None, "external": {"url": "https://api.example.com/v1"}}
     config = proxy_config(tmp_path, servedModelName="best", **external)
     assert (config["model"], config["provider_model"]) == ("best", "qwen"), "over there, the object's"
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_engine_that_others_reach_asks_for_the_key_of_its_service(tmp_path: Path, backend: str) -> None:
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef")
+    key.chmod(0o600)
+    item = model({"service": "home", "path": str(tmp_path), "backend": backend})
+    slot = Slot(uid="u", ref=str(item.ref), component="engine", replica=0, port=20001, host=NODE_HOST)
+    launch = Launch(item, slot, str(key), "", "")
+    run = engine(launch, effective("Model", item.spec), InferenceServiceSpec())
+    assert run.secret_env == {"AREAL_ENGINE_KEY": "0123456789abcdef"}
+    assert run.argv[run.argv.index("--host") + 1] == NODE_HOST and "0123456789abcdef" not in str((run.argv, run.env))
+    plugin = Path(run.env["PYTHONPATH"].split(":")[0])
+    if backend == "vllm":
+        module, name = run.argv[run.argv.index("--middleware") + 1].split(".")
+        assert f"class {name}" in (plugin / f"{module}.py").read_text()
+    else:
+        assert (plugin / f"{run.argv[2]}.py").is_file()

@@ -140,6 +140,28 @@ def test_layout_that_cannot_be_is_an_error_that_names_the_field(
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("config", "resources"),
+    [
+        ({"cluster": {"n_gpus_per_node": 8}}, {"nodes": 4, "processesPerNode": 8}),
+        ({}, {"processesPerNode": 32}),
+        ({"cluster": {"n_gpus_per_node": 64}}, {"nodes": 1, "processesPerNode": 32}),
+    ],
+)
+def test_job_of_a_cluster_has_the_nodes_that_its_configuration_says(
+    config: dict[str, Any], resources: dict[str, int]
+) -> None:
+    wanted = job({"actor": {"backend": "fsdp:d32"}, "scheduler": {"type": "slurm"}, **config})
+    expanded = expand_job(wanted, JobConfig.of(wanted))
+    assert expanded.spec["scheduler"] == {"type": "slurm"} and expanded.spec["resources"] == resources
+
+
+def test_nodes_over_which_the_layout_cannot_be_spread_are_refused() -> None:
+    wanted = job({"actor": {"backend": "fsdp:d3"}}, resources={"nodes": 2}, scheduler={"type": "ray"})
+    with pytest.raises(InvalidManifest, match=r"fsdp:d3 cannot be spread over spec\.resources\.nodes 2"):
+        processes(wanted)
+
+
 def test_job_applied_again_keeps_its_number_when_the_configuration_has_changed() -> None:
     wanted = job({"actor": {"backend": "fsdp:d4"}})
     (first,) = with_services([wanted], [], [])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from areal.client.command import free_port
 from areal.training.launch import Note, cause
 
 REPOSITORY = Path(__file__).parents[3]
@@ -28,6 +29,11 @@ def broken(args):
     if RANK == "1":
         raise KeyError("answer")
     wait()
+
+def meet(args):
+    from areal.training.ranks import join_ranks
+    with join_ranks() as ranks:
+        print("rank", ranks.rank, "of", ranks.all_gather(os.environ["AREAL_NODE_RANK"]), flush=True)
 
 def killed(args):
     if RANK == "1":
@@ -74,3 +80,27 @@ def test_ranks_that_fail_are_one_failure(tmp_path: Path, driver: str, said: str,
     assert ran.stderr.endswith(said)
     assert ran.stderr.count("Traceback") == tracebacks
     assert ran.stderr.count("error:") == 1
+
+
+@pytest.mark.slow
+def test_launchers_of_two_nodes_make_one_world(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    port = free_port()
+    meeting = ("--processes", "1", "--nodes", "2", "--run", "r1", "--port", str(port))
+    about = {"AREAL_FIRST_NODE": "127.0.0.1", "AREAL_NODE_ADDRESS": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "areal.training.launch", *meeting, "--", "--driver", "ranks:meet"],
+            cwd=tmp_path,
+            env={**os.environ, **about, "PYTHONPATH": str(REPOSITORY), "AREAL_NODE_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)
+    ]
+    ended = [(*node.communicate(timeout=200), node.returncode) for node in nodes]
+    assert [code for *_, code in ended] == [0, 0], ended
+    said = sorted(line for out, *_ in ended for line in out.splitlines() if line.startswith("rank"))
+    assert [line.split()[:2] for line in said] == [["rank", "0"], ["rank", "1"]]
+    assert all("'0'" in line and "'1'" in line for line in said)
