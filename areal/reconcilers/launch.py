@@ -14,11 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut
+from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.observe import ObservedRun, queued_for
-from areal.resources.addresses import base_url, key_fault
+from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
 from areal.runtime.backends.base import NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
@@ -135,10 +136,17 @@ class EffectContext:
         return state
 
     def service_url(self, op: Op, service: str) -> str:
-        """The address of a service's gateway: the declared one on this machine, else that of its process."""
+        """The address of a service's gateway: the declared one on this machine, else that of its process. Raises
+        UsageFault where a process of a cluster would be told a loopback address of this machine."""
         spec = self.spec_of(service)
         if spec.scheduler.type == "local":
-            return base_url(spec.gateway.host, spec.gateway.port)
+            url, slot = base_url(spec.gateway.host, spec.gateway.port), self.slots[op.run]
+            if self.backend.named(slot.backend).host == NODE_HOST and is_loopback(urlsplit(url).hostname or ""):
+                raise UsageFault(
+                    f"{op.ref} runs by {slot.backend}, and {service} listens on {spec.gateway.host} of this machine",
+                    hint=f"give {service} the same scheduler, or a spec.gateway.host that the nodes reach",
+                )
+            return url
         return self.url(op, self.run_of(service, "gateway"))
 
     def run_of(self, service: str, component: str) -> str:

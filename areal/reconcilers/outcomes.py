@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, worst_exit
+from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, TimedOut, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report
@@ -49,6 +49,8 @@ def write_statuses(
         if target.ref not in touched:
             continue
         errors = [error for report in reports for error in report.errors_of(target.ref)]
+        if health.reason == "Queued":  # out of the command's time: no failure of what waits still
+            errors = [error for error in errors if not isinstance(error, TimedOut)]
         error = errors[0].message if errors else None
         previous = stored.status.get("conditions", [])
         found = conditions_of(health, stored.generation, error, previous, time.time())

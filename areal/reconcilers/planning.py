@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target
-from areal.reconcilers.kinds import host_of
+from areal.reconcilers.kinds import controller_of, host_of
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
 from areal.resources.backend import Part, parse_backend
@@ -420,6 +420,9 @@ class ObjectWork:
             given = {**(args or {}), **({"inputs": dict(component.inputs)} if component.inputs else {})}
             if self.scheduler != LOCAL:  # the address of a neighbour is known once that is placed
                 neighbours = [str(given[name]) for name in ("router", "engine") if name in given]
+                item = self.target.object
+                if (service := controller_of(item.kind).called(item.spec)) not in (None, host_of(item)):
+                    neighbours.append(f"+{service}/gateway/0")
                 needs = (*needs, *self.build.spawn_ops(neighbours))
             needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)
         else:

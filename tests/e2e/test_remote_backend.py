@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from areal.runtime import procfs
-from tests.e2e.conftest import ROOT, Box
+from tests.e2e.conftest import ROOT, Box, free_port
 from tests.runtime.remote_backend import NAME, NODE, REASON, SETTINGS_VARIABLE
 
 DRIVER = """
@@ -167,3 +167,19 @@ def test_driver_on_a_cluster_is_told_the_address_of_its_service(box: Box, cluste
     box.ok("wait", "trainjob/told", "--for", "completed", "--timeout", "60s")
     log = box.ok("logs", "trainjob/told").out
     assert f"told http://{cluster.address}:{box.port}" in log and f"on {cluster.address}" in log
+
+
+@pytest.mark.slow
+def test_agents_of_a_cluster_answer_and_are_recorded(box: Box, cluster: Cluster) -> None:
+    manifest = ("-f", str(ROOT / "manifests/agents.yaml"))
+    ports = {"inferenceservice/default": free_port(), "agentservice/reverser": box.port}
+    fields = {f"{ref}:spec.gateway.port": port for ref, port in ports.items()}
+    fields |= {f"{ref}:spec.scheduler.type": NAME for ref in ports}
+    sets = [word for path, value in fields.items() for word in ("--set", f"{path}={value}")]
+    box.folder = ROOT
+    out = box.ok("apply", *manifest, *sets).out
+    assert f"agentservice/reverser created: Ready at http://{cluster.address}:{box.port}" in out
+    assert box.ok("agent", "chat", "-m", "1234").out.strip()
+    assert "agentservice/reverser unchanged" in box.ok("apply", *manifest, *sets).out
+    box.ok("delete", *manifest, "--yes")
+    assert box.living() == []

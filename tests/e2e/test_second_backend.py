@@ -6,12 +6,15 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import ROOT, Box
 from tests.runtime.second_backend import NAME, NODE
 
 ENTRY_POINT = f"[areal.backends]\n{NAME} = tests.runtime.second_backend:SecondBackend\n"
 
 
+@pytest.mark.slow  # test_remote_backend.py has the same of a backend that differs more
 def test_apply_get_logs_and_delete_on_a_second_backend(box: Box, tmp_path: Path) -> None:
     package = tmp_path / "packages" / "areal_second-1.0.dist-info"
     package.mkdir(parents=True)

@@ -55,6 +55,16 @@ def test_process_that_is_told_an_address_is_started_after_the_one_that_has_it() 
     assert needed[f"{MODEL} engine/0"] == needed[f"{SERVICE} router/0"] == []
 
 
+def test_agents_are_started_after_the_gateway_that_they_are_told_of() -> None:
+    agents = {**REMOTE, "agent": "a:B", "inference": {"service": "default"}}
+    targets = (created("InferenceService", "default", REMOTE), created("AgentService", "talk", agents))
+    plan = make_plan(PlanScope(targets), Observed(), Policy())
+    spawned = {f"{op.ref} {op.target}": op for op in plan.ops if op.verb is Verb.SPAWN}
+    gateway = spawned[f"{SERVICE} gateway/0"].id
+    assert gateway in spawned["AgentService/talk gateway/0"].needs
+    assert gateway in spawned["AgentService/talk data-proxy/0"].needs
+
+
 def test_without_waiting_only_what_needs_no_address_is_submitted() -> None:
     begun = [op.target for op in begun_only(plan_of()).ops if op.verb is Verb.SPAWN]
     assert begun == ["router/0", "engine/0", "engine/1"]
