@@ -66,7 +66,7 @@ class Cluster:
         return sorted(found)
 
     def chat(self, text: str) -> str:
-        return self.box.ok("inf", "chat", "-m", text).out.strip()
+        return self.box.ok("inf", "chat", "--temperature", "0", "-m", text).out.strip()
 
 
 @pytest.fixture
