@@ -173,7 +173,7 @@ def test_driver_on_a_cluster_is_told_the_address_of_its_service(box: Box, cluste
 def test_agents_of_a_cluster_answer_and_are_recorded(box: Box, cluster: Cluster) -> None:
     manifest = ("-f", str(ROOT / "manifests/agents.yaml"))
     ports = {"inferenceservice/default": free_port(), "agentservice/reverser": box.port}
-    fields = {f"{ref}:spec.gateway.port": port for ref, port in ports.items()}
+    fields: dict[str, object] = {f"{ref}:spec.gateway.port": port for ref, port in ports.items()}
     fields |= {f"{ref}:spec.scheduler.type": NAME for ref in ports}
     sets = [word for path, value in fields.items() for word in ("--set", f"{path}={value}")]
     box.folder = ROOT
