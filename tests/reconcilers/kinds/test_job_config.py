@@ -185,7 +185,7 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
 @pytest.mark.parametrize(
     ("config", "spec", "code", "said"),
     [
-        ({"scheduler": {"type": "ray"}}, {}, 3, "scheduler.type ray"),
+        ({"scheduler": {"type": "nomad"}}, {}, 3, "scheduler.type nomad"),
         ({}, {"overrides": ["scheduler.type=slurm"], "scheduler": {"type": "local"}}, 3, "scheduler.type is slurm"),
         ({"stats_logger": {"swanlab": {"mode": "online"}}}, {}, 2, "package swanlab"),
         ({}, {"overrides": ["stats_logger.trackio.mode=online"]}, 2, "package trackio"),
