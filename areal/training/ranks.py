@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import secrets
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -124,16 +126,42 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
     if size == 1:
         yield replace(one_process(), layout=layout or UNCUT)
         return
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local, nodes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+    on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size // nodes))
+    if on_node * nodes != size:
+        raise UsageFault(
+            f"{size} training processes over {nodes} nodes, {on_node} of them on this one: each has to have as many",
+            hint="torchrun --nproc-per-node=N, with one N on all nodes",
+        )
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s))
     try:
-        nodes = max(1, size // int(os.environ.get("LOCAL_WORLD_SIZE", size)))
         yield Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNCUT, nodes)
     finally:
         dist.destroy_process_group()
+
+
+def require_shared(folder: Path, ranks: Ranks) -> None:
+    """Every node sees what the first rank writes into ``folder``, which exists there: checkpoints are of all ranks.
+    Raises UsageFault on all of them, naming nodes that do not."""
+    if ranks.nodes == 1:
+        return
+    name: str = ranks.broadcast(f".shared-{secrets.token_hex(8)}")
+    if ranks.is_first:
+        (folder / name).touch()
+    ranks.all_gather(None)  # it is there now
+    blind = sorted(
+        {node for node, sees in ranks.all_gather((socket.gethostname(), (folder / name).exists())) if not sees}
+    )
+    if ranks.is_first:
+        (folder / name).unlink()
+    if blind:
+        raise UsageFault(
+            f"{folder} of the first node is not there on {', '.join(blind)}: a run over several nodes has one folder",
+            hint="fileroot, or AREAL_HOME for a job, on a file system that all nodes share",
+        )
 
 
 # -- layout

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from areal.api.cli_args import GRPOConfig, SFTConfig, load_expr_config
 from areal.errors import ArealError, UsageFault
 from areal.resources.backend import Part
 from areal.training.__main__ import _driver
-from areal.training.ranks import Ranks, ensure_layout, processes_of, require_layout
+from areal.training.ranks import Ranks, ensure_layout, join_ranks, processes_of, require_layout
 
 REPOSITORY = Path(__file__).parents[2]
 DRIVER = """
@@ -164,3 +166,42 @@ def test_layout_that_the_ranks_cannot_have_is_refused() -> None:
     ) as told:
         require_layout(actor, Part("fsdp", data=4), "ref")
     assert "ref.backend=megatron:d2t2" in str(told.value.hint)
+
+
+def test_nodes_with_unequal_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in (("WORLD_SIZE", 3), ("GROUP_WORLD_SIZE", 2), ("LOCAL_WORLD_SIZE", 1)):
+        monkeypatch.setenv(name, str(number))
+    with pytest.raises(UsageFault, match="3 training processes over 2 nodes, 1 of them on this one"), join_ranks():
+        pass
+
+
+@pytest.mark.slow
+def test_run_folder_that_is_not_on_every_node_is_refused(tmp_path: Path) -> None:
+    """Two agents of torchrun, as on two machines; each has a folder of its own, and then a common one."""
+    script = tmp_path / "shared.py"
+    script.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from areal.errors import UsageFault\n"
+        "from areal.training.ranks import join_ranks, require_shared\n"
+        "folder = Path(sys.argv[1])\n"
+        "with join_ranks(timeout_s=60) as ranks:\n"
+        "    assert ranks.nodes == 2\n"
+        "    require_shared(folder, ranks)\n"
+        "    own = folder / str(ranks.rank)\n"
+        "    own.mkdir()\n"
+        "    try:\n"
+        "        require_shared(own, ranks)\n"
+        "    except UsageFault as error:\n"
+        "        (own / 'said').write_text(str(error))\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = ("-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--master-port={port}")
+    with ThreadPoolExecutor() as agents:
+        started = [agents.submit(ran, tmp_path, *words, f"--node-rank={n}", str(script), str(tmp_path)) for n in (0, 1)]
+    assert [each.result().returncode for each in started] == [0, 0], started[0].result().stderr
+    for rank in (0, 1):
+        assert "a run over several nodes has one folder" in (tmp_path / str(rank) / "said").read_text()
+    assert not list(tmp_path.glob("**/.shared-*"))

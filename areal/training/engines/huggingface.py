@@ -109,8 +109,8 @@ def copies_of_shards(ranks: Ranks, state: int, memory: int) -> int:
     """Hybrid sharding (HSDP): 1, or one copy of the model's state on each node, so that only gradients travel between
     nodes. That pays where the links within a node are the faster ones, and is done where a rank's part of ``state``
     bytes takes at most a third of its ``memory``."""
-    within = ranks.data_size // ranks.nodes
-    fits = ranks.data_size % ranks.nodes == 0 and state // ranks.layout.tensor <= within * memory // 3
+    within, rest = divmod(ranks.data_size, ranks.nodes)
+    fits = not rest and state // ranks.layout.tensor <= within * memory // 3
     return ranks.nodes if fits else 1
 
 

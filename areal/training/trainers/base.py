@@ -29,7 +29,7 @@ from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine
 from areal.training.frontier import DataOrder
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Timings, open_trackers, prometheus
-from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout
+from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout, require_shared
 from areal.training.run_folder import run_folder
 
 
@@ -130,6 +130,7 @@ class Trainer(abc.ABC):
             self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
             self.stack.callback(self.log.close)
             self.stack.callback(self.progress.close)
+        require_shared(self.folder.root, self.ranks)
 
     def __enter__(self) -> Self:
         return self
