@@ -311,7 +311,10 @@ class TrainEngineConfig:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.backend:
-            check_training(parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0], "backend")
+            part = parsed(self.backend, "backend", engines=TRAIN_ENGINES, single=True).parts[0]
+            check_training(part, "backend")
+            if self.use_lora and part.engine == "fsdp" and part.tensor > 1:
+                raise ValueError(f"use_lora and backend {part}: adapters are not cut over tensor-parallel ranks, use d")
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
         if self.optimizer is not None:
             for name in ("dtype", "optimizer_dtype", "grad_reduce_dtype"):

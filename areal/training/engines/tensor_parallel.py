@@ -48,6 +48,8 @@ def cut_tensors(model: Any, mesh: DeviceMesh) -> None:
             f"fsdp has no tensor parallelism for {about.model_type}: only for {', '.join(ARCHITECTURES)}",
             hint="a layout without t, for example fsdp:d4",
         )
+    if hasattr(model, "get_base_model"):
+        raise UsageFault(f"adapters (use_lora) are not cut over {size} tensor-parallel ranks", hint="use_lora: false")
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if (count := getattr(about, name)) % size:
             raise UsageFault(
