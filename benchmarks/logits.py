@@ -39,7 +39,7 @@ WAYS = ("none", "all", "chunked")
 
 
 def step(model: Path, out: Path, tokens: int) -> int:
-    """On one rank: the three updates, the first of them twice: it allocates what stays; the first rank writes their figures."""
+    """On one rank: the three updates, the first one twice (it allocates what stays); the first rank writes figures."""
     import torch
 
     from areal.api.cli_args import OptimizerConfig, TrainEngineConfig

@@ -126,7 +126,7 @@ def test_override_changes_one_key(override: str, read) -> None:
         ("allocation_mode: sglang.d16p1m1+d32p2m1\n", "/config.yaml:3: allocation_mode: the megatron engine"),
         ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),
         ("actor: {backend: 'fsdp:d2c2'}\n", "/config.yaml:3: actor.backend: fsdp:d2c2: fsdp has data and tensor"),
-        ("actor: {use_lora: true, backend: 'fsdp:t2'}\n", "/config.yaml:3: actor.use_lora: use_lora and backend fsdp:d1t2"),
+        ("actor: {use_lora: true, backend: 'fsdp:t2'}\n", "actor.use_lora: use_lora and backend fsdp:d1t2"),
         ("rollout: {backend: 'fsdp:d2'}\n", "/config.yaml:3: rollout.backend: column 1: unknown engine"),
         ("recover: {no_save_optim: true}\n", "/config.yaml:3: recover.no_save_optim: is not supported"),
         ("seed: ${sed}\n", "Interpolation key 'sed' not found"),
