@@ -251,7 +251,11 @@ def expand_job(job: Wanted, config: JobConfig) -> Wanted:
     if resources.get(PROCESSES) is None:
         wanted, rest = divmod(part.world_size, nodes)
         if rest:
-            raise InvalidManifest(f"{job.ref}: {key} {part} cannot be spread over spec.resources.nodes {nodes}")
+            raise InvalidManifest(
+                f"{job.ref}: {key} {part} cannot be spread over spec.resources.nodes {nodes}: "
+                f"{part.world_size} processes are no multiple of it",
+                hint="each node has as many processes; another layout, or another number of nodes",
+            )
         if wanted == 1:
             return job
         return replace(job, spec={**job.spec, "resources": {**resources, PROCESSES: wanted}})

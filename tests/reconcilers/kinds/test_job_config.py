@@ -130,6 +130,11 @@ def test_numbers_that_are_stated_twice_are_the_same_or_refused(laid: int, stated
         ({"allocation_mode": "sglang:d4+fsdp:q4"}, {}, r"allocation_mode .*unknown dimension \"q\""),
         ({"allocation_mode": "sglang.d4p1m1+d2p2m1"}, {}, r"allocation_mode megatron:d2p2: the megatron engine is not"),
         ({}, {"resources": {"nodes": 2}}, r"spec\.resources\.nodes is 2, and spec\.scheduler\.type local"),
+        (
+            {"actor": {"backend": "fsdp:d3"}},
+            {"resources": {"nodes": 2}, "scheduler": {"type": "slurm"}},
+            r"TrainJob/learn: actor\.backend fsdp:d3 cannot be spread over spec\.resources\.nodes 2: 3 processes are",
+        ),
     ],
 )
 def test_layout_that_cannot_be_is_an_error_that_names_the_field(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from areal.client.command import free_port
 from areal.training.checkpoints import Checkpoints
 from areal.training.metrics import read_metrics
 from areal.trajectories.reading import read_episodes
@@ -53,21 +56,42 @@ actor:
 
 
 def run(
-    kind: str, ranks: int, folder: Path, *overrides: str, env: dict[str, str] | None = None
+    kind: str, ranks: int, folder: Path, *overrides: str, env: dict[str, str] | None = None, nodes: int = 1
 ) -> list[dict[str, Any]]:
-    """Its metrics."""
-    started = ["areal.training.launch", "--processes", str(ranks), "--"] if ranks > 1 else ["areal.training"]
+    """Its metrics. With ``nodes`` as a cluster starts it: ``ranks`` by a launcher on each, which meet at the address of
+    this machine."""
+    started = ["areal.training.launch", "--processes", str(ranks), "--"] if ranks * nodes > 1 else ["areal.training"]
     words = ["--driver", f"areal.training.drivers:{kind}", "--", "--config", str(folder / f"{kind}.yaml"), *overrides]
-    done = subprocess.run(
-        [sys.executable, "-m", *started, *words],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "AREAL_RUN_FOLDER": str(folder / "run"), **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=170,
-    )
-    assert done.returncode == 0, done.stderr
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "AREAL_RUN_FOLDER": str(folder / "run"), **(env or {})}
+    if nodes > 1:
+        meeting = ["--nodes", str(nodes), "--run", "one", "--port", str(free_port())]
+        started = [*started[:-1], *meeting, "--"]
+        variables |= dict.fromkeys(("AREAL_FIRST_NODE", "AREAL_NODE_ADDRESS"), own_ip())
+
+    def launch(node: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *started, *words],
+            cwd=REPOSITORY,
+            env={**variables, "AREAL_NODE_RANK": str(node)},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    with ThreadPoolExecutor() as launchers:
+        ends = list(launchers.map(launch, range(nodes)))
+    assert all(done.returncode == 0 for done in ends), "\n".join(done.stderr for done in ends)
     return read_metrics(folder / "run" / "metrics.jsonl")
+
+
+def own_ip() -> str:
+    """The address of this machine that is not loopback, where it has one."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def _folder(tmp_path: Path, name: str) -> Path:
@@ -100,6 +124,18 @@ def test_two_ranks_learn_as_one_and_each_resumes_what_the_other_saved(tmp_path: 
         assert [line["loss"] for line in lines] == pytest.approx(curves[0], rel=1e-4)
         norms = [line["grad_norm"] for line in lines]
         assert all(norm > 0 for norm in norms)
+
+
+@pytest.mark.slow
+def test_two_nodes_learn_as_one_and_one_resumes_what_they_saved(tmp_path: Path) -> None:
+    one, two = _folder(tmp_path, "one"), _folder(tmp_path, "two")
+    alone, apart = run("sft", 1, one), run("sft", 1, two, nodes=2)
+    curve = [line["loss"] for line in alone]
+    assert [line["loss"] for line in apart] == pytest.approx(curve, rel=1e-4)
+    _cut_to(two, 3)
+    assert [line["loss"] for line in run("sft", 1, two)] == pytest.approx(curve, rel=1e-4)
+    _cut_to(one, 3)
+    assert [line["loss"] for line in run("sft", 1, one, nodes=2)] == pytest.approx(curve, rel=1e-4)
 
 
 @pytest.fixture
@@ -135,3 +171,17 @@ def test_grpo_on_two_ranks_goes_on_with_one_and_with_two_again(tmp_path: Path, s
     assert newest is not None
     prompts_state = newest.state()["algorithm"]["prompts"]
     assert prompts_state["frontier"] + len(prompts_state["beyond"]) == 64
+
+
+@pytest.mark.slow
+def test_grpo_on_two_nodes_and_with_tensor_parallel_ranks_broadcasts_what_is_sampled_from(
+    tmp_path: Path, service: dict[str, str]
+) -> None:
+    """The engine's process meets the trainer at an address that is not loopback."""
+    folder = _folder(tmp_path, "run")
+    for backend, nodes, ranks, steps in (("fsdp:d2", 2, 1, 2), ("fsdp:d1t2", 1, 2, 4)):
+        words = (f"total_train_steps={steps}", f"actor.backend={backend}", "actor.weight_update_mode=xccl")
+        lines = run("grpo", ranks, folder, *words, env=service, nodes=nodes)
+        assert lines[-1]["step"] == steps
+    assert [line["prompts/consumed"] for line in lines] == [8.0 * step for step in range(1, 5)]
+    assert all(abs(line["mismatch_kl"]) < 1e-4 for line in lines), "the engine samples from what the ranks hold"
