@@ -111,7 +111,7 @@ def test_events_of_a_program(worker: Process) -> None:
     *events, last = run(worker, "events")
     assert [event["type"] for event in events] == ["delta", "tool_call", "tool_call", "tool_result", "delta"]
     assert events[1]["id"] == events[3]["id"] == "call_mine" and json.loads(events[2]["arguments"]) == {"x": 2}
-    assert last["summary"] == "lookingdone"
+    assert last["summary"] == "done", "the text since the last tool call"
 
 
 @pytest.mark.parametrize(
