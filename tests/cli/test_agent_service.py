@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from areal.cli.apply import flag_of
+from areal.state.files import read_json, write_json
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import Layer, replace_layer
@@ -61,9 +62,17 @@ def test_run_with_a_command_has_its_words(areal: Areal) -> None:
     assert printed(areal, "--command", "node 'my agent.js' -v")["spec"] == {"command": ["node", "my agent.js", "-v"]}
 
 
-def test_run_without_an_agent_is_invalid(areal: Areal) -> None:
+def test_run_without_an_agent_names_the_flag(areal: Areal) -> None:
     result = areal("agent", "run", "--pairs", "2")
-    assert result.code == 3 and 'one of "agent" and "command" is needed' in result.err
+    assert result.code == 2 and "--agent MODULE:CLASS is missing" in result.err
+
+
+def test_stop_forgets_the_current_session(areal: Areal, record: Callable[..., Any], home: Home) -> None:
+    record("AgentService", "default", {"agent": "a:B"})
+    write_json(home.current_sessions, {"default": "s", "http://elsewhere:1": "t"})
+    stopped = areal("agent", "stop", "--yes")
+    assert stopped.code == 0, stopped.err
+    assert read_json(home.current_sessions) == {"http://elsewhere:1": "t"}
 
 
 def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[..., Any]) -> None:

@@ -70,6 +70,11 @@ def test_one_shot_prints_the_answer_alone_and_names_its_new_session(agent: Agent
     assert (again.out, again.err) == ("2\n", "")
 
 
+def test_chat_makes_a_new_session_the_current_one(agent: Agent) -> None:
+    agent("chat", "-m", "model")
+    assert "ready to be exported" in agent("reward", "1").out
+
+
 def test_one_shot_goes_on_with_the_current_session(agent: Agent) -> None:
     session = new_session(agent)
     agent("chat", "-m", "hello")
@@ -219,6 +224,11 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
     (episode,) = areal("inf", "trajectories", "show", str(file), "--json").json
     assert episode["interactions"][0]["reward"] == 0.5
     assert areal("inf", "trajectories", "show", str(file)).code == 0
+    for suffix in (".jsonl", ".parquet"):
+        other = file.with_suffix(suffix)
+        assert agent("export", "--session", session, "--output", str(other)).out == f"1 rows in {other}\n"
+        (shown,) = areal("inf", "trajectories", "show", str(other), "--json").json
+        assert shown["interactions"][0]["input_ids"] == episode["interactions"][0]["input_ids"]
 
 
 def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:

@@ -167,7 +167,7 @@ def test_stop_after_killed_shim_sweeps_the_grandchildren(local: LocalBackend, tm
     assert local.observe()["r1"].phase is Phase.EXITED
 
 
-@pytest.mark.parametrize("how", [("wipe",), ("setsid",)])
+@pytest.mark.parametrize("how", [("wipe",), ("setsid",), ("setsid", "wipe")])
 def test_stop_sweeps_grandchildren_that_renamed_themselves(
     local: LocalBackend, tmp_path: Path, how: tuple[str, ...]
 ) -> None:
@@ -182,9 +182,12 @@ def test_stop_sweeps_grandchildren_that_renamed_themselves(
     assert not alive(grandchild)
 
 
-def test_dead_component_leaves_no_grandchild_to_its_successor(local: LocalBackend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [("wipe",), ("setsid", "wipe")])
+def test_dead_component_leaves_no_grandchild_to_its_successor(
+    local: LocalBackend, tmp_path: Path, how: tuple[str, ...]
+) -> None:
     pid_file = tmp_path / "pid"
-    state = local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), "wipe")))
+    state = local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), *how)))
     until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
     grandchild = int(pid_file.read_text())
 

@@ -55,7 +55,7 @@ def chat(
     areal agent chat -m "What is the weather in Paris?"
     areal agent chat --session ID
 
-    Tool calls are shown on stderr. Ctrl-C cancels the turn.
+    A new session is the current one from now on. Tool calls are shown on stderr. Ctrl-C cancels the turn.
     """
     from areal.client.http import TurnClient
 
@@ -64,6 +64,8 @@ def chat(
     if text is None and not cli.format.is_table:
         raise UsageFault("-o json needs one shot: give -m TEXT or pipe the text in")
     key = _session(cli, chosen, service, session)
+    if session is None:
+        set_current(cli, service, key)
     client = TurnClient(chosen.url, chosen.key, answer_timeout or _ANSWER_S)
     talk = AgentTalk(client, key, cli.say, streamed=not no_stream)
     if text is None:
@@ -84,8 +86,7 @@ def _session(cli: Invocation, chosen: GatewayClient, service: str, given: str | 
         with contextlib.suppress(NotFound):
             call_session(chosen, "GET", key)
             return key
-        cli.say(f"the current session {key} is closed; a new one begins")
-        set_current(cli, service, None)
+        cli.say(f"the current session {key} has ended; a new one begins")
     return new_session(chosen)
 
 
@@ -168,14 +169,18 @@ _HELP = """/session [ID]     which session this is; go on with another one
 def _commands(
     cli: Invocation, chosen: GatewayClient, service: str, talk: AgentTalk
 ) -> dict[str, Callable[[str], None]]:
+    def use(key: str) -> None:
+        talk.session = key
+        set_current(cli, service, key)
+
     def session(rest: str) -> None:
         if rest:
             call_session(chosen, "GET", rest)
-            talk.session = rest
+            use(rest)
         cli.say(f"session {talk.session}")
 
     def new(rest: str) -> None:
-        talk.session = new_session(chosen)
+        use(new_session(chosen))
         cli.say(f"session {talk.session}")
 
     def history(rest: str) -> None:
@@ -185,8 +190,6 @@ def _commands(
     def close(rest: str) -> None:
         body = {"session_key": talk.session}
         chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", body))
-        if current_session(cli, service) == talk.session:
-            set_current(cli, service, None)
         cli.say("closed")
         new(rest)
 

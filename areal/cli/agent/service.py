@@ -99,6 +99,9 @@ def run(
     ref = Ref(AGENT_SERVICE, check_name(service))
     spec = spec_of({**settings, "env": _environment(env)})
     manifest = with_applied(cli, resource(AGENT_SERVICE, ref.name, spec), force=force)
+    if not {"agent", "command"} & manifest["spec"].keys():
+        hint = "or a program: --command WORDS"
+        raise UsageFault("nothing says which agent runs: --agent MODULE:CLASS is missing", hint=hint)
     seconds = cli.timeout_s or _LAUNCH_S + (settings["setup_timeout"] or _SETUP_S)
     return run_service(cli, ref, [manifest], seconds=seconds, detach=detach, force=force, dry_run=dry_run)
 
@@ -129,7 +132,11 @@ def stop(cli: Invocation, service: str, **given: Any) -> int:
 
     A TrainJob that takes its episodes from it is not taken along without --cascade and a yes.
     """
-    return stop_service(cli, AGENT_SERVICE, service, **given)
+    from areal.cli.agent.sessions import forget_current
+
+    status = stop_service(cli, AGENT_SERVICE, service, **given)
+    forget_current(cli)
+    return status
 
 
 @click.command()

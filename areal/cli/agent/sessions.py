@@ -87,6 +87,17 @@ def set_current(cli: Invocation, service: str, key: str | None) -> None:
         write_json(cli.home.ensure().current_sessions, {name: key for name, key in now.items() if key is not None})
 
 
+def forget_current(cli: Invocation) -> None:
+    """Those of services that this home has no more."""
+    from areal.cli.objects import HomeView
+    from areal.state.files import write_json
+
+    found, services = _current(cli), {each.ref.name for each in HomeView(cli.home).of_kind(AGENT_SERVICE)}
+    kept = {place: key for place, key in found.items() if place in services or "://" in place}
+    if kept != found:
+        write_json(cli.home.current_sessions, kept)
+
+
 def named_session(cli: Invocation, service: str, given: str | None) -> str:
     """The session that is named, else the current one. Raises UsageFault where there is none."""
     key = given or current_session(cli, service)
@@ -254,9 +265,31 @@ def reward(cli: Invocation, value: float, session: str | None, interaction: str 
     return 0
 
 
+_FORMATS = (".json", ".jsonl", ".parquet")
+
+
+def _write(document: Mapping[str, Any], path: Path) -> None:
+    """Raises OSError."""
+    import json
+
+    from areal.state.files import write_atomic
+    from areal.trajectories.reading import write_parquet
+    from areal.trajectories.record import episodes_of_export
+
+    if path.suffix == ".json":
+        write_atomic(path, json.dumps(document) + "\n", 0o644)
+    elif path.suffix == ".jsonl":
+        episodes = episodes_of_export(document)
+        write_atomic(path, "".join(json.dumps(each.document()) + "\n" for each in episodes), 0o644)
+    else:
+        whole = path.with_suffix(".tmp")
+        write_parquet(episodes_of_export(document), whole)
+        whole.replace(path)
+
+
 @click.command()
 @_session_option
-@click.option("--output", "file", metavar="FILE", required=True, help="Write it here: NAME.json.")
+@click.option("--output", "file", metavar="FILE", required=True, help="Here: NAME.json, .jsonl or .parquet.")
 @click.option("--trajectory", type=click.IntRange(min=0), metavar="N", help="Which one  [default: all that are ready].")
 @click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
 @click.option(
@@ -279,22 +312,23 @@ def export(
 ) -> int:
     """Export a session's trajectory: tokens, logprobs, versions, rewards.
 
-    `areal inf trajectories show FILE` shows it.
+    .json is the service's answer; .jsonl and .parquet are as `areal inf collect` writes them, an episode a line or an
+    interaction a row. `areal inf trajectories show FILE` shows each.
     """
-    import json
-
-    from areal.state.files import write_atomic
+    from areal.trajectories.reading import pyarrow
 
     path = Path(file).absolute()
-    if path.suffix != ".json":
-        raise UsageFault(f"{file}: an export is JSON", hint=f"--output {path.stem}.json")
+    if path.suffix not in _FORMATS:
+        raise UsageFault(f"{file}: an export is one of {', '.join(_FORMATS)}", hint=f"--output {path.stem}.json")
+    if path.suffix == ".parquet":
+        pyarrow()  # before anything is exported
     if not path.parent.is_dir():
         raise NotFound(f"there is no folder {path.parent}")
     key = named_session(cli, service, session)
     body = {"discount": discount, "style": style, **({"trajectory_id": trajectory} if trajectory is not None else {})}
     document = call_session(agent_gateway(cli, service), "POST", key, "/export", body)
     try:
-        write_atomic(path, json.dumps(document) + "\n", 0o644)
+        _write(document, path)
     except OSError as error:
         raise ArealError(
             f"cannot write {file}: {error.strerror}", hint="the same export can be asked for again"

@@ -336,7 +336,10 @@ class RunSupervisor:
             self._terminate("stopped", grace_s)
 
     def _sweep(self) -> None:
-        self._swept += sweep(run_members(os.getpid(), self._run_dir, frozenset({os.getpid()})))[0]
+        own = os.getpid()
+        member = run_members(own, self._run_dir, frozenset({own}))
+        # An orphan of the component is our child, also one that has left the session and wiped its environment.
+        self._swept += sweep(lambda stat: stat.ppid == own or member(stat))[0]
 
     # -- records
 

@@ -18,5 +18,6 @@ What ``agent`` names may be
   ``emitter, tools, history, session_key, run_id, metadata, base_url, api_key, model``, or one of ``kwargs``
 
 Each may be plain instead of async: then it runs on a thread, with an emitter of plain methods. A thread cannot be
-cancelled: it ends when it next emits something, or returns.
+cancelled: its turn ends at once for its caller, the thread when it next emits something, or returns. Where it does not
+within five seconds, the worker starts anew as soon as no other turn runs.
 """

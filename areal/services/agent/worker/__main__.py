@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from areal.services.agent.worker.agents import check_config, import_agent
-from areal.services.agent.worker.app import agent_worker
+from areal.services.agent.worker.app import agent_worker, starts_anew
 from areal.services.http.process import exit_on_failure, read_config, serve_options
 from areal.services.http.serve import run_service
 from areal.wire.processes import AgentWorkerConfig
@@ -17,6 +18,8 @@ def main() -> None:
     options = serve_options(config)
     found = import_agent(config.agent) if config.agent else None
     run_service(lambda: agent_worker(config, options, found), options)
+    if starts_anew.is_set():  # in the same process, so that its supervisor counts no failure
+        os.execv(sys.executable, sys.orig_argv)
 
 
 if __name__ == "__main__":

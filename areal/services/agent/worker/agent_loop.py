@@ -32,6 +32,17 @@ def is_own_code(file: str) -> bool:
     return not file.startswith(_LIBRARIES)
 
 
+def place_of(thread: threading.Thread) -> str:
+    """Where it is: the innermost line that is the agent's own."""
+    frames, frame = [], sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    own = [each for each in frames if is_own_code(each.f_code.co_filename)]
+    where = next(iter(own or frames), None)
+    return f"{where.f_code.co_filename}:{where.f_lineno}, {where.f_code.co_name}" if where is not None else "its end"
+
+
 class AgentLoop:
     """``opened`` on the worker's loop."""
 
@@ -83,17 +94,7 @@ class AgentLoop:
             return None
         task = asyncio.current_task(self._loop)
         during = f" in {task.get_name()}" if task is not None else ""
-        return f"the agent blocks its event loop for {silent:.0f} s{during}: {self._place()}"
-
-    def _place(self) -> str:
-        """The innermost line that is the agent's own."""
-        frames, frame = [], sys._current_frames().get(self._thread.ident or 0)
-        while frame is not None:
-            frames.append(frame)
-            frame = frame.f_back
-        own = [each for each in frames if is_own_code(each.f_code.co_filename)]
-        where = (own or frames)[0]
-        return f"{where.f_code.co_filename}:{where.f_lineno}, {where.f_code.co_name}"
+        return f"the agent blocks its event loop for {silent:.0f} s{during}: {place_of(self._thread)}"
 
     async def _watch(self) -> None:
         while True:

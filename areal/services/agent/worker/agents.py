@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -204,6 +205,10 @@ def _data(request: AgentRequest) -> dict[str, Any]:
     return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
 
 
+abandoned_threads: dict[threading.Thread, float] = {}
+"""Those whose turn was cancelled, and when. Python can end none of them."""
+
+
 async def _on_thread(call: Callable[[], Any]) -> Any:
     """A thread of its own, and none of a pool: one that never ends keeps no other turn waiting, and no exit."""
     future: Future[Any] = Future()
@@ -216,5 +221,10 @@ async def _on_thread(call: Callable[[], Any]) -> Any:
         except BaseException as error:  # noqa: BLE001 - the boundary of the thread: told to whoever waits
             future.set_exception(error)
 
-    threading.Thread(target=work, name="turn", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    thread = threading.Thread(target=work, name="turn", daemon=True)
+    thread.start()
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        abandoned_threads[thread] = time.monotonic()
+        raise

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
+import threading
 import time
 import traceback
 from collections.abc import AsyncIterator
@@ -14,8 +17,8 @@ from typing import Any
 from areal.api.agent import AgentRequest
 from areal.client.errors import Blame
 from areal.rollout.failures import blame_of
-from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code
-from areal.services.agent.worker.agents import AgentAdapter, make_agent
+from areal.services.agent.worker.agent_loop import AgentLoop, is_own_code, place_of
+from areal.services.agent.worker.agents import AgentAdapter, abandoned_threads, make_agent
 from areal.services.agent.worker.command import command_agent
 from areal.services.agent.worker.openai_agents import is_openai_agent, openai_agent
 from areal.services.agent.worker.tools import mcp_tools
@@ -25,11 +28,14 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_body
 from areal.services.http.process import ServeOptions, report_stage
 from areal.services.http.service import Service, json_response
+from areal.services.http.tasks import background, until_beat
 from areal.wire.agents import EVENTS, Failure, WorkerRun, is_session_key
 from areal.wire.processes import AgentWorkerConfig
 
 _CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0
+_LATE_S = 5.0  # that a plain function may go on after its turn was cancelled
+_MOST_LATE = 8
 _log = logging.getLogger(__name__)
 
 
@@ -135,6 +141,7 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
             "keeps_sessions": agent.keeps_sessions,
         },
     )
+    service.add_lifespan(lambda: background("abandoned-threads", lambda: _watch_threads(routes)))
     async with loop.opened(service.metrics):
         report_stage(f"making the agent {config.agent or config.command[0]}")
         agent = await loop.run(resources.enter_async_context(_made(config, found)))
@@ -148,6 +155,29 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
                     await loop.run(end)
                 except Exception:  # noqa: BLE001 - the boundary to user code: the worker ends all the same
                     _log.exception("the agent does not close well")
+
+
+starts_anew = threading.Event()
+
+
+async def _watch_threads(routes: WorkerRoutes) -> None:
+    """End the process, for it to start anew, where a plain function goes on long after its turn was cancelled: when no
+    turn runs, or when such threads are many."""
+    while not starts_anew.is_set():
+        await asyncio.sleep(until_beat(1.0))
+        late = late_threads()
+        if late and (not routes.turns or len(late) >= _MOST_LATE):
+            where = "; ".join(map(place_of, late[:_MOST_LATE]))
+            _log.error("%d cancelled plain functions go on; the worker starts anew: %s", len(late), where)
+            starts_anew.set()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def late_threads() -> list[threading.Thread]:
+    """Of turns that were cancelled some time ago."""
+    for thread in [each for each in abandoned_threads if not each.is_alive()]:
+        del abandoned_threads[thread]
+    return [thread for thread, since in abandoned_threads.items() if time.monotonic() - since > _LATE_S]
 
 
 @contextlib.asynccontextmanager

@@ -215,3 +215,26 @@ def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_work
     assert worker.call("GET", "/ready").json()["turns"] == 1
     worker.signal(TERM)
     assert worker.wait(60) == 0
+
+
+def test_plain_function_that_cannot_be_cancelled_leaves_a_new_worker(start_worker: StartWorker) -> None:
+    code = """
+        import threading
+        def Agent(message, *, emitter):
+            if message != "hang":
+                return message.upper()
+            emitter.emit_delta("hangs")
+            threading.Event().wait()
+    """
+    worker = start_worker(code)
+    events = Events(worker, "hang")
+    events.next()
+    events.leave()
+    wait_until(lambda: worker.call("GET", "/ready").json()["turns"] == 0)  # it has ended for its caller
+    assert answer(worker)["summary"] == "HELLO"
+    worker.wait_log("cancelled plain functions go on; the worker starts anew: .*my_agent.py:7")
+    begun = re.compile(r"listens on \S+ port (\d+)")
+    wait_until(lambda: sum(begun.search(line) is not None for line in worker.log) == 2)
+    worker.port = int(next(filter(None, map(begun.search, reversed(worker.log))))[1])
+    assert answer(worker)["summary"] == "HELLO"
+    assert worker.popen.poll() is None
