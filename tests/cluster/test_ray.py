@@ -154,6 +154,7 @@ def test_home_that_the_node_does_not_see_is_one_clear_end(ray: RayBackend, clust
     assert "/no/such/python" in log_text(ray, "r1")
 
 
+@pytest.mark.slow
 def test_node_that_is_killed_is_the_cause_and_the_others_live(ray: RayBackend, cluster: RayCluster) -> None:
     ray.start(spec_at(cluster, "here", **on(HEAD)))
     ray.start(spec_at(cluster, "there", **on(SECOND)))
@@ -170,6 +171,7 @@ def test_node_that_is_killed_is_the_cause_and_the_others_live(ray: RayBackend, c
     cluster.start_node(SECOND)
 
 
+@pytest.mark.slow
 def test_head_that_is_away_makes_runs_unknown_and_one_that_was_restarted_has_lost_them(
     ray: RayBackend, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

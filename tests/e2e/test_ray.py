@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.ray import GPUS, HEAD, SECOND, RayCluster, ray_cluster
 from tests.e2e.conftest import Box
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 POINTS = ("intent-after", "pid-after", "go-after", "journal-append-after", "write-synced", "stop-signalled")
 
 

@@ -374,11 +374,17 @@ class RunSupervisor:
             "last_exit": self._last_exit.to_record() if self._last_exit else None,
             "swept": self._swept,
         }
-        records.write_json(self._run_dir, records.EXIT, record)
+        if not self._has_lost_its_job():  # how that ended is its scheduler's word
+            records.write_json(self._run_dir, records.EXIT, record)
         os.close(life_fd)
         self._over = True
         if self._intent.get("on_end") and not self._stopping and reason != "stopped":
             self._start_on_end()
+
+    def _has_lost_its_job(self) -> bool:
+        """Whether the node program that started it has died: killed with its job, or with its node."""
+        parent = os.environ.get(PARENT_VARIABLE)
+        return parent is not None and parent != str(os.getppid())
 
     def _start_on_end(self) -> None:
         """Start the ``on_end`` command in a session of its own, no member of this run."""
