@@ -165,7 +165,7 @@ def service_ref(spec: Mapping[str, Any]) -> str:
 # ``register``:
 #
 #     [project.entry-points."areal.backends"]
-#     ray = "areal_ray.backend:open_backend"
+#     kube = "areal_kube.backend:open_backend"
 
 _PLUGIN_NAME = re.compile(r"[a-z]([-_a-z0-9]*[a-z0-9])?")
 

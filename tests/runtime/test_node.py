@@ -109,14 +109,19 @@ def test_kick_ends_a_back_off(store: RunStore, spawn: Spawn, how: str) -> None:
     node.wait(30)
 
 
-def test_supervisor_stops_its_component_when_the_node_program_is_killed(store: RunStore, spawn: Spawn) -> None:
+def test_supervisor_of_a_killed_node_program_ends_and_leaves_the_word_to_the_scheduler(
+    store: RunStore, spawn: Spawn
+) -> None:
     submit(store)
     node = start(spawn, store)
-    until_running(store)
+    running = until_running(store)
+    assert running.pid is not None and running.shim_pid is not None
 
     node.kill()
 
-    until(lambda: state(store).phase is Phase.EXITED, "the component to be stopped")
+    for pid in (running.pid, running.shim_pid):
+        until(lambda pid=pid: not alive(pid), "the component and its supervisor to end")
+    assert not Path(store.folder("r1"), records.EXIT).exists()
 
 
 def test_node_program_sweeps_what_a_killed_supervisor_left(store: RunStore, spawn: Spawn) -> None:
