@@ -223,10 +223,9 @@ def test_repeated_request_is_answered_from_its_record(service: AgentService) -> 
     assert (bad.status, bad.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
-def test_session_that_was_closed_starts_anew(service: AgentService) -> None:
+def test_session_that_was_closed_takes_no_turn(service: AgentService) -> None:
     for key in ("mine", service.respond("hello").headers["x-areal-session-key"]):
         service.respond("one", key)
         assert service.call("POST", "/sessions/close", {"session_key": key}).json()["closed"] is True
-        assert service.respond("two", key).status == 200
-        history = service.call("GET", f"/sessions/{key}").json()["history"]
-        assert [said["content"] for said in history] == ["two", "You said: two"]
+        ended = service.respond("two", key)
+        assert (ended.status, ended.json()["error"]["code"]) == (410, "session_ended")
