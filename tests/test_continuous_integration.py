@@ -1,0 +1,97 @@
+"""action.yml and .pre-commit-hooks.yaml: their shell steps, run as GitHub and pre-commit run them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+MODEL = """apiVersion: areal.dev/v1alpha1
+kind: Model
+metadata: {name: m}
+spec: {backend: embedded:d1, path: model%s}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "manifests" / "team a").mkdir(parents=True)
+    (tmp_path / "manifests" / "team a" / "m.yaml").write_text(MODEL % "")
+    (tmp_path / "model").mkdir()
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(folder / "nobody"), "PYTHONPATH": str(ROOT)}
+
+
+def run_action(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
+    """The check step's exit status, its log, its outputs and the job's summary."""
+    given = {name: str(spec["default"]) for name, spec in ACTION["inputs"].items()} | inputs
+    (step,) = (step for step in ACTION["runs"]["steps"] if step.get("id") == "check")
+    env = {
+        name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda named: given[named[1]], value)
+        for name, value in step["env"].items()
+    }
+    files = {"GITHUB_OUTPUT": str(folder / "output"), "GITHUB_STEP_SUMMARY": str(folder / "summary")}
+    for file in files.values():
+        Path(file).write_text("")
+    command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+    done = subprocess.run(
+        command, cwd=folder, env={**environment(folder), **files, **env}, capture_output=True, text=True, timeout=120
+    )
+    return done.returncode, done.stdout + done.stderr, *(Path(file).read_text() for file in files.values())
+
+
+def test_action_shows_the_plan_of_valid_manifests(folder: Path) -> None:
+    code, _, outputs, summary = run_action(folder, files="manifests", diff="true")
+    assert (code, outputs) == (0, "changed=true\n")
+    assert "| `Model/m` | create |" in summary
+
+
+def test_action_marks_every_fault_at_its_place_and_fails(folder: Path) -> None:
+    (folder / "manifests" / "b,ad.yaml").write_text(MODEL % ", replicsa: 1, engineArgs: 7")
+    code, log, *_ = run_action(folder, files="manifests\n\nmanifests/team a/m.yaml", diff="true")
+    assert code == 3
+    assert "::error file=manifests/b%2Cad.yaml,line=4,col=" in log
+    assert "unknown field" in log and "expected a map" in log
+
+
+def test_action_takes_an_overlay_with_a_profile(folder: Path) -> None:
+    overlay = {"apiVersion": "areal.dev/v1alpha1", "kind": "Overlay", "bases": ["m.yaml"]}
+    overlay["profiles"] = {"big": {"namePrefix": "big-"}}
+    (folder / "manifests" / "team a" / "areal.overlay.yaml").write_text(yaml.safe_dump(overlay))
+    code, log, *_ = run_action(folder, overlay="manifests/team a", profile="big", diff="true", recursive="false")
+    assert code == 0 and "Model/big-m" in log
+
+
+def test_action_passes_its_inputs_by_the_environment_alone() -> None:
+    assert not [step["name"] for step in ACTION["runs"]["steps"] if "${{" in step["run"]]
+
+
+def run_hook(folder: Path, name: str, *args: str) -> subprocess.CompletedProcess[str]:
+    (hook,) = (hook for hook in HOOKS if hook["id"] == name)
+    words = [*shlex.split(hook["entry"]), *(args or hook["args"])]
+    return subprocess.run(words, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
+
+
+def test_hooks_pass_valid_manifests_and_fail_the_others(folder: Path) -> None:
+    assert run_hook(folder, "areal-validate").returncode == 0
+    planned = run_hook(folder, "areal-diff")
+    assert planned.returncode == 0 and "Model/m create" in planned.stdout
+    (folder / "manifests" / "bad.yaml").write_text(MODEL % ", replicsa: 1")
+    for name in ("areal-validate", "areal-diff"):
+        found = run_hook(folder, name)
+        assert found.returncode != 0 and "manifests/bad.yaml:4:" in found.stderr
+    assert run_hook(folder, "areal-validate", "-f", "manifests/team a/m.yaml").returncode == 0
