@@ -18,15 +18,16 @@ ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
 MODEL = """apiVersion: areal.dev/v1alpha1
 kind: Model
-metadata: {name: m}
+metadata: {name: m%s}
 spec: {backend: embedded:d1, path: model%s}
 """
+SERVICE = "---\napiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "manifests" / "team a").mkdir(parents=True)
-    (tmp_path / "manifests" / "team a" / "m.yaml").write_text(MODEL % "")
+    (tmp_path / "manifests" / "team a" / "m.yaml").write_text(MODEL % ("", "") + SERVICE)
     (tmp_path / "model").mkdir()
     return tmp_path
 
@@ -61,7 +62,7 @@ def test_action_shows_the_plan_of_valid_manifests(folder: Path) -> None:
 
 
 def test_action_marks_every_fault_at_its_place_and_fails(folder: Path) -> None:
-    (folder / "manifests" / "b,ad.yaml").write_text(MODEL % ", replicsa: 1, engineArgs: 7")
+    (folder / "manifests" / "b,ad.yaml").write_text(MODEL % ("2", ", replicsa: 1, engineArgs: 7"))
     code, log, *_ = run_action(folder, files="manifests\n\nmanifests/team a/m.yaml", diff="true")
     assert code == 3
     assert "::error file=manifests/b%2Cad.yaml,line=4,col=" in log
@@ -90,7 +91,7 @@ def test_hooks_pass_valid_manifests_and_fail_the_others(folder: Path) -> None:
     assert run_hook(folder, "areal-validate").returncode == 0
     planned = run_hook(folder, "areal-diff")
     assert planned.returncode == 0 and "Model/m create" in planned.stdout
-    (folder / "manifests" / "bad.yaml").write_text(MODEL % ", replicsa: 1")
+    (folder / "manifests" / "bad.yaml").write_text(MODEL % ("2", ", replicsa: 1"))
     for name in ("areal-validate", "areal-diff"):
         found = run_hook(folder, name)
         assert found.returncode != 0 and "manifests/bad.yaml:4:" in found.stderr
