@@ -5,7 +5,8 @@ once: d data parallel (replicas), t tensor, p pipeline, c context, e expert. ``s
 and a training part. The older ``sglang.d16p1m1+d32p2m1`` (m = tensor, the second part's engine implied: fsdp, or
 megatron when it needs tensor or pipeline parallelism) is read as well.
 
-World size is d*t*p*c; e folds experts onto devices that are already counted.
+World size is d*t*p*c; e folds experts onto devices that are already counted, each over as many tensor ranks as the rest.
+``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` says both layouts, of attention and of experts, on the same devices.
 
 The embedded engine's flags are the fields of its configuration, so that a manifest is checked where no engine is
 installed. The flags of other engines come from the ``--help`` of an installed one.
@@ -31,6 +32,7 @@ ENGINES = (*INFERENCE_ENGINES, *TRAIN_ENGINES)
 
 _NAMES = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
 _DIM = re.compile(r"([a-z])(\d*)")
+_HYBRID = re.compile(r"[a-z]+:\(attn:([a-z0-9]+)\|ffn:([a-z0-9]+)\)")
 _MAX_DEVICES = 1_000_000
 
 
@@ -63,6 +65,12 @@ class Part:
     pipeline: int = 1
     context: int = 1
     expert: int = 1
+    ffn_tensor: int | None = None  # None: as the rest
+
+    @property
+    def expert_tensor(self) -> int:
+        """Tensor-parallel ranks of each expert."""
+        return self.tensor if self.ffn_tensor is None else self.ffn_tensor
 
     @property
     def devices_per_replica(self) -> int:
@@ -74,8 +82,15 @@ class Part:
 
     def __str__(self) -> str:
         sizes = {letter: getattr(self, name) for letter, name in _NAMES.items()}
-        dims = "".join(f"{letter}{size}" for letter, size in sizes.items() if size != 1 or letter == "d")
-        return f"{self.engine}:{dims}"
+        if self.expert_tensor == self.tensor:
+            return f"{self.engine}:{_dims(sizes)}"
+        data = self.world_size // (self.expert_tensor * self.pipeline * self.expert)
+        ffn = {"d": data, "t": self.expert_tensor, "p": self.pipeline, "e": self.expert}
+        return f"{self.engine}:(attn:{_dims({**sizes, 'e': 1})}|ffn:{_dims(ffn)})"
+
+
+def _dims(sizes: Mapping[str, int]) -> str:
+    return "".join(f"{letter}{size}" for letter, size in sizes.items() if size != 1 or letter == "d")
 
 
 @dataclass(frozen=True)
@@ -135,10 +150,38 @@ def _parse_part(piece: str, column: int, before: list[Part], engines: Collection
         raise BackendError(f'expected ":" after {engine}, found "{rest[0]}"', column + len(engine))
     dotted = old or rest[:1] == "."
     skip = len(engine) + (0 if old else min(1, len(rest)))
+    if rest[1:2] == "(":
+        return _parse_hybrid(engine, piece, column)
     dims = _parse_dims(piece[skip:], column + skip, dotted) if rest else {}
     part = Part(engine or "fsdp", **dims)
     if not engine and part.devices_per_replica > 1:
         part = Part("megatron", **dims)
+    _check_part(part, column)
+    return part
+
+
+def _parse_hybrid(engine: str, piece: str, column: int) -> Part:
+    """``megatron:(attn:DIMS|ffn:DIMS)``."""
+    match = _HYBRID.fullmatch(piece)
+    at = column + len(engine) + 1
+    if engine != "megatron":
+        raise BackendError(f"{engine} has one layout for all layers: only megatron has one for experts", at)
+    if match is None:
+        raise BackendError("a layout of its own for experts is written (attn:d4t2|ffn:d2t1e4)", at)
+    attn = _parse_dims(match[1], column + match.start(1), dotted=False)
+    ffn = _parse_dims(match[2], column + match.start(2), dotted=False)
+    if "expert" in attn:
+        raise BackendError("e is of ffn: attention has no experts", column + match.start(1))
+    if "context" in ffn:
+        raise BackendError("c is of attn: experts take tokens one by one", column + match.start(2))
+    experts, tensor = ffn.pop("expert", 1), ffn.get("tensor", 1)
+    part, other = Part(engine, **attn, expert=experts, ffn_tensor=tensor), Part(engine, **ffn)
+    if part.pipeline != other.pipeline:
+        raise BackendError(f"attn has p{part.pipeline} and ffn p{other.pipeline}: a layer is on one stage", at)
+    if part.world_size != other.world_size * experts:
+        raise BackendError(
+            f"attn is on {part.world_size} devices and ffn (d*t*p*e) on {other.world_size * experts}: they share them", at
+        )
     _check_part(part, column)
     return part
 

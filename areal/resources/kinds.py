@@ -218,5 +218,11 @@ BACKENDS = PluginRegistry(
 )
 """``factory(home_root, lease_dir, crash) -> areal.runtime.backends.base.Backend``; see ``areal.runtime.backends``."""
 
-TRAIN_ENGINES = PluginRegistry("areal.train_engines", {"fsdp": "areal.training.engines.fsdp:FSDPEngine"})
+TRAIN_ENGINES = PluginRegistry(
+    "areal.train_engines",
+    {
+        "fsdp": "areal.training.engines.fsdp:FSDPEngine",
+        "megatron": "areal.training.engines.megatron.engine:MegatronEngine",
+    },
+)
 """``factory(config, ranks, total_steps) -> areal.api.engine_api.TrainEngine``; see ``areal.training.engines``."""

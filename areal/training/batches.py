@@ -8,7 +8,7 @@ separately. Episodes become batches by ``areal.rollout.tensors.concat_padded_ten
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -186,6 +186,18 @@ def micro_batches(lengths: Sequence[int], how: MicroBatches, at_least: int = 1) 
     if len(bins) >= wanted:
         return bins
     return [part for part in partition(lengths, min(wanted, len(lengths))) if part]
+
+
+def common_cut(
+    lengths: Sequence[int], how: MicroBatches, all_max: Callable[[int], int]
+) -> list[tuple[list[int], bool]]:
+    """Rows of each micro-batch, and whether it counts. Every rank makes as many: one that has fewer rows than the
+    others repeats its first ones for nothing. ``all_max``: the largest number of all ranks."""
+    mine = micro_batches(lengths, how)
+    most = all_max(len(mine))
+    if most > len(mine):
+        mine = micro_batches(lengths, how, at_least=most)
+    return [(part, True) for part in mine] + [(list(range(how.granularity)), False)] * (most - len(mine))
 
 
 def _first_fit(lengths: Sequence[int], how: MicroBatches, limit: int) -> list[list[int]]:

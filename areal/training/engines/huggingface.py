@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import logging
 import os
+import shutil
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,7 @@ from areal.hub import model_folder
 from areal.installation import install_command
 from areal.training.batches import PackedRows
 from areal.training.ranks import Ranks
+from areal.training.run_folder import copy_missing
 
 if TYPE_CHECKING:
     from areal.api.cli_args import OptimizerConfig, TrainEngineConfig
@@ -291,3 +295,35 @@ def clip_gradients(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
     full = getattr(norm, "full_tensor", None)
     whole: Tensor = full() if full is not None else norm
     return whole
+
+
+# -- folders
+
+
+def write_model(weights: dict[str, Tensor], configs: Sequence[Any], folder: Path, tokenizer: str = "") -> None:
+    """A folder that ``from_pretrained`` reads, whole or absent: what ``folder`` held is replaced. ``configs``: what has
+    a ``save_pretrained``. ``tokenizer``: a folder or an id of the hub whose tokenizer goes along. Raises OSError."""
+    partial = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _write_weights(weights, partial / "model.safetensors")
+        for config in configs:
+            config.save_pretrained(partial)
+        if tokenizer:
+            copy_missing(tokenizer, partial)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)  # what is half written may be what fills the disk
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+
+
+def _write_weights(weights: dict[str, Tensor], file: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(weights, file, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(file)) from error

@@ -88,3 +88,31 @@ def policy_gradient(engine: FSDPEngine, rows: Batch, mode: Any) -> dict[str, tor
     engine.train_batch(rows, loss, loss.weight)
     found = {name: parameter.grad for name, parameter in engine.model.named_parameters()}
     return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}  # type: ignore[misc]
+
+
+def save_family(folder: Path, family: str, *, tied: bool = False) -> Path:
+    """A tiny model of each that has a name map; sizes are all different, so that none is taken for another."""
+    import transformers
+
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": tied,
+    }
+    if family != "Qwen2":
+        shape["head_dim"] = 16
+    if family == "Qwen3Moe":
+        shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    torch.manual_seed(0)
+    about = getattr(transformers, f"{family}Config")(**shape)
+    model = getattr(transformers, f"{family}ForCausalLM")(about)
+    for name, parameter in model.named_parameters():  # norms and biases are made equal: nothing would tell them apart
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.1)
+    model.save_pretrained(folder)
+    return folder

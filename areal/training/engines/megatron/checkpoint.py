@@ -1,0 +1,64 @@
+"""Megatron's checkpoints: tensors by their place in the whole model, so that any layout reads what any other wrote.
+
+They are written by torch.distributed.checkpoint in the training process itself: Megatron's own writer forks it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.strategies.base import SaveShardedStrategy
+from megatron.core.dist_checkpointing.strategies.torch import (
+    MCoreSavePlanner,
+    _replace_state_dict_keys_with_sharded_keys,
+    mcore_to_pyt_state_dict,
+)
+from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
+
+from areal.api.engine_api import CheckpointUnreadable
+
+METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
+"""How the distributed optimizer's moments are written: as the weights that they are of."""
+
+
+class _Writer(SaveShardedStrategy):
+    def __init__(self) -> None:
+        super().__init__("torch_dist", 1)
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: Path | str) -> None:
+        mine, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
+        torch.distributed.checkpoint.save(
+            mcore_to_pyt_state_dict(mine, False),
+            storage_writer=FileSystemWriter(checkpoint_dir),
+            planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
+        )
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
+
+
+def write(state: dict[str, Any], folder: Path, *, is_first: bool) -> None:
+    """``state``: sharded tensors, and values that are the first rank's. Raises OSError where the disk fails."""
+    if is_first:
+        folder.mkdir(parents=True)
+    torch.distributed.barrier()
+    dist_checkpointing.save(state, str(folder), _Writer(), content_metadata=METADATA)
+
+
+def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Raises CheckpointUnreadable."""
+    try:
+        found: dict[str, Any] = dist_checkpointing.load(state, str(folder))
+    except CheckpointException as error:
+        cause = next((each for each, _ in error.failures.values()), error)
+        raise CheckpointUnreadable(f"{type(cause).__name__}: {cause}") from error
+    except (CheckpointingException, OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
+    return found

@@ -1,0 +1,205 @@
+"""A decoder as Megatron builds it, of this rank's layers, heads and experts, with Hugging Face's weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from areal.errors import NotFound, UsageFault
+from areal.resources.backend import Part
+from areal.training.engines.huggingface import dtype_by_name
+from areal.training.engines.megatron.names import Architecture, Weight, join, shard, weights
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import TrainEngineConfig
+
+_LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+_EXPERT = re.compile(r"local_experts\.(\d+)\.")
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def padded_vocabulary(model: Architecture, part: Part) -> int:
+    return -(-model.vocabulary // part.tensor) * part.tensor
+
+
+def build(model: Architecture, part: Part, config: TrainEngineConfig, groups: Any) -> Any:
+    """This rank's GPTModel, its parameters not set yet, on its device."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+    from areal.training.engines.megatron.modules import RMSNorm
+
+    settings = transformer_config(model, part, config)
+    stage, layers = groups.pp.rank(), model.layers // part.pipeline
+    specs = [_layer(model, number) for number in range(stage * layers, (stage + 1) * layers)]
+    scaled = model.rope.get("rope_type") == "llama3"
+    built = GPTModel(
+        config=settings,
+        transformer_layer_spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm),
+        vocab_size=padded_vocabulary(model, part),
+        max_sequence_length=0,  # of learned positions alone
+        pre_process=stage == 0,
+        post_process=stage == part.pipeline - 1,
+        parallel_output=False,
+        share_embeddings_and_output_weights=model.tied,
+        position_embedding_type="rope",
+        rotary_base=model.rope["rope_theta"],
+        rope_scaling=scaled,
+        rope_scaling_factor=_rope_factor(model.rope) if scaled else 8.0,
+        pg_collection=groups,
+    )
+    return built.cuda()
+
+
+def _rope_factor(rope: Mapping[str, Any]) -> float:
+    for name, value in _LLAMA3.items():
+        if rope[name] != value:
+            raise UsageFault(f"megatron scales positions with {name} {value:g}, and the model has {rope[name]}")
+    return float(rope["factor"])
+
+
+def transformer_config(model: Architecture, part: Part, config: TrainEngineConfig) -> Any:
+    from megatron.core.transformer import TransformerConfig
+
+    dtype = dtype_by_name(config.dtype)
+    given: dict[str, Any] = {
+        "num_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_query_groups": model.groups,
+        "kv_channels": model.head_size,
+        "ffn_hidden_size": model.feed_forward,
+        "gated_linear_unit": True,
+        "activation_func": nn.functional.silu,
+        "add_bias_linear": False,
+        "add_qkv_bias": model.qkv_bias,
+        "normalization": "RMSNorm",
+        "layernorm_epsilon": model.epsilon,
+        "qk_layernorm": model.qk_norm,
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0 if config.disable_dropout else model.dropout,
+        "params_dtype": dtype,
+        "pipeline_dtype": dtype,
+        "bf16": dtype == torch.bfloat16,
+        "tensor_model_parallel_size": part.tensor,
+        "pipeline_model_parallel_size": part.pipeline,
+        "context_parallel_size": part.context,
+        "expert_model_parallel_size": part.expert,
+        "expert_tensor_parallel_size": part.expert_tensor,
+        "sequence_parallel": part.tensor > 1,
+        "variable_seq_lengths": True,  # micro-batches have shapes of their own
+        "moe_token_dispatcher_type": "alltoall",  # the one that takes such shapes
+        "use_cpu_initialization": True,
+        "perform_initialization": False,
+        "gradient_accumulation_fusion": False,  # Apex's
+        "bias_dropout_fusion": False,
+        "persist_layer_norm": False,
+    }
+    if config.gradient_checkpointing:
+        given |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if model.is_sparse:
+        given |= {
+            "num_moe_experts": model.experts,
+            "moe_layer_freq": [int(each) for each in model.sparse],
+            "moe_router_topk": model.experts_a_token,
+            "moe_ffn_hidden_size": model.expert_feed_forward,
+            "moe_router_pre_softmax": not model.normalize_experts,
+            "moe_router_load_balancing_type": "none",  # the loss is the trainer's
+            "moe_aux_loss_coeff": 0.0,
+            "moe_router_dtype": "fp32",
+        }
+    return TransformerConfig(**given)
+
+
+def _layer(model: Architecture, number: int) -> Any:
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    from areal.training.engines.megatron.modules import Attention, RMSNorm
+
+    experts = model.experts if model.sparse and model.sparse[number] else None
+    spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=model.qk_norm, normalization="RMSNorm")
+    parts, attention = spec.submodules, spec.submodules.self_attention.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    attention.core_attention = Attention
+    if model.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    return spec
+
+
+# -- weights
+
+
+def local_names(model: Architecture, part: Part, groups: Any) -> Callable[[str], str]:
+    """The name in the whole model of a parameter that this rank calls otherwise."""
+    first_layer = groups.pp.rank() * (model.layers // part.pipeline)
+    first_expert = groups.ep.rank() * (model.experts // part.expert)
+
+    def of_whole(name: str) -> str:
+        name = _LAYER.sub(lambda found: f"decoder.layers.{int(found[1]) + first_layer}.", name)
+        return _EXPERT.sub(lambda found: f"local_experts.{int(found[1]) + first_expert}.", name)
+
+    return of_whole
+
+
+def parameters(built: nn.Module, model: Architecture, part: Part, groups: Any) -> dict[str, Tensor]:
+    """This rank's parameters by their names in the whole model."""
+    of_whole = local_names(model, part, groups)
+    return {of_whole(name): parameter for name, parameter in built.named_parameters()}
+
+
+def tensor_group(weight: Weight, groups: Any) -> Any:
+    return groups.tp if weight.expert is None else groups.expt_tp
+
+
+@torch.no_grad()
+def load(mine: Mapping[str, Tensor], model: Architecture, groups: Any, read: Callable[[str], Tensor]) -> None:
+    """``read``: a tensor of the Hugging Face model."""
+    by_name = {weight.ours: weight for weight in weights(model)}
+    for name, parameter in mine.items():
+        weight = by_name[name]
+        whole = join(weight, [read(theirs) for theirs in weight.theirs])
+        group = tensor_group(weight, groups)
+        parameter.tensor_model_parallel = weight.cut is not None  # type: ignore[attr-defined]  # counted once in norms
+        parameter.copy_(shard(weight, whole, group.rank(), group.size()))
+
+
+def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> Callable[[str], Tensor]:
+    """Of the tensors of the model folder ``path``, or of a new model. Raises NotFound."""
+    from safetensors import safe_open
+
+    if from_scratch:
+        path = _new_model(about, stack)
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise NotFound(f"the model folder {path} has no weights (*.safetensors)", hint="init_from_scratch: true makes new ones")
+    opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
+    places = {name: file for file in opened for name in file.keys()}
+
+    def read(name: str) -> Tensor:
+        if name not in places:
+            raise NotFound(f"the weights in {path} lack {name}")
+        found: Tensor = places[name].get_tensor(name)
+        return found
+
+    return read
+
+
+def _new_model(about: Any, stack: ExitStack) -> Path:
+    """Made on every rank, the same on all: torch's seed is."""
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="areal-model-")))
+    AutoModelForCausalLM.from_config(about, dtype=torch.float32).save_pretrained(folder)
+    return folder
+
+
+def whole_weights(model: Architecture) -> Iterator[Weight]:
+    """Those that a Hugging Face folder has."""
+    return (weight for weight in weights(model) if not weight.copied)

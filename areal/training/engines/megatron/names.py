@@ -1,0 +1,225 @@
+"""Weights of a Hugging Face model under Megatron's names: which of them become one, and which part of it a rank has.
+
+Pure functions over tensors. Megatron's names here are those of the whole model: layers are counted over all pipeline
+stages, experts over all expert ranks. ``join`` and ``parted`` translate a whole weight, ``shard`` and ``unshard`` cut it
+over tensor-parallel ranks. Two weights are laid out otherwise than their parts one after the other:
+
+- ``linear_qkv`` has, for each group of heads that share a key, the group's queries, its key and its value;
+- ``linear_fc1`` has gate and up one after the other in every shard, so its whole is no concatenation of shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from areal.errors import UsageFault
+
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+"""``model_type`` of the configurations that are supported."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The shape of a decoder. ``sparse``: for each layer whether it has experts instead of one MLP. ``rope``: the
+    parameters of ``transformers``; ``dropout``: of the attention."""
+
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    head_size: int
+    feed_forward: int
+    vocabulary: int
+    epsilon: float
+    rope: Mapping[str, Any]
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    dropout: float = 0.0
+    sparse: tuple[bool, ...] = ()
+    experts: int = 0
+    experts_a_token: int = 0
+    expert_feed_forward: int = 0
+    normalize_experts: bool = True
+
+    @property
+    def is_sparse(self) -> bool:
+        return any(self.sparse)
+
+
+def architecture(about: Any) -> Architecture:
+    """Of a configuration of ``transformers``. Raises UsageFault for what Megatron would compute otherwise."""
+    kind = about.model_type
+    if kind not in FAMILIES:
+        raise UsageFault(
+            f"the megatron engine has no {kind} models: it has {', '.join(FAMILIES)}", hint="backend=fsdp:d1 has all"
+        )
+    rope = dict(about.rope_parameters)
+    layer_types = set(getattr(about, "layer_types", None) or ["full_attention"])
+    odd = {
+        f"rope of type {rope.get('rope_type')}": rope.get("rope_type", "default") not in ("default", "llama3"),
+        "rope of a part of each head": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "attention in windows": layer_types != {"full_attention"} or bool(getattr(about, "use_sliding_window", False)),
+        "biases of the attention's output": bool(getattr(about, "attention_bias", False)) and kind != "qwen2",
+        "biases of the MLP": bool(getattr(about, "mlp_bias", False)),
+        f"the activation {about.hidden_act}": about.hidden_act != "silu",
+    }
+    if found := next((name for name, is_odd in odd.items() if is_odd), None):
+        raise UsageFault(f"the megatron engine has no {kind} model with {found}", hint="backend=fsdp:d1 has")
+    sparse: tuple[bool, ...] = ()
+    if kind == "qwen3_moe":
+        step, dense = about.decoder_sparse_step, set(about.mlp_only_layers or ())
+        sparse = tuple((n + 1) % step == 0 and n not in dense for n in range(about.num_hidden_layers))
+    has_experts = any(sparse)
+    return Architecture(
+        layers=about.num_hidden_layers,
+        hidden=about.hidden_size,
+        heads=about.num_attention_heads,
+        groups=about.num_key_value_heads,
+        head_size=getattr(about, "head_dim", None) or about.hidden_size // about.num_attention_heads,
+        feed_forward=about.intermediate_size,
+        vocabulary=about.vocab_size,
+        epsilon=about.rms_norm_eps,
+        rope=rope,
+        tied=bool(about.tie_word_embeddings),
+        qkv_bias=kind == "qwen2",
+        qk_norm=kind in ("qwen3", "qwen3_moe"),
+        dropout=about.attention_dropout,
+        sparse=sparse,
+        experts=about.num_experts if has_experts else 0,
+        experts_a_token=about.num_experts_per_tok if has_experts else 0,
+        expert_feed_forward=about.moe_intermediate_size if has_experts else 0,
+        normalize_experts=bool(about.norm_topk_prob) if has_experts else True,
+    )
+
+
+Join = Literal["one", "qkv", "gate_up"]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """``ours``: Megatron's name; ``theirs``: Hugging Face's, of its parts. ``shape``: the whole, in Megatron's layout.
+    ``cut``: the dimension that tensor-parallel ranks share, None where each has all. ``groups``, ``head_size``: of
+    ``qkv``. ``padded``: rows may be added so that the ranks have as many. ``copied``: another one holds it, for whoever saves."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    shape: tuple[int, ...]
+    cut: int | None = None
+    kind: Join = "one"
+    groups: int = 0
+    head_size: int = 0
+    padded: bool = False
+    copied: bool = False
+    layer: int | None = None
+    expert: int | None = None
+
+
+def weights(model: Architecture) -> list[Weight]:
+    """All of them, in the order of the layers."""
+    vocabulary, hidden = model.vocabulary, model.hidden
+    embedding = "model.embed_tokens.weight"
+    found = [
+        Weight("embedding.word_embeddings.weight", (embedding,), (vocabulary, hidden), 0, padded=True),
+    ]
+    for layer in range(model.layers):
+        found += _layer(model, layer)
+    found.append(Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (hidden,)))
+    head = embedding if model.tied else "lm_head.weight"
+    found.append(Weight("output_layer.weight", (head,), (vocabulary, hidden), 0, padded=True, copied=model.tied))
+    return found
+
+
+def _layer(model: Architecture, layer: int) -> list[Weight]:
+    ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{layer}."
+    hidden, queries = model.hidden, model.heads * model.head_size
+    rows = queries + 2 * model.groups * model.head_size
+    parts = [f"{theirs}self_attn.{name}_proj" for name in "qkv"]
+
+    def qkv(kind: str, *width: int) -> Weight:
+        names = tuple(f"{part}.{kind}" for part in parts)
+        name = f"{ours}self_attention.linear_qkv.{kind}"
+        return Weight(name, names, (rows, *width), 0, "qkv", model.groups, model.head_size, layer=layer)
+
+    def one(name: str, other: str, *shape: int, cut: int | None = None) -> Weight:
+        return Weight(f"{ours}{name}.weight", (f"{theirs}{other}.weight",), shape, cut, layer=layer)
+
+    found = [one("input_layernorm", "input_layernorm", hidden), qkv("weight", hidden)]
+    found += [qkv("bias")] if model.qkv_bias else []
+    if model.qk_norm:
+        found += [one(f"self_attention.{x}_layernorm", f"self_attn.{x}_norm", model.head_size) for x in "qk"]
+    found.append(one("self_attention.linear_proj", "self_attn.o_proj", hidden, queries, cut=1))
+    found.append(one("pre_mlp_layernorm", "post_attention_layernorm", hidden))
+    if not (model.sparse and model.sparse[layer]):
+        return [*found, *_mlp(f"{ours}mlp.", f"{theirs}mlp.", hidden, model.feed_forward, layer)]
+    found.append(one("mlp.router", "mlp.gate", model.experts, hidden))
+    for expert in range(model.experts):
+        names = f"{ours}mlp.experts.local_experts.{expert}.", f"{theirs}mlp.experts.{expert}."
+        found += _mlp(*names, hidden, model.expert_feed_forward, layer, expert)
+    return found
+
+
+def _mlp(ours: str, theirs: str, hidden: int, width: int, layer: int, expert: int | None = None) -> list[Weight]:
+    first = (f"{theirs}gate_proj.weight", f"{theirs}up_proj.weight")
+    return [
+        Weight(f"{ours}linear_fc1.weight", first, (2 * width, hidden), 0, "gate_up", layer=layer, expert=expert),
+        Weight(
+            f"{ours}linear_fc2.weight", (f"{theirs}down_proj.weight",), (hidden, width), 1, layer=layer, expert=expert
+        ),
+    ]
+
+
+# -- a whole weight
+
+
+def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
+    """Megatron's, of Hugging Face's ``parts``. Raises ValueError where their shapes are others."""
+    if weight.kind == "qkv":
+        grouped = [part.reshape(weight.groups, -1, *part.shape[1:]) for part in parts]
+        whole = torch.cat(grouped, 1).flatten(0, 1)
+    else:
+        whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+    if tuple(whole.shape) != weight.shape:
+        raise ValueError(f"{', '.join(weight.theirs)}: {list(whole.shape)} is not {list(weight.shape)}")
+    return whole
+
+
+def parted(weight: Weight, whole: Tensor) -> list[Tensor]:
+    """The inverse of ``join``."""
+    if weight.kind == "gate_up":
+        return list(whole.chunk(2))
+    if weight.kind == "one":
+        return [whole]
+    grouped = whole.reshape(weight.groups, -1, *whole.shape[1:])
+    size = weight.head_size
+    return [part.flatten(0, 1) for part in grouped.split([grouped.shape[1] - 2 * size, size, size], 1)]
+
+
+# -- over tensor-parallel ranks
+
+
+def shard(weight: Weight, whole: Tensor, rank: int, size: int) -> Tensor:
+    """The part of one of ``size`` ranks."""
+    if weight.cut is None or size == 1:
+        return whole
+    if weight.kind == "gate_up":
+        return whole.unflatten(0, (2, -1)).chunk(size, 1)[rank].flatten(0, 1)
+    if weight.padded:
+        whole = torch.nn.functional.pad(whole, (0, 0, 0, -len(whole) % size))
+    return whole.chunk(size, weight.cut)[rank]
+
+
+def unshard(weight: Weight, shards: Sequence[Tensor]) -> Tensor:
+    """The inverse of ``shard``, of the parts of all ranks in their order."""
+    if weight.cut is None or len(shards) == 1:
+        whole = shards[0]
+    elif weight.kind == "gate_up":
+        whole = torch.cat([each.unflatten(0, (2, -1)) for each in shards], 1).flatten(0, 1)
+    else:
+        whole = torch.cat(list(shards), weight.cut)
+    return whole[: weight.shape[0]] if weight.padded else whole

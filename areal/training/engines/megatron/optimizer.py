@@ -1,0 +1,86 @@
+"""Megatron's distributed optimizer: gradients are reduced and moments kept by data-parallel ranks, a share each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from areal.errors import UsageFault
+from areal.training.engines.huggingface import dtype_by_name
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import TrainEngineConfig
+
+
+def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
+    """The model wrapped so that its gradients are reduced, and its optimizer. Raises UsageFault."""
+    from megatron.core.distributed import (
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+        finalize_model_grads,
+    )
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
+
+    given = config.optimizer
+    assert given is not None
+    if given.type not in ("adam", "adamw", "sgd"):
+        raise UsageFault(f"unknown optimizer {given.type!r}: it is one of adam, adamw, sgd")
+    dtype, is_shared = dtype_by_name(config.dtype), given.type != "sgd"  # Megatron shares the states of Adam alone
+    reduced = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.grad_reduce_dtype == "float32",
+        use_distributed_optimizer=is_shared,
+    )
+    model = DistributedDataParallel(built.config, reduced, built, pg_collection=groups)
+    model.broadcast_params()
+    settings = OptimizerConfig(
+        optimizer="adam" if is_shared else "sgd",
+        lr=given.lr,
+        weight_decay=given.weight_decay,
+        adam_beta1=given.beta1,
+        adam_beta2=given.beta2,
+        adam_eps=given.eps,
+        sgd_momentum=0.0,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        clip_grad=given.gradient_clipping,
+        use_distributed_optimizer=is_shared,
+    )
+    overrides = get_standard_config_overrides(settings)  # vectors are not decayed
+    optimizer = get_megatron_optimizer(settings, [model], overrides)
+    for part in _parts(optimizer) if is_shared else ():
+        _make_moments(part)
+    built.config.no_sync_func = model.no_sync
+    built.config.finalize_model_grads_func = finalize_model_grads
+    return model, optimizer
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    """Of experts there is an optimizer of its own."""
+    every = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [part for part in every if not part.is_stub_optimizer]
+
+
+def _make_moments(part: Any) -> None:
+    """Now rather than with the first step: a checkpoint from before it has them, and one is loaded into them."""
+    part.init_state_fn(part.optimizer)
+    if not isinstance(part.optimizer, torch.optim.AdamW):
+        return
+    for state in part.optimizer.state.values():
+        state["step"] = torch.tensor(0.0)
+    put = part._set_main_param_and_optimizer_states
+
+    def put_but_step(parameter: Any, tensors: dict[str, Any]) -> None:
+        # megatron-core 0.16 leaves torch's step out of what it reads, has set it before, and misses it here.
+        put(parameter, {**part._get_main_param_and_optimizer_states(parameter), **tensors})
+
+    part._set_main_param_and_optimizer_states = put_but_step
+
+
+@torch.no_grad()
+def clip(optimizer: Any, most: float, norm: float) -> None:
+    """Scale the gradients, whose norm is ``norm``, to one of at most ``most``; 0 leaves them as they are."""
+    from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+    for part in _parts(optimizer) if most > 0 else ():
+        clip_grad_by_total_norm_fp32(part.get_parameters(), most, norm)
