@@ -5,8 +5,8 @@ once: d data parallel (replicas), t tensor, p pipeline, c context, e expert. ``s
 and a training part. The older ``sglang.d16p1m1+d32p2m1`` (m = tensor, the second part's engine implied: fsdp, or
 megatron when it needs tensor or pipeline parallelism) is read as well.
 
-World size is d*t*p*c; e folds experts onto devices that are already counted, each over as many tensor ranks as the rest.
-``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` says both layouts, of attention and of experts, on the same devices.
+World size is d*t*p*c; e folds experts onto devices that are already counted, each over as many tensor ranks as the
+rest. ``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` says both layouts, of attention and of experts, on the same devices.
 
 The embedded engine's flags are the fields of its configuration, so that a manifest is checked where no engine is
 installed. The flags of other engines come from the ``--help`` of an installed one.
@@ -178,10 +178,9 @@ def _parse_hybrid(engine: str, piece: str, column: int) -> Part:
     part, other = Part(engine, **attn, expert=experts, ffn_tensor=tensor), Part(engine, **ffn)
     if part.pipeline != other.pipeline:
         raise BackendError(f"attn has p{part.pipeline} and ffn p{other.pipeline}: a layer is on one stage", at)
-    if part.world_size != other.world_size * experts:
-        raise BackendError(
-            f"attn is on {part.world_size} devices and ffn (d*t*p*e) on {other.world_size * experts}: they share them", at
-        )
+    if part.world_size != (size := other.world_size * experts):
+        message = f"attn is on {part.world_size} devices and ffn (d*t*p*e) on {size}: they share them"
+        raise BackendError(message, at)
     _check_part(part, column)
     return part
 

@@ -178,7 +178,7 @@ def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) 
     ("overrides", "spec", "code", "says"),
     [
         (["actor.backend=fsdp:p2"], "", 3, "actor.backend 'fsdp:p2'"),
-        (["allocation_mode=sglang:d4+megatron:d4"], "", 3, "allocation_mode megatron:d4"),
+        (["actor.backend=megatron:(attn:t2|ffn:t1)"], "", 3, "they share them"),
         (
             ["actor.backend=fsdp:d2"],
             "  resources: {processesPerNode: 4}\n",

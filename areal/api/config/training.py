@@ -68,6 +68,8 @@ def objective_ineffective(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ..
 
 
 def engine_ineffective(engine: TrainEngineConfig) -> Iterator[tuple[tuple[str, ...], str]]:
+    if not engine.gradient_checkpointing:
+        yield from ((("megatron", name), "gradient_checkpointing is false") for name in _RECOMPUTE)
     if not engine.use_lora:
         yield from _all("use_lora is false", "lora_rank", "lora_alpha", "target_modules", "peft_type")
     optimizer = engine.optimizer
@@ -78,6 +80,9 @@ def engine_ineffective(engine: TrainEngineConfig) -> Iterator[tuple[tuple[str, .
         yield from ((("optimizer", name), "it is of type adam") for name in ("beta1", "beta2", "eps"))
     if optimizer.lr_scheduler_type == "constant":
         yield ("optimizer", "min_lr_ratio"), "lr_scheduler_type is constant"
+
+
+_RECOMPUTE = ("recompute_method", "recompute_num_layers")
 
 
 def _all(why: str, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -257,6 +262,50 @@ class FSDPEngineConfig:
     memory_efficient_load: Annotated[bool, Inert("weights are always loaded shard by shard")] = False
 
 
+@dataclass
+class MegatronDDPConfig:
+    """``overlap_grad_reduce``: gradients travel while the backward pass goes on."""
+
+    overlap_grad_reduce: bool = False
+    use_distributed_optimizer: bool = True
+    grad_reduce_in_fp32: Annotated[bool, Inert("grad_reduce_dtype says it")] = False
+    overlap_param_gather: Annotated[bool, Absent("weights are gathered when the optimizer has stepped")] = False
+
+
+@dataclass
+class MegatronEngineConfig:
+    """Of ``backend: megatron:...`` alone. The ``recompute_`` fields say how ``gradient_checkpointing`` is done:
+    ``uniform`` in groups of so many layers, ``block`` for so many of a stage's layers."""
+
+    ddp: MegatronDDPConfig = field(default_factory=MegatronDDPConfig)
+    recompute_granularity: Literal["full"] | None = None  # full is what gradient_checkpointing does
+    recompute_method: Literal["uniform", "block"] = "uniform"
+    recompute_num_layers: Annotated[int, COUNT] = 1
+    virtual_pipeline_parallel_size: Annotated[int, Absent("stages are not interleaved")] = 1
+    overlap_param_gather_with_optimizer_step: Annotated[bool, Absent("the optimizer steps by itself")] = False
+    use_precision_aware_optimizer: Annotated[bool, Absent("moments are float32")] = False
+    async_save: Annotated[bool, Absent("a checkpoint is whole before the next step begins")] = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+def megatron_faults(engine: TrainEngineConfig) -> Iterator[str]:
+    """Settings that the Megatron engine cannot follow, each naming its key."""
+    if engine.use_lora:
+        yield "use_lora: the megatron engine trains all weights: adapters are of fsdp"
+    if engine.is_critic:
+        yield "is_critic: the megatron engine has no critics and reward models: fsdp has"
+    if engine.attn_impl not in ("", "sdpa", "flash_attention_2"):
+        yield f"attn_impl {engine.attn_impl}: the megatron engine attends by torch's kernels, sdpa"
+    if engine.optimizer is not None and engine.optimizer_dtype != "float32":
+        yield f"optimizer_dtype {engine.optimizer_dtype}: Megatron's master weights are float32"
+    if engine.dtype == "float16":
+        yield "dtype float16: the megatron engine computes in bfloat16 or float32"
+    if engine.megatron.recompute_granularity and not engine.gradient_checkpointing:
+        yield "megatron.recompute_granularity needs gradient_checkpointing: true"
+
+
 UPDATE_MODES = ("disk", "shm", "xccl")
 
 
@@ -296,7 +345,7 @@ class TrainEngineConfig:
     target_modules: list[str] = field(default_factory=list)
     peft_type: Literal["lora"] = "lora"
     fsdp: FSDPEngineConfig = field(default_factory=FSDPEngineConfig)
-    megatron: Annotated[dict[str, Any], Inert("the megatron engine is not there yet")] = field(default_factory=dict)
+    megatron: MegatronEngineConfig = field(default_factory=MegatronEngineConfig)
     archon: Annotated[dict[str, Any], Absent("there is no archon engine")] = field(default_factory=dict)
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
@@ -315,6 +364,8 @@ class TrainEngineConfig:
             check_training(part, "backend")
             if self.use_lora and part.engine == "fsdp" and part.tensor > 1:
                 raise ValueError(f"use_lora and backend {part}: adapters are not cut over tensor-parallel ranks, use d")
+            if part.engine == "megatron" and (fault := next(megatron_faults(self), None)):
+                raise ValueError(fault)
         self.weight_update_mode = update_mode(self.weight_update_mode)  # type: ignore[assignment]
         if self.optimizer is not None:
             for name in ("dtype", "optimizer_dtype", "grad_reduce_dtype"):

@@ -321,6 +321,9 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
     for package in _TRAINING:
         if isinstance(module_of(package, places), str):
             raise UsageFault(f"{job.ref}: training needs the package {package}", hint=install_command("train"))
+    key, part = config.training() or ("", None)
+    if part is not None and part.engine == "megatron" and isinstance(module_of("megatron.core", places), str):
+        raise UsageFault(f"{job.ref}: {key} {part} needs the package megatron-core", hint=install_command("megatron"))
 
 
 def _require_driver(job: Wanted, driver: str) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from areal.api.alloc_mode import train_backend
 from areal.resources.kinds import TRAIN_ENGINES
+from areal.training.batches import MicroBatches
 
 if TYPE_CHECKING:
-    from areal.api.cli_args import OptimizerConfig, TrainEngineConfig
+    from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, TrainEngineConfig
     from areal.api.engine_api import TrainEngine
     from areal.training.ranks import Ranks
 
@@ -22,6 +23,17 @@ def open_engine(
     name = train_backend(config.backend, allocation_mode).engine
     engine: TrainEngine = TRAIN_ENGINES.make(name, config, ranks, total_steps)
     return engine
+
+
+def cut_of(spec: MicroBatchSpec, most: int | None) -> MicroBatches:
+    """``most``: tokens of a micro-batch where the configuration has no limit."""
+    return MicroBatches(
+        count=spec.n_mbs or 1,
+        granularity=spec.granularity,
+        divisor=spec.n_mbs_divisor or 1,
+        max_tokens=spec.max_tokens_per_mb or most,
+        algorithm=spec.packing_algorithm,
+    )
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:

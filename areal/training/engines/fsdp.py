@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,15 +26,14 @@ from areal.errors import UsageFault
 from areal.training.algorithms.losses import token_outputs
 from areal.training.batches import (
     Batch,
-    MicroBatches,
     PackedRows,
+    common_cut,
     lengths,
-    micro_batches,
     pack,
     select,
     to_device,
 )
-from areal.training.engines import learning_rate
+from areal.training.engines import cut_of, learning_rate
 from areal.training.engines.head import Head, Targets, install_head
 from areal.training.engines.huggingface import (
     clip_gradients,
@@ -45,12 +43,12 @@ from areal.training.engines.huggingface import (
     prepare_packing,
     set_training,
     shard_model,
+    write_model,
 )
 from areal.training.ranks import Ranks
-from areal.training.run_folder import copy_missing
 
 if TYPE_CHECKING:
-    from areal.api.cli_args import MicroBatchSpec, TrainEngineConfig
+    from areal.api.cli_args import TrainEngineConfig
 
 # On a CPU a large micro-batch is no faster than a few, which have rows of like length together and less padding.
 _CPU_TOKENS = 2048
@@ -231,31 +229,10 @@ class FSDPEngine:
         weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}
         if not self.ranks.is_first:
             return
-        partial = folder.with_name(f"{folder.name}.tmp")
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            self._write_model(weights, partial, tokenizer)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)  # what is half written may be what fills the disk
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-
-    def _write_model(self, weights: dict[str, Tensor], folder: Path, tokenizer: str) -> None:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-
-        folder.mkdir(parents=True)
         model = _base(self.model)
-        try:
-            save_file(weights, folder / "model.safetensors", {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(errno.EIO, str(error), str(folder)) from error
-        model.config.save_pretrained(folder)
-        if (generation := getattr(model, "generation_config", None)) is not None:
-            generation.save_pretrained(folder)
-        if tokenizer:
-            copy_missing(tokenizer, folder)
+        generation = getattr(model, "generation_config", None)
+        configs = [model.config, *([generation] if generation is not None else [])]
+        write_model(weights, configs, folder, tokenizer)
 
     # -- checkpoints
 
@@ -299,16 +276,8 @@ class FSDPEngine:
     # -- micro-batches and modes
 
     def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        """Rows of each micro-batch, and whether it counts: a rank with fewer than the others repeats its first
-        rows for nothing."""
-        spec = self.config.mb_spec
-        how = cut_of(spec, _CPU_TOKENS if self.ranks.device.type == "cpu" else None)
-        sizes = lengths(batch)
-        mine = micro_batches(sizes, how)
-        most = self.ranks.all_max(len(mine))
-        if most > len(mine):
-            mine = micro_batches(sizes, how, at_least=most)
-        return [(part, True) for part in mine] + [(list(range(spec.granularity)), False)] * (most - len(mine))
+        how = cut_of(self.config.mb_spec, _CPU_TOKENS if self.ranks.device.type == "cpu" else None)
+        return common_cut(lengths(batch), how, self.ranks.all_max)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.ranks.group is not None or self.dtype == torch.float32:
@@ -328,17 +297,6 @@ class FSDPEngine:
             set_training(self.model, self.config)
         else:
             self.model.eval()
-
-
-def cut_of(spec: MicroBatchSpec, most: int | None) -> MicroBatches:
-    """``most``: tokens of a micro-batch where the configuration has no limit."""
-    return MicroBatches(
-        count=spec.n_mbs or 1,
-        granularity=spec.granularity,
-        divisor=spec.n_mbs_divisor or 1,
-        max_tokens=spec.max_tokens_per_mb or most,
-        algorithm=spec.packing_algorithm,
-    )
 
 
 def _base(model: nn.Module) -> Any:

@@ -128,7 +128,11 @@ def test_numbers_that_are_stated_twice_are_the_same_or_refused(laid: int, stated
             r"actor\.backend fsdp:d2c2: fsdp has data and tensor parallelism only",
         ),
         ({"allocation_mode": "sglang:d4+fsdp:q4"}, {}, r"allocation_mode .*unknown dimension \"q\""),
-        ({"allocation_mode": "sglang.d4p1m1+d2p2m1"}, {}, r"allocation_mode megatron:d2p2: the megatron engine is not"),
+        (
+            {"actor": {"backend": "megatron:(attn:t2)"}},
+            {},
+            r"actor\.backend .*a layout of its own for experts is",
+        ),
         ({}, {"resources": {"nodes": 2}}, r"spec\.resources\.nodes is 2, and spec\.scheduler\.type local"),
         (
             {"actor": {"backend": "fsdp:d3"}},

@@ -1,8 +1,9 @@
-"""Importing this makes megatron-core run on CPUs: its few calls of CUDA go to the CPU. Tests of logic alone; the product
-refuses a machine without a GPU."""
+"""Importing this makes megatron-core run on CPUs: its few calls of CUDA go to the CPU. It is for tests of logic; the
+product refuses a machine without a GPU."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,20 @@ class _CudaIsCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Stream:
+    """All that is asked of it has happened."""
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def record_event(self) -> _Stream:
+        return self
+
+    def synchronize(self) -> None: ...
+
+
+_STREAM = _Stream()
+
+
 def _set(place: Any, **values: Any) -> None:
     for name, value in values.items():
         setattr(place, name, value)
@@ -33,12 +48,14 @@ _set(
     get_rng_state=lambda *_, **__: torch.get_rng_state(),
     set_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
     empty_cache=lambda: None,
-    Stream=lambda *_, **__: None,
+    Stream=lambda *_, **__: _STREAM,
+    current_stream=lambda *_: _STREAM,
+    stream=lambda *_: nullcontext(),
     **{f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in ("Float", "Double", "BFloat16", "Int", "Long")},
 )
 torch.cuda.random.get_rng_state = torch.cuda.get_rng_state
 for moved in (torch.Tensor, torch.nn.Module):
-    moved.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
+    moved.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
 _type = torch.Tensor.type
 
 
@@ -50,10 +67,18 @@ def _as_cuda(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 torch.Tensor.type = _as_cuda  # type: ignore[method-assign,assignment]
 
 import megatron.core.tensor_parallel.random as _random  # noqa: E402
+import megatron.core.transformer.moe.token_dispatcher as _dispatcher  # noqa: E402
 
 _set(
     _random,
     _get_cuda_rng_state=lambda *_, **__: torch.get_rng_state(),
     _set_cuda_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
 )
+
+
+def _moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+    return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
+
+
+_set(_dispatcher, maybe_move_tensor_to_cpu=_moved)
 _CudaIsCpu().__enter__()

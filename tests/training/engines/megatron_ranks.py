@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-import tests.training.engines.megatron_on_cpu  # noqa: F401
 from areal.api.cli_args import MicroBatchSpec, OptimizerConfig
-from areal.api.engine_api import NonFinite
+from areal.api.engine_api import CheckpointUnreadable, NonFinite
 from areal.resources.backend import parse_backend
 from areal.training.__main__ import end
 from areal.training.algorithms.losses import token_logprobs
@@ -31,7 +30,8 @@ def weights(engine: Any) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in engine.named_tensors()}
 
 
-def seen(layout: str, model: Path, ranks: Ranks, out: Path) -> dict[str, Any]:
+def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -> dict[str, Any]:
+    """``others``: layouts whose checkpoints, of the same model, are there."""
     whole = batch()
     share = [[0, 1, 2], [3, 4, 5, 6, 7]][ranks.data_rank] if ranks.data_size == 2 else list(range(8))
     mine = select(whole, share)
@@ -54,7 +54,7 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path) -> dict[str, Any]:
     trained = engine()
     found["losses"] = [trained.train_batch(mine, sft, tokens).loss for _ in range(2)]
     trained.version = 7
-    name = layout.partition(":")[2].translate(str.maketrans("(|:)", "____"))
+    name = file_name(layout)
     with Checkpoints(out / name).writing(2, ranks) as (folder, state):
         trained.save_checkpoint(folder / "actor")
         state["step"] = 2
@@ -71,20 +71,34 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path) -> dict[str, Any]:
     resumed.load_checkpoint(out / name / "step_2" / "actor")
     found["resumed"] = (resumed.steps, resumed.version, torch.equal(torch.rand(2), drawn))
     found["resumed third"] = resumed.train_batch(mine, sft, tokens).loss
+    found["others' third"] = {}
+    for other in others:
+        try:
+            resumed.load_checkpoint(out / file_name(other) / "step_2" / "actor")
+        except CheckpointUnreadable as error:
+            found["others' third"][other] = error.message
+            continue
+        found["others' third"][other] = resumed.train_batch(mine, sft, tokens).loss
     return found
 
 
+def file_name(layout: str) -> str:
+    return layout.partition(":")[2].translate(str.maketrans("(|:)", "____"))
+
+
 def main() -> int:
+    import tests.training.engines.megatron_on_cpu  # noqa: F401, I001 - first
     from megatron.core import parallel_state
 
-    out = Path(sys.argv[1])
+    out, before = Path(sys.argv[1]), dict[str, list[str]]()
     with join_ranks(timeout_s=120) as ranks:
         for word in sys.argv[2:]:
             layout, _, model = word.partition("=")
             laid_out = replace(ranks, layout=parse_backend(layout).parts[0])
-            found = seen(layout, Path(model), laid_out, out)
+            found = seen(layout, Path(model), laid_out, out, before.setdefault(model, []))
+            before[model].append(layout)
             if ranks.is_first:
-                torch.save(found, out / f"{layout.partition(':')[2]}.pt")
+                torch.save(found, out / f"{file_name(layout)}.pt")
             parallel_state.destroy_model_parallel()
     return 0
 

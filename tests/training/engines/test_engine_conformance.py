@@ -229,8 +229,14 @@ def test_saved_model_is_read_back_and_replaces_what_was_there(make: Make, tmp_pa
 def test_unknown_engine_is_refused_where_it_is_named() -> None:
     with pytest.raises(ValueError, match='backend: column 1: unknown engine "nowhere"'):
         TrainEngineConfig(path="m", backend="nowhere:d1")
-    with pytest.raises(ValueError, match="megatron engine is not there yet"):
-        TrainEngineConfig(path="m", backend="megatron:d1")
+    for changes, told in (
+        ({"use_lora": True}, "use_lora: the megatron engine trains all weights"),
+        ({"is_critic": True}, "is_critic: the megatron engine has no critics"),
+        ({"attn_impl": "eager"}, "attn_impl eager"),
+        ({"dtype": "float16"}, "dtype float16"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            TrainEngineConfig(path="m", backend="megatron:d1", **changes)
     with pytest.raises(BackendError):
         open_engine(TrainEngineConfig(path="m"), one_process("cpu"), allocation_mode="nowhere:d1")
 

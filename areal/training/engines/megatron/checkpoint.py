@@ -18,8 +18,9 @@ from megatron.core.dist_checkpointing.strategies.torch import (
     _replace_state_dict_keys_with_sharded_keys,
     mcore_to_pyt_state_dict,
 )
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from areal.api.engine_api import CheckpointUnreadable
 
@@ -27,13 +28,13 @@ METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_a
 """How the distributed optimizer's moments are written: as the weights that they are of."""
 
 
-class _Writer(SaveShardedStrategy):
+class _Writer(SaveShardedStrategy):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__("torch_dist", 1)
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: Path | str) -> None:
         mine, _, _ = _replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
-        torch.distributed.checkpoint.save(
+        save(
             mcore_to_pyt_state_dict(mine, False),
             storage_writer=FileSystemWriter(checkpoint_dir),
             planner=MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
@@ -52,13 +53,22 @@ def write(state: dict[str, Any], folder: Path, *, is_first: bool) -> None:
     dist_checkpointing.save(state, str(folder), _Writer(), content_metadata=METADATA)
 
 
-def read(state: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Raises CheckpointUnreadable."""
+def read(state: dict[str, Any], folder: Path, optimizers: int) -> dict[str, Any]:
+    """``optimizers``: how many the state's is made of. Raises CheckpointUnreadable."""
     try:
+        written = dist_checkpointing.load_common_state_dict(folder)["optimizers"]
+        if written != optimizers:
+            raise CheckpointUnreadable(
+                "experts that are shared out have an optimizer of their own: a checkpoint with e1 and one with more "
+                "are not read by each other; start from the model's folder instead"
+            )
         found: dict[str, Any] = dist_checkpointing.load(state, str(folder))
     except CheckpointException as error:
         cause = next((each for each, _ in error.failures.values()), error)
         raise CheckpointUnreadable(f"{type(cause).__name__}: {cause}") from error
-    except (CheckpointingException, OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
+    except _UNREADABLE as error:
         raise CheckpointUnreadable(f"{type(error).__name__}: {error}") from error
     return found
+
+
+_UNREADABLE = (CheckpointingException, OSError, RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError)

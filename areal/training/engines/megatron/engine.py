@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from areal.api.alloc_mode import train_backend
+from areal.api.config.training import megatron_faults
 from areal.api.engine_api import LossFn, NonFinite, Update, WeightFn
 from areal.errors import UsageFault
 from areal.hub import model_folder
 from areal.training.batches import Batch, common_cut, lengths, select, to_device
-from areal.training.engines import learning_rate
-from areal.training.engines.fsdp import cut_of
+from areal.training.engines import cut_of, learning_rate
 from areal.training.engines.huggingface import dtype_by_name, write_model
 from areal.training.engines.megatron import model as building
 from areal.training.engines.megatron.layout import check, join_groups
 from areal.training.engines.megatron.names import Weight, architecture, parted, unshard, weights
-from areal.training.engines.megatron.optimizer import clip, trained
-from areal.training.ranks import Ranks
+from areal.training.engines.megatron.optimizer import clip, parts_of, trained
+from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
@@ -44,7 +46,10 @@ class MegatronEngine:
 
         self.config, self.ranks, self.total_steps = config, ranks, total_steps
         self.steps = self.version = 0
-        self.part = ranks.layout
+        self.part = replace(train_backend(config.backend, str(ranks.layout)), data=ranks.data_size)
+        if fault := next(megatron_faults(config), None):
+            raise UsageFault(fault)
+        require_layout(ranks, self.part, "the model's")
         folder = model_folder(config.path)
         about = AutoConfig.from_pretrained(folder)
         self._configs = [about, _generation(folder, about)]
@@ -280,7 +285,7 @@ class MegatronEngine:
     def load_checkpoint(self, folder: Path) -> None:
         from areal.training.engines.megatron.checkpoint import read
 
-        state = read(self._state(is_loading=True), folder)
+        state = read(self._state(is_loading=True), folder, len(parts_of(self.optimizer)))
         self._built.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.version = state["steps"], state["version"]
@@ -292,8 +297,11 @@ class MegatronEngine:
         told = {**METADATA, "dp_cp_group": self.groups.dp_cp}
         model = self._built.sharded_state_dict(metadata=told)
         optimizer = self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=told)
-        counters = {"steps": self.steps, "version": self.version, "random": torch.get_rng_state()}
-        return {"model": model, "optimizer": optimizer, **({} if is_loading else counters)}
+        state = {"model": model, "optimizer": optimizer}
+        if not is_loading:
+            state |= {"steps": self.steps, "version": self.version, "random": torch.get_rng_state()}
+            state["optimizers"] = len(parts_of(self.optimizer))
+        return state
 
     # -- micro-batches and modes
 

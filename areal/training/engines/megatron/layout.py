@@ -52,7 +52,7 @@ def join_groups(ranks: Ranks, part: Part) -> Any:
             f"megatron computes on GPUs, and torch finds none: {error}", hint="backend=fsdp:d1 runs on CPUs too"
         ) from error
     if not dist.is_initialized():
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if ranks.device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     sizes = {
         "tensor_model_parallel_size": part.tensor,

@@ -103,7 +103,11 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
         "persist_layer_norm": False,
     }
     if config.gradient_checkpointing:
-        given |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+        given |= {
+            "recompute_granularity": "full",
+            "recompute_method": config.megatron.recompute_method,
+            "recompute_num_layers": config.megatron.recompute_num_layers,
+        }
     if model.is_sparse:
         given |= {
             "num_moe_experts": model.experts,
@@ -121,13 +125,15 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
 def _layer(model: Architecture, number: int) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    from areal.training.engines.megatron.modules import Attention, RMSNorm
+    from areal.training.engines.megatron.modules import Attention, RMSNorm, Router
 
     experts = model.experts if model.sparse and model.sparse[number] else None
     spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=model.qk_norm, normalization="RMSNorm")
     parts, attention = spec.submodules, spec.submodules.self_attention.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     attention.core_attention = Attention
+    if experts is not None:
+        parts.mlp.submodules.router = Router
     if model.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec
@@ -178,9 +184,11 @@ def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> C
         path = _new_model(about, stack)
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise NotFound(f"the model folder {path} has no weights (*.safetensors)", hint="init_from_scratch: true makes new ones")
+        raise NotFound(
+            f"the model folder {path} has no weights (*.safetensors)", hint="init_from_scratch: true makes new ones"
+        )
     opened = [stack.enter_context(safe_open(file, "pt")) for file in files]
-    places = {name: file for file in opened for name in file.keys()}
+    places = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 - no mapping
 
     def read(name: str) -> Tensor:
         if name not in places:
@@ -196,7 +204,8 @@ def _new_model(about: Any, stack: ExitStack) -> Path:
     from transformers import AutoModelForCausalLM
 
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="areal-model-")))
-    AutoModelForCausalLM.from_config(about, dtype=torch.float32).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(about, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
     return folder
 
 

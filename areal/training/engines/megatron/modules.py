@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -38,14 +39,24 @@ class Attention(nn.Module):
             order = slices_of(len(query) * self.group.size(), self.group.size()).to(query.device)
             key, value = (whole_rows(each, order, self.group, shared=False) for each in (key, value))
             mask = order[self.group.rank()][:, None] >= torch.arange(len(key), device=query.device)
+        query, key, value = (each.permute(1, 2, 0, 3) for each in (query, key, value))
         found = scaled_dot_product_attention(
-            *(each.permute(1, 2, 0, 3) for each in (query, key, value)),
+            query,
+            key,
+            value,
             attn_mask=mask,
             is_causal=mask is None,
             dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=key.shape[2] != query.shape[2],
+            enable_gqa=key.shape[1] != query.shape[1],
         )
         return found.permute(2, 0, 1, 3).flatten(2).contiguous()
+
+
+class Router(TopKRouter):  # type: ignore[misc]
+    """The scores of experts in float32. Megatron's own are Transformer Engine's, and an error without it."""
+
+    def gating(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input.float(), self.weight.float())
 
 
 def slices_of(length: int, ranks: int) -> Tensor:
@@ -58,6 +69,7 @@ def slices_of(length: int, ranks: int) -> Tensor:
 def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tensor:
     """[s / ranks, ...] of each rank -> [s, ...] in the order of the row. ``shared``: every rank computes the same from
     it, else gradients of all are added."""
-    gathered = gather_from_sequence_parallel_region(mine.contiguous(), tensor_parallel_output_grad=not shared, group=group)
-    whole: Tensor = gathered.index_select(0, order.flatten().argsort())
+    mine = mine.contiguous()
+    every = gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=not shared, group=group)
+    whole: Tensor = every.index_select(0, order.flatten().argsort())
     return whole

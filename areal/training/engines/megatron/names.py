@@ -1,8 +1,8 @@
 """Weights of a Hugging Face model under Megatron's names: which of them become one, and which part of it a rank has.
 
 Pure functions over tensors. Megatron's names here are those of the whole model: layers are counted over all pipeline
-stages, experts over all expert ranks. ``join`` and ``parted`` translate a whole weight, ``shard`` and ``unshard`` cut it
-over tensor-parallel ranks. Two weights are laid out otherwise than their parts one after the other:
+stages, experts over all expert ranks. ``join`` and ``parted`` translate a whole weight, ``shard`` and ``unshard`` cut
+it over tensor-parallel ranks. Two weights are laid out otherwise than their parts one after the other:
 
 - ``linear_qkv`` has, for each group of heads that share a key, the group's queries, its key and its value;
 - ``linear_fc1`` has gate and up one after the other in every shard, so its whole is no concatenation of shards.
@@ -105,7 +105,8 @@ Join = Literal["one", "qkv", "gate_up"]
 class Weight:
     """``ours``: Megatron's name; ``theirs``: Hugging Face's, of its parts. ``shape``: the whole, in Megatron's layout.
     ``cut``: the dimension that tensor-parallel ranks share, None where each has all. ``groups``, ``head_size``: of
-    ``qkv``. ``padded``: rows may be added so that the ranks have as many. ``copied``: another one holds it, for whoever saves."""
+    ``qkv``. ``padded``: rows may be added so that the ranks have as many. ``copied``: it is another one's, and that one
+    is saved."""
 
     ours: str
     theirs: tuple[str, ...]
@@ -197,7 +198,8 @@ def parted(weight: Weight, whole: Tensor) -> list[Tensor]:
         return [whole]
     grouped = whole.reshape(weight.groups, -1, *whole.shape[1:])
     size = weight.head_size
-    return [part.flatten(0, 1) for part in grouped.split([grouped.shape[1] - 2 * size, size, size], 1)]
+    parts = torch.split(grouped, [grouped.shape[1] - 2 * size, size, size], 1)
+    return [part.flatten(0, 1) for part in parts]
 
 
 # -- over tensor-parallel ranks
@@ -208,7 +210,7 @@ def shard(weight: Weight, whole: Tensor, rank: int, size: int) -> Tensor:
     if weight.cut is None or size == 1:
         return whole
     if weight.kind == "gate_up":
-        return whole.unflatten(0, (2, -1)).chunk(size, 1)[rank].flatten(0, 1)
+        return _pair(whole).chunk(size, 1)[rank].flatten(0, 1)
     if weight.padded:
         whole = torch.nn.functional.pad(whole, (0, 0, 0, -len(whole) % size))
     return whole.chunk(size, weight.cut)[rank]
@@ -219,7 +221,12 @@ def unshard(weight: Weight, shards: Sequence[Tensor]) -> Tensor:
     if weight.cut is None or len(shards) == 1:
         whole = shards[0]
     elif weight.kind == "gate_up":
-        whole = torch.cat([each.unflatten(0, (2, -1)) for each in shards], 1).flatten(0, 1)
+        whole = torch.cat([_pair(each) for each in shards], 1).flatten(0, 1)
     else:
         whole = torch.cat(list(shards), weight.cut)
     return whole[: weight.shape[0]] if weight.padded else whole
+
+
+def _pair(rows: Tensor) -> Tensor:
+    """Gate and up apart: [2, n, ...]."""
+    return rows.reshape(2, -1, *rows.shape[1:])

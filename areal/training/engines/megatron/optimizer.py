@@ -26,15 +26,17 @@ def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, An
     assert given is not None
     if given.type not in ("adam", "adamw", "sgd"):
         raise UsageFault(f"unknown optimizer {given.type!r}: it is one of adam, adamw, sgd")
-    dtype, is_shared = dtype_by_name(config.dtype), given.type != "sgd"  # Megatron shares the states of Adam alone
+    dtype, is_adam = dtype_by_name(config.dtype), given.type != "sgd"
+    is_shared = is_adam and config.megatron.ddp.use_distributed_optimizer  # Megatron shares the states of Adam alone
     reduced = DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.grad_reduce_dtype == "float32",
+        overlap_grad_reduce=config.megatron.ddp.overlap_grad_reduce,
         use_distributed_optimizer=is_shared,
     )
     model = DistributedDataParallel(built.config, reduced, built, pg_collection=groups)
     model.broadcast_params()
     settings = OptimizerConfig(
-        optimizer="adam" if is_shared else "sgd",
+        optimizer="adam" if is_adam else "sgd",
         lr=given.lr,
         weight_decay=given.weight_decay,
         adam_beta1=given.beta1,
@@ -48,14 +50,14 @@ def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, An
     )
     overrides = get_standard_config_overrides(settings)  # vectors are not decayed
     optimizer = get_megatron_optimizer(settings, [model], overrides)
-    for part in _parts(optimizer) if is_shared else ():
+    for part in parts_of(optimizer) if is_shared else ():
         _make_moments(part)
     built.config.no_sync_func = model.no_sync
     built.config.finalize_model_grads_func = finalize_model_grads
     return model, optimizer
 
 
-def _parts(optimizer: Any) -> list[Any]:
+def parts_of(optimizer: Any) -> list[Any]:
     """Of experts there is an optimizer of its own."""
     every = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part for part in every if not part.is_stub_optimizer]
@@ -82,5 +84,5 @@ def clip(optimizer: Any, most: float, norm: float) -> None:
     """Scale the gradients, whose norm is ``norm``, to one of at most ``most``; 0 leaves them as they are."""
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-    for part in _parts(optimizer) if most > 0 else ():
+    for part in parts_of(optimizer) if most > 0 else ():
         clip_grad_by_total_norm_fp32(part.get_parameters(), most, norm)

@@ -1,0 +1,143 @@
+"""The Megatron engine on CPUs, with real ranks over gloo (``megatron_on_cpu``): any layout computes, trains, saves and
+resumes what FSDP does on one rank with the same batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from areal.errors import UsageFault
+from areal.training.algorithms.losses import token_logprobs
+from areal.training.engines import open_engine
+from areal.training.engines.fsdp import FSDPEngine
+from areal.training.ranks import one_process
+from tests.training.engines.megatron_ranks import GRADIENT, file_name
+from tests.training.engines.models import batch, config, save_family, sft, tokens
+
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install areal[megatron]")
+ALONE = one_process("cpu")
+TIED = {"Qwen2"}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: save_family(folder / name, name, tied=name in TIED) for name in ("Llama", "Qwen2", "Qwen3", "Qwen3Moe")
+    }
+
+
+def run_ranks(count: int, layouts: dict[str, Path], out: Path) -> dict[str, dict[str, Any]]:
+    words = [f"{layout}={model}" for layout, model in layouts.items()]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    done = subprocess.run(
+        [*launch, "-m", "tests.training.engines.megatron_ranks", str(out), *words],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    return {layout: torch.load(out / f"{file_name(layout)}.pt") for layout in layouts}
+
+
+def fsdp(model: Path, **changes: Any) -> FSDPEngine:
+    return FSDPEngine(config(model, **changes), ALONE, total_steps=4)
+
+
+def named(engine: FSDPEngine) -> dict[str, torch.Tensor]:
+    """As in a folder: transformers has the experts of a layer as one tensor in memory."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in engine.named_tensors():
+        before, experts, last = name.rpartition("experts.")
+        for number, part in enumerate(tensor if experts else ()):
+            parts = zip(("gate_proj", "up_proj"), part.chunk(2), strict=True) if "gate" in last else [(last, part)]
+            found |= {f"{before}experts.{number}.{each}.weight": tensor.clone() for each, tensor in parts}
+        if not experts:
+            found[name] = tensor.clone()
+    return found
+
+
+def assert_same(found: dict[str, Any], model: Path, saved: Path) -> None:
+    data, mask = batch(), batch()["attention_mask"]
+    alone = fsdp(model, optimizer=GRADIENT)
+    before = named(alone)
+    assert set(found["weights"]) == set(before)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in found["weights"].items())
+
+    logprobs = alone.forward(data, lambda out, micro: token_logprobs(out, micro["input_ids"]))
+    for row, each in found["logprobs"].items():
+        torch.testing.assert_close(
+            each * mask[row, : len(each)], (logprobs[row] * mask[row])[: len(each)], rtol=0, atol=1e-5
+        )
+    torch.testing.assert_close(
+        found["next"], alone.next_token_logprobs(torch.tensor([3, 1, 4, 1, 5])), rtol=0, atol=1e-5
+    )
+    assert found["eval"] == pytest.approx(alone.eval_batch(data, sft, tokens), abs=1e-5)
+
+    update = alone.train_batch(data, sft, tokens)
+    assert found["loss"] == pytest.approx(update.loss, abs=1e-5)
+    assert found["norm"] == pytest.approx(update.grad_norm, rel=1e-5)
+    for name, tensor in named(alone).items():
+        torch.testing.assert_close(found["gradient"][name], before[name] - tensor, rtol=0, atol=1e-5, msg=name)
+
+    adam = fsdp(model)
+    losses = [adam.train_batch(data, sft, tokens).loss for _ in range(2)]
+    assert found["losses"] == pytest.approx(losses, abs=1e-5)
+    assert found["refused"] and found["resumed"] == (2, 7, True)
+    assert found["resumed third"] == found["third"]
+
+    opened = fsdp(saved)  # what Megatron has saved, in Hugging Face's format
+    assert all(torch.equal(tensor, found["trained"][name]) for name, tensor in named(opened).items())
+
+
+def test_tensor_and_pipeline_parallel_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
+    layouts = {"megatron:t2": models["Qwen3"], "megatron:p2": models["Qwen2"]}
+    for layout, found in run_ranks(2, layouts, tmp_path).items():
+        assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
+
+
+@pytest.mark.megatron
+def test_other_layouts_of_two_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
+    layouts = {
+        "megatron:d2": models["Llama"],
+        "megatron:c2": models["Llama"],
+        "megatron:d2e2": models["Qwen3Moe"],
+        "megatron:t2": models["Qwen3Moe"],
+    }
+    seen = run_ranks(2, layouts, tmp_path)
+    for layout, found in seen.items():
+        assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
+    assert seen["megatron:c2"]["others' third"] == {
+        "megatron:d2": pytest.approx(seen["megatron:d2"]["third"], abs=1e-5)
+    }
+    assert "an optimizer of their own" not in str(seen["megatron:t2"]["others' third"])
+
+
+@pytest.mark.megatron
+def test_layouts_of_four_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
+    layouts = {
+        "megatron:d2t2": models["Qwen3"],
+        "megatron:t2p2": models["Qwen3"],
+        "megatron:(attn:d2t2|ffn:d2t1e2)": models["Qwen3Moe"],
+        "megatron:p2c2": models["Qwen3Moe"],
+    }
+    seen = run_ranks(4, layouts, tmp_path)
+    for layout, found in seen.items():
+        assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
+    third = seen["megatron:d2t2"]["third"]
+    assert seen["megatron:t2p2"]["others' third"] == {"megatron:d2t2": pytest.approx(third, abs=1e-5)}
+    told = seen["megatron:p2c2"]["others' third"]["megatron:(attn:d2t2|ffn:d2t1e2)"]
+    assert "a checkpoint with e1 and one with more are not read by each other" in told
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_machine_without_a_gpu_is_refused(models: dict[str, Path]) -> None:
+    with pytest.raises(UsageFault, match="megatron computes on GPUs, and torch finds none") as told:
+        open_engine(config(models["Llama"], backend="megatron:d1"), ALONE)
+    assert told.value.hint == "backend=fsdp:d1 runs on CPUs too"
