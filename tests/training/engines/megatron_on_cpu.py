@@ -48,7 +48,7 @@ _set(
     get_rng_state=lambda *_, **__: torch.get_rng_state(),
     set_rng_state=lambda state, *_, **__: torch.set_rng_state(state),
     empty_cache=lambda: None,
-    Stream=lambda *_, **__: _STREAM,
+    Stream=_Stream,
     current_stream=lambda *_: _STREAM,
     stream=lambda *_: nullcontext(),
     **{f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in ("Float", "Double", "BFloat16", "Int", "Long")},

@@ -14,7 +14,6 @@ from areal.api.cli_args import MicroBatchSpec, OptimizerConfig
 from areal.api.engine_api import CheckpointUnreadable, NonFinite
 from areal.resources.backend import parse_backend
 from areal.training.__main__ import end
-from areal.training.algorithms.losses import token_logprobs
 from areal.training.batches import select
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines import open_engine
@@ -43,7 +42,7 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -
     before = weights(probed)
     found: dict[str, Any] = {"weights": before, "eval": probed.eval_batch(mine, sft, tokens)}
     found["next"] = probed.next_token_logprobs(torch.tensor([3, 1, 4, 1, 5]))
-    logprobs = probed.forward(mine, lambda out, micro: token_logprobs(out, micro["input_ids"]))
+    logprobs = probed.forward(mine, lambda outputs, micro: outputs.logprobs)
     found["logprobs"] = dict(zip(share, logprobs, strict=True))
     if ranks.data_size == 2:
         found["logprobs"] = {row: each for part in ranks.data_gather(found["logprobs"]) for row, each in part.items()}
@@ -64,7 +63,7 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -
     found["third"] = trained.train_batch(mine, sft, tokens).loss
     kept = weights(trained)
     try:
-        trained.train_batch(mine, lambda logits, micro: sft(logits, micro) * torch.nan, tokens)
+        trained.train_batch(mine, lambda outputs, micro: sft(outputs, micro) * torch.nan, tokens)
     except NonFinite:
         found["refused"] = all(torch.equal(tensor, kept[name]) for name, tensor in weights(trained).items())
     resumed = engine()

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from areal.errors import UsageFault
-from areal.training.algorithms.losses import token_logprobs
 from areal.training.engines import open_engine
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.ranks import one_process
@@ -70,7 +69,7 @@ def assert_same(found: dict[str, Any], model: Path, saved: Path) -> None:
     assert set(found["weights"]) == set(before)
     assert all(torch.equal(tensor, before[name]) for name, tensor in found["weights"].items())
 
-    logprobs = alone.forward(data, lambda out, micro: token_logprobs(out, micro["input_ids"]))
+    logprobs = alone.forward(data, lambda outputs, micro: outputs.logprobs)
     for row, each in found["logprobs"].items():
         torch.testing.assert_close(
             each * mask[row, : len(each)], (logprobs[row] * mask[row])[: len(each)], rtol=0, atol=1e-5

@@ -1,8 +1,8 @@
-"""The Megatron engine. A pipeline's last stage has the outputs: there alone losses are computed, and passed on.
+"""The Megatron engine. The last stage of a pipeline computes outputs and losses; the others call the same functions
+with the outputs that it has found, which are two numbers a token.
 
 Megatron averages gradients over data and context ranks and over micro-batches; what it is given is multiplied by as
-much, so that a micro-batch counts by its weight. Every rank of a replica has the same rows, and the whole outputs of
-them: logits are gathered from tensor-parallel ranks, and rows from context-parallel ones.
+much, so that a micro-batch counts by its weight.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from areal.api.alloc_mode import train_backend
 from areal.api.config.training import megatron_faults
-from areal.api.engine_api import LossFn, NonFinite, Update, WeightFn
+from areal.api.engine_api import LossFn, NonFinite, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
 from areal.hub import model_folder
 from areal.training.batches import Batch, common_cut, lengths, select, to_device
@@ -33,9 +33,12 @@ from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
+    from areal.training.engines.megatron.modules import Vocabulary
 
-Of = Callable[[Tensor, int], Tensor]
+Of = Callable[["TokenOutputs", int], Tensor]
 """(outputs, number of the micro-batch) -> what is wanted of them."""
+AtEnd = Callable[[Tensor, "Tensor | None", int], Tensor]
+"""(states after the last layer, how context-parallel ranks share rows, number of the micro-batch) -> a loss."""
 
 
 class MegatronEngine:
@@ -82,97 +85,130 @@ class MegatronEngine:
 
     # -- passes
 
-    def _run(self, micros: Sequence[Batch], of: Of, *, backward: bool) -> list[Tensor]:
-        """``of`` of every micro-batch, on the last stage; none on the others. ``backward``: it is a loss."""
+    def _pass(self, micros: Sequence[Batch], at_end: AtEnd, *, backward: bool = False) -> None:
+        """``at_end`` is called on the last stage for every micro-batch, and gives a loss whose gradient is added where
+        the pass goes ``backward``."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def step(numbers: Iterator[int], model: Any) -> tuple[Tensor, Callable[..., Any]]:
             number = next(numbers)
-            outputs = self._outputs(model, micros[number])
+            hidden, order = self._hidden(model, micros[number]["input_ids"])
 
-            def result(outputs: Tensor, non_loss_data: bool = False) -> Any:
-                found = of(outputs, number)
-                return found if non_loss_data else (found * self._averaged(len(micros)), found.detach())
+            def result(hidden: Tensor, **_: Any) -> Any:
+                found = at_end(hidden, order, number)
+                # Megatron divides by the number of micro-batches, and by that of data-parallel ranks.
+                return (found * (self.ranks.data_size * len(micros)), None) if backward else None
 
-            return outputs, result
+            return hidden, result
 
-        widest = max(micro["input_ids"].shape[1] for micro in micros)
-        found: list[Tensor] = get_forward_backward_func()(
+        get_forward_backward_func()(
             forward_step_func=step,
             data_iterator=iter(range(len(micros))),
             model=[self.model],
             num_microbatches=len(micros),
-            seq_length=widest,
+            seq_length=max(micro["input_ids"].shape[1] for micro in micros),
             micro_batch_size=max(len(micro["input_ids"]) for micro in micros),
             forward_only=not backward,
             collect_non_loss_data=not backward,
         )
-        return found
 
-    def _averaged(self, micro_batches: int) -> int:
-        return self.ranks.data_size * micro_batches
+    def _run(self, micros: Sequence[Batch], of: Of, *, backward: bool = False) -> list[Tensor]:
+        """``of`` every micro-batch, without its gradient; with ``backward`` it is a loss, whose gradient is added. The
+        stages before the last call it with the outputs that the last one has found."""
+        results: list[Tensor] = []
+        seen: list[TokenOutputs] = []
 
-    def _outputs(self, model: Any, micro: Batch) -> Tensor:
-        """Logits [b, t, V] on the last stage; what the next one takes on the others.
+        def at_end(hidden: Tensor, order: Tensor | None, number: int) -> Tensor:
+            from areal.training.engines.megatron.modules import token_outputs
 
-        Rows are padded on the right and attention is causal: no token sees padding. Rows are made as long as the ranks
+            outputs = token_outputs(self._all_positions(hidden), self._vocabulary, micros[number], order)
+            found = of(outputs, number)
+            results.append(found.detach())
+            seen.append(outputs)
+            return found
+
+        self._pass(micros, at_end, backward=backward)
+        for number, micro in enumerate(micros if self.part.pipeline > 1 else ()):
+            mine = torch.stack([seen[number].logprobs, seen[number].entropies]).detach() if seen else None
+            told = self._from_last_stage(mine, (2, *micro["input_ids"].shape))
+            if mine is None:
+                with torch.no_grad():
+                    results.append(of(TokenOutputs.of_policy(*told), number))
+        return results
+
+    def _from_last_stage(self, value: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+        """The last stage's ``value``, float32, on every stage."""
+        group = self.groups.pp
+        whole = torch.empty(shape, device=self.ranks.device) if value is None else value.contiguous()
+        if group.size() > 1:
+            dist.broadcast(whole, src=dist.get_global_rank(group, group.size() - 1), group=group)
+        return whole
+
+    def _hidden(self, model: Any, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What this rank's stage makes of the rows ``ids`` [b, t], and how context-parallel ranks share them.
+
+        Rows are padded on the right and attention is causal: no token sees padding. They are made as long as the ranks
         can share evenly.
         """
-        from areal.training.engines.megatron.modules import slices_of, whole_rows
+        from areal.training.engines.megatron.modules import slices_of
 
-        ids, context = micro["input_ids"], self.part.context
-        length, unit = ids.shape[1], self.part.tensor * (2 * context if context > 1 else 1)
-        ids = torch.nn.functional.pad(ids, (0, -length % unit))
+        context = self.part.context
+        unit = self.part.tensor * (2 * context if context > 1 else 1)
+        ids = torch.nn.functional.pad(ids, (0, -ids.shape[1] % unit))
         order = slices_of(ids.shape[1], context).to(ids.device) if context > 1 else None
         mine = ids if order is None else ids[:, order[self.groups.cp.rank()]]
-        outputs: Tensor = model(input_ids=mine, position_ids=None, attention_mask=None)
-        if not self._is_last_stage:
-            return outputs
-        if order is not None:
-            outputs = whole_rows(outputs.transpose(0, 1), order, self.groups.cp, shared=True).transpose(0, 1)
-        return outputs[:, :length, : self.vocab_size]
+        return model(input_ids=mine, position_ids=None, attention_mask=None), order
 
     @property
-    def _is_last_stage(self) -> bool:
-        return bool(self.groups.pp.rank() == self.part.pipeline - 1)
+    def _vocabulary(self) -> Vocabulary:
+        from areal.training.engines.megatron.modules import Vocabulary
 
-    def _from_last_stage(self, value: Tensor | None) -> Tensor:
-        """The last stage's ``value`` on every stage."""
-        group = self.groups.pp
-        if group.size() == 1:
-            assert value is not None
-            return value
-        source = dist.get_global_rank(group, group.size() - 1)
-        about: list[Any] = [None if value is None else (value.shape, value.dtype)]
-        dist.broadcast_object_list(about, src=source, group=group, device=self.ranks.device)
-        shape, dtype = about[0]
-        whole = torch.empty(shape, dtype=dtype, device=self.ranks.device) if value is None else value.contiguous()
-        dist.broadcast(whole, src=source, group=group)
+        return Vocabulary.of(self._built, self.vocab_size, self.groups)
+
+    def _all_positions(self, hidden: Tensor) -> Tensor:
+        """Of the rows that tensor-parallel ranks share between their layers."""
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        if self.part.tensor == 1:
+            return hidden
+        group = self.groups.tp  # the head's gradients are the same on all of them
+        whole: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
         return whole
 
     @torch.no_grad()
-    def forward(self, batch: Mapping[str, Tensor], of: Callable[[Tensor, Batch], Tensor]) -> Tensor:
+    def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
         cut = self._cut(batch)
         micros = [self._micro(batch, part) for part, _ in cut]
         with self._evaluating():
-            results = self._run(micros, lambda outputs, number: of(outputs, micros[number]), backward=False)
-        whole: Tensor | None = None
-        for (part, counts), result in zip(cut, results, strict=False):
-            if whole is None:
-                shape = batch["attention_mask"].shape[: result.dim()]
-                whole = torch.zeros(shape, dtype=result.dtype, device=result.device)
+            results = self._run(micros, lambda outputs, number: of(outputs, micros[number]))
+        shape = batch["attention_mask"].shape[: results[0].dim()]
+        whole = torch.zeros(shape, dtype=results[0].dtype, device=results[0].device)
+        for (part, counts), result in zip(cut, results, strict=True):
             if counts and result.dim() > 1:
                 whole[part, : result.shape[1]] = result
             elif counts:
                 whole[part] = result
-        return self._from_last_stage(whole)
+        return whole
 
     @torch.no_grad()
     def next_token_logprobs(self, input_ids: Tensor) -> Tensor:
-        micro = {"input_ids": input_ids[None].to(self.ranks.device)}
+        found: list[Tensor] = []
+
+        def at_end(hidden: Tensor, order: Tensor | None, number: int) -> Tensor:
+            from areal.training.engines.megatron.modules import whole_rows
+
+            states = self._all_positions(hidden)
+            if order is not None:
+                states = whole_rows(states, order, self.groups.cp, shared=True)
+            found.append(self._vocabulary.logits(states[len(input_ids) - 1, 0]).float())
+            return found[-1]
+
         with self._evaluating():
-            found = self._run([micro], lambda outputs, _: torch.log_softmax(outputs[0, -1].float(), -1), backward=False)
-        return self._from_last_stage(found[0] if found else None).cpu()
+            self._pass([{"input_ids": input_ids[None].to(self.ranks.device)}], at_end)
+        logits = self._from_last_stage(
+            found[0] if found else None, (building.padded_vocabulary(self.architecture, self.part),)
+        )
+        return torch.log_softmax(logits[: self.vocab_size], -1).cpu()
 
     # -- updates
 
@@ -192,12 +228,12 @@ class MegatronEngine:
         shares = [loss_weight_fn(micro).double() * real for micro, (_, real) in zip(micros, cut, strict=True)]
         total = self.ranks.all_sum(torch.stack(shares).sum()).clamp(min=1e-12)
 
-        def part_of_loss(outputs: Tensor, number: int) -> Tensor:
+        def part_of_loss(outputs: TokenOutputs, number: int) -> Tensor:
             loss, share = loss_fn(outputs, micros[number]).double(), shares[number] / total
             return torch.where(share > 0, loss * share, loss * 0.0).float()
 
         parts = self._run(micros, part_of_loss, backward=True)
-        loss = self._summed(parts)
+        loss = self.ranks.all_sum(torch.stack(parts).double().sum())
         self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
         if not (torch.isfinite(loss) and norm < float("inf")):
@@ -211,23 +247,18 @@ class MegatronEngine:
         self.steps += 1
         return Update(float(loss), norm, rate, len(micros))
 
-    def _summed(self, parts: Sequence[Tensor]) -> Tensor:
-        """The sum of what the last stages have, over data-parallel ranks."""
-        mine = torch.stack([part.double() for part in parts]).sum(0) if parts else None
-        return self.ranks.all_sum(self._from_last_stage(mine))
-
     @torch.no_grad()
     def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
         cut = self._cut(batch)
         micros = [self._micro(batch, part) for part, _ in cut]
 
-        def weighted(outputs: Tensor, number: int) -> Tensor:
+        def weighted(outputs: TokenOutputs, number: int) -> Tensor:
             weight = loss_weight_fn(micros[number]).double() * cut[number][1]
             return torch.stack([loss_fn(outputs, micros[number]).double() * weight, weight])
 
         with self._evaluating():
-            found = self._run(micros, weighted, backward=False)
-        loss, total = self._summed(found)
+            found = self._run(micros, weighted)
+        loss, total = self.ranks.all_sum(torch.stack(found).sum(0))
         return float(loss / total.clamp(min=1e-12))
 
     # -- weights

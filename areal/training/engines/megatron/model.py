@@ -30,24 +30,22 @@ def padded_vocabulary(model: Architecture, part: Part) -> int:
 
 
 def build(model: Architecture, part: Part, config: TrainEngineConfig, groups: Any) -> Any:
-    """This rank's GPTModel, its parameters not set yet, on its device."""
-    from megatron.core.models.gpt import GPTModel
+    """This rank's part of the decoder, its parameters not set yet, on its device."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-    from areal.training.engines.megatron.modules import RMSNorm
+    from areal.training.engines.megatron.modules import Decoder, RMSNorm
 
     settings = transformer_config(model, part, config)
     stage, layers = groups.pp.rank(), model.layers // part.pipeline
     specs = [_layer(model, number) for number in range(stage * layers, (stage + 1) * layers)]
     scaled = model.rope.get("rope_type") == "llama3"
-    built = GPTModel(
+    built = Decoder(
         config=settings,
         transformer_layer_spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm),
         vocab_size=padded_vocabulary(model, part),
         max_sequence_length=0,  # of learned positions alone
         pre_process=stage == 0,
         post_process=stage == part.pipeline - 1,
-        parallel_output=False,
         share_embeddings_and_output_weights=model.tied,
         position_embedding_type="rope",
         rotary_base=model.rope["rope_theta"],

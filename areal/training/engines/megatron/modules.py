@@ -1,15 +1,43 @@
-"""Parts of a decoder layer that Megatron has only with Transformer Engine or Apex: a norm that knows sequence
-parallelism, and attention by torch's kernels, which context-parallel ranks share."""
+"""Parts of a decoder that Megatron has only with Transformer Engine or Apex: a norm that knows sequence parallelism,
+and attention by torch's kernels, which context-parallel ranks share; and a head that makes no logits but those of
+targets.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import (
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+
+from areal.api.engine_api import TokenOutputs
+from areal.training.engines.head import token_statistics
+
+
+class Decoder(GPTModel):  # type: ignore[misc]
+    """Ends with the last layer's norm: [s, b, h] of this rank's part of the rows, whichever stage it is."""
+
+    def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
+        return hidden_states
+
+    @property
+    def head(self) -> Tensor:
+        """This rank's rows of the head's weight, on the last stage."""
+        weight: Tensor = self.shared_embedding_or_output_weight() if self.tied else self.output_layer.weight
+        return weight
+
+    @property
+    def tied(self) -> bool:
+        return bool(self.share_embeddings_and_output_weights)
 
 
 class RMSNorm(nn.RMSNorm):
@@ -73,3 +101,63 @@ def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tens
     every = gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=not shared, group=group)
     whole: Tensor = every.index_select(0, order.flatten().argsort())
     return whole
+
+
+# -- outputs
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """``weight`` [n, h]: this rank's rows of the head, from the token ``first`` on, those of padding left out."""
+
+    weight: Tensor
+    first: int
+    groups: Any
+
+    @classmethod
+    def of(cls, decoder: Any, size: int, groups: Any) -> Vocabulary:
+        weight = decoder.head
+        first = groups.tp.rank() * len(weight)
+        return cls(weight[: max(0, size - first)], first, groups)
+
+    def statistics(self, hidden: Tensor, ids: Tensor, temperatures: Tensor | None) -> tuple[Tensor, Tensor]:
+        group = self.groups.tp if self.groups.tp.size() > 1 else None
+        return token_statistics(hidden, self.weight, ids, temperatures, self.first, group)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., h] -> [..., V], without a gradient."""
+        group, local = self.groups.tp, nn.functional.linear(hidden, self.weight)
+        if group.size() == 1:
+            return local
+        sizes = torch.tensor([local.shape[-1]], device=local.device)
+        most = int(gather_from_sequence_parallel_region(sizes, group=group).amax())
+        padded = nn.functional.pad(local, (0, most - local.shape[-1]))
+        every: Tensor = gather_from_tensor_model_parallel_region(padded, group=group)
+        return every
+
+
+def token_outputs(
+    hidden: Tensor, vocabulary: Vocabulary, micro: Mapping[str, Tensor], order: Tensor | None
+) -> TokenOutputs:
+    """Of this rank's ``hidden`` [s, b, h] for the rows of ``micro``, whole, on every rank. ``order``: ``slices_of`` the
+    rows, where context-parallel ranks share them. The state before a token says what the token is."""
+    ids = micro["input_ids"]
+    wanted = micro["loss_mask" if "loss_mask" in micro else "attention_mask"].bool().clone()
+    wanted[:, 0] = False  # it follows nothing
+    length, context = ids.shape[1], vocabulary.groups.cp
+    whole = len(hidden) * context.size()
+
+    def mine(columns: Tensor) -> Tensor:
+        """Of the tokens after those that this rank has: [s, b]."""
+        after = nn.functional.pad(columns[:, 1:], (0, whole - length + 1))
+        return (after if order is None else after[:, order[context.rank()]]).T
+
+    places = mine(wanted).nonzero(as_tuple=True)
+    temperatures = micro.get("token_temperatures")
+    divisors = None if temperatures is None else mine(temperatures)[places].float()
+    found = torch.stack(vocabulary.statistics(hidden[places], mine(ids)[places], divisors), -1)
+    dense = torch.zeros(*hidden.shape[:2], 2, dtype=found.dtype, device=found.device).index_put(places, found)
+    if order is not None:
+        dense = whole_rows(dense, order, context, shared=True)
+    shifted = nn.functional.pad(dense[: length - 1].transpose(0, 1), (0, 0, 1, 0))
+    return TokenOutputs.of_policy(shifted[..., 0], shifted[..., 1])
