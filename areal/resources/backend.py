@@ -175,7 +175,8 @@ def _parse_hybrid(engine: str, piece: str, column: int) -> Part:
     if "context" in ffn:
         raise BackendError("c is of attn: experts take tokens one by one", column + match.start(2))
     experts, tensor = ffn.pop("expert", 1), ffn.get("tensor", 1)
-    part, other = Part(engine, **attn, expert=experts, ffn_tensor=tensor), Part(engine, **ffn)
+    own = tensor if tensor != attn.get("tensor", 1) else None
+    part, other = Part(engine, **attn, expert=experts, ffn_tensor=own), Part(engine, **ffn)
     if part.pipeline != other.pipeline:
         raise BackendError(f"attn has p{part.pipeline} and ffn p{other.pipeline}: a layer is on one stage", at)
     if part.world_size != (size := other.world_size * experts):

@@ -33,6 +33,8 @@ from areal.wire.processes import EmbeddedEngineConfig
         ("sglang:t2d4", "sglang:d4t2", 8),
         ("megatron:d2t4p2", "megatron:d2t4p2", 16),
         ("megatron:d2t2c2e4", "megatron:d2t2c2e4", 8),
+        ("megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)", "megatron:(attn:d4t2p2c2|ffn:d2t4p2e2)", 32),
+        ("megatron:(attn:d2t2|ffn:t2e2)", "megatron:d2t2e2", 4),
         ("sglang:d16+fsdp:d32", "sglang:d16+fsdp:d32", 48),
         ("sglang.d16p1m1+d32p2m1", "sglang:d16+megatron:d32p2", 80),
         ("sglang.d4p1m2+d8p1m1", "sglang:d4t2+fsdp:d8", 16),
@@ -68,6 +70,12 @@ def test_parse_backend_tells_inference_from_training() -> None:
         ("sglang:d2+vllm:d2", 11, "both parts are inference engines"),
         ("sglang:d2+fsdp:d2+fsdp:d2", 25, "at most two parts"),
         ("fsdp:d2p2", 1, "fsdp has no pipeline parallelism"),
+        ("fsdp:(attn:d2|ffn:d2)", 6, "fsdp has one layout for all layers"),
+        ("megatron:(attn:d2)", 10, "is written (attn:d4t2|ffn:d2t1e4)"),
+        ("megatron:(attn:d2e2|ffn:d2)", 16, "e is of ffn"),
+        ("megatron:(attn:d2|ffn:d1c2)", 23, "c is of attn"),
+        ("megatron:(attn:d2|ffn:d4)", 10, "attn is on 2 devices and ffn (d*t*p*e) on 4"),
+        ("megatron:(attn:d2p2|ffn:d4)", 10, "a layer is on one stage"),
         ("embedded:t2", 1, "only d can be above 1"),
         ("sglang:d999999t999999", 1, "more than anyone has"),
         ("sglang:d99999999999999999999", 9, "needs a number"),
@@ -95,6 +103,16 @@ def test_parse_backend_of_anything_parses_or_names_a_column_inside(text: str) ->
         assert 1 <= error.column <= len(text) + 1
     else:
         assert parse_backend(str(allocation)) == allocation
+
+
+@given(*[st.sampled_from([1, 2, 4])] * 4)
+def test_parse_backend_of_a_layout_of_its_own_for_experts_comes_back(data: int, tensor: int, own: int, e: int) -> None:
+    size = data * tensor
+    if size % (own * e):
+        return
+    allocation = parse_backend(f"megatron:(attn:d{data}t{tensor}|ffn:d{size // (own * e)}t{own}e{e})")
+    assert parse_backend(str(allocation)) == allocation and allocation.world_size == size
+    assert (allocation.parts[0].expert_tensor, allocation.parts[0].expert) == (own, e)
 
 
 @given(st.sampled_from(ENGINES), st.integers(1, 64))
