@@ -294,6 +294,7 @@ SEEN = {f"{cls}.{name}" for cls, names in _SEEN_OF.items() for name in names}
 # -- shown elsewhere
 
 CONFIG, GRPO, OFFLINE = "api/test_config.py", "training/trainers/test_grpo.py", "training/trainers/test_offline.py"
+MEGATRON = "training/engines/test_megatron.py::test_settings_of_megatron_are_followed"
 CONTROLLER, FSDP = "rollout/test_controller.py", "training/engines/test_fsdp.py"
 PROMETHEUS = "training/test_prometheus.py"
 SETTINGS = "api/test_algorithm_settings.py"
@@ -407,6 +408,10 @@ NAMED: dict[str, dict[str, str]] = {
         "workflow_kwargs": SEVERAL,
         "rollout": ONE_NUMBER,
     },
+    "MegatronDDPConfig": {"overlap_grad_reduce": MEGATRON},
+    "MegatronEngineConfig": dict.fromkeys(
+        ("ddp", "recompute_granularity", "recompute_method", "recompute_num_layers"), MEGATRON
+    ),
     "PPOCriticConfig": dict.fromkeys(("ppo_n_minibatches", "ppo_epochs"), CRITIC),
     "PrometheusConfig": {
         **dict.fromkeys(("host", "key_file"), f"{PROMETHEUS}::test_metrics_of_a_trainer_need_a_key_beyond_loopback"),
@@ -445,6 +450,7 @@ NAMED: dict[str, dict[str, str]] = {
         "gradient_checkpointing": DROPOUT,
         "init_from_scratch": "training/trainers/test_bad_input.py::test_model_folder_without_weights_is_named",
         "is_critic": f"{FSDP}::test_packed_rows_of_a_critic_have_the_value_of_the_last_token_too",
+        "megatron": MEGATRON,
         "mb_spec": f"{FSDP}::test_train_batch_in_micro_batches_takes_the_step_of_the_whole",
         "optimizer": CRITIC,
         "temperature": f"{GRPO}::test_temperature_that_is_not_that_of_the_samples_is_refused",

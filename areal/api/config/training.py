@@ -267,7 +267,7 @@ class MegatronDDPConfig:
     """``overlap_grad_reduce``: gradients travel while the backward pass goes on."""
 
     overlap_grad_reduce: bool = False
-    use_distributed_optimizer: bool = True
+    use_distributed_optimizer: Annotated[bool, Absent("data-parallel ranks share Adam's states")] = True
     grad_reduce_in_fp32: Annotated[bool, Inert("grad_reduce_dtype says it")] = False
     overlap_param_gather: Annotated[bool, Absent("weights are gathered when the optimizer has stepped")] = False
 
@@ -300,6 +300,8 @@ def megatron_faults(engine: TrainEngineConfig) -> Iterator[str]:
         yield f"attn_impl {engine.attn_impl}: the megatron engine attends by torch's kernels, sdpa"
     if engine.optimizer is not None and engine.optimizer_dtype != "float32":
         yield f"optimizer_dtype {engine.optimizer_dtype}: Megatron's master weights are float32"
+    if engine.optimizer is not None and engine.optimizer.type == "sgd" and engine.dtype != "float32":
+        yield "optimizer.type sgd: with Megatron it is of dtype float32"
     if engine.dtype == "float16":
         yield "dtype float16: the megatron engine computes in bfloat16 or float32"
     if engine.megatron.recompute_granularity and not engine.gradient_checkpointing:

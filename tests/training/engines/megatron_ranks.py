@@ -50,6 +50,9 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -
     found |= {"loss": update.loss, "norm": update.grad_norm}
     found["gradient"] = {name: before[name] - tensor for name, tensor in weights(probed).items()}
 
+    probed.save_checkpoint(out / f"sgd-{file_name(layout)}")
+    engine(optimizer=GRADIENT).load_checkpoint(out / f"sgd-{file_name(layout)}")
+
     trained = engine()
     found["losses"] = [trained.train_batch(mine, sft, tokens).loss for _ in range(2)]
     trained.version = 7

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from areal.api.cli_args import MegatronDDPConfig, MegatronEngineConfig
 from areal.errors import UsageFault
+from areal.resources.backend import Part
 from areal.training.engines import open_engine
 from areal.training.engines.fsdp import FSDPEngine
+from areal.training.engines.megatron.names import architecture
 from areal.training.ranks import one_process
 from tests.training.engines.megatron_ranks import GRADIENT, file_name
 from tests.training.engines.models import batch, config, save_family, sft, tokens
@@ -133,6 +136,27 @@ def test_layouts_of_four_ranks_compute_and_train_as_one(models: dict[str, Path],
     assert seen["megatron:t2p2"]["others' third"] == {"megatron:d2t2": pytest.approx(third, abs=1e-5)}
     told = seen["megatron:p2c2"]["others' third"]["megatron:(attn:d2t2|ffn:d2t1e2)"]
     assert "a checkpoint with e1 and one with more are not read by each other" in told
+
+
+def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
+    from transformers import AutoConfig
+
+    from areal.training.engines.megatron.model import transformer_config
+    from areal.training.engines.megatron.optimizer import reduction
+
+    told = MegatronEngineConfig(
+        MegatronDDPConfig(overlap_grad_reduce=True), "full", recompute_method="block", recompute_num_layers=2
+    )
+    asked = config(models["Llama"], backend="megatron:d1", megatron=told, gradient_checkpointing=True)
+    model = architecture(AutoConfig.from_pretrained(models["Llama"]))
+    built = transformer_config(model, Part("megatron"), asked)
+    assert (built.recompute_granularity, built.recompute_method, built.recompute_num_layers) == ("full", "block", 2)
+    assert transformer_config(model, Part("megatron"), config(models["Llama"])).recompute_granularity is None
+    for each, wanted in ((asked, (True, True, True)), (config(models["Llama"]), (False, True, True))):
+        how = reduction(each)
+        assert (how.overlap_grad_reduce, how.use_distributed_optimizer, how.grad_reduce_in_fp32) == wanted
+    with pytest.raises(ValueError, match="recompute_granularity needs gradient_checkpointing"):
+        config(models["Llama"], backend="megatron:d1", megatron=told)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")

@@ -28,7 +28,7 @@ from areal.training.engines.huggingface import dtype_by_name, write_model
 from areal.training.engines.megatron import model as building
 from areal.training.engines.megatron.layout import check, join_groups
 from areal.training.engines.megatron.names import Weight, architecture, parted, unshard, weights
-from areal.training.engines.megatron.optimizer import clip, parts_of, trained
+from areal.training.engines.megatron.optimizer import clip, has_states, parts_of, trained
 from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
@@ -318,7 +318,8 @@ class MegatronEngine:
 
         state = read(self._state(is_loading=True), folder, len(parts_of(self.optimizer)))
         self._built.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        if has_states(self.config):
+            self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.version = state["steps"], state["version"]
         torch.set_rng_state(state["random"])
 
@@ -327,8 +328,9 @@ class MegatronEngine:
 
         told = {**METADATA, "dp_cp_group": self.groups.dp_cp}
         model = self._built.sharded_state_dict(metadata=told)
-        optimizer = self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=told)
-        state = {"model": model, "optimizer": optimizer}
+        state: dict[str, Any] = {"model": model}
+        if has_states(self.config):
+            state["optimizer"] = self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=told)
         if not is_loading:
             state |= {"steps": self.steps, "version": self.version, "random": torch.get_rng_state()}
             state["optimizers"] = len(parts_of(self.optimizer))

@@ -13,27 +13,33 @@ if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
 
 
+def has_states(config: TrainEngineConfig) -> bool:
+    """Adam has; Megatron lets data-parallel ranks share them."""
+    return config.optimizer is not None and config.optimizer.type != "sgd"
+
+
+def reduction(config: TrainEngineConfig) -> Any:
+    """How gradients are added up over data-parallel ranks."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=config.grad_reduce_dtype == "float32",
+        overlap_grad_reduce=config.megatron.ddp.overlap_grad_reduce,
+        use_distributed_optimizer=has_states(config),
+    )
+
+
 def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
     """The model wrapped so that its gradients are reduced, and its optimizer. Raises UsageFault."""
-    from megatron.core.distributed import (
-        DistributedDataParallel,
-        DistributedDataParallelConfig,
-        finalize_model_grads,
-    )
+    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 
     given = config.optimizer
     assert given is not None
     if given.type not in ("adam", "adamw", "sgd"):
         raise UsageFault(f"unknown optimizer {given.type!r}: it is one of adam, adamw, sgd")
-    dtype, is_adam = dtype_by_name(config.dtype), given.type != "sgd"
-    is_shared = is_adam and config.megatron.ddp.use_distributed_optimizer  # Megatron shares the states of Adam alone
-    reduced = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=config.grad_reduce_dtype == "float32",
-        overlap_grad_reduce=config.megatron.ddp.overlap_grad_reduce,
-        use_distributed_optimizer=is_shared,
-    )
-    model = DistributedDataParallel(built.config, reduced, built, pg_collection=groups)
+    dtype, is_adam = dtype_by_name(config.dtype), has_states(config)
+    model = DistributedDataParallel(built.config, reduction(config), built, pg_collection=groups)
     model.broadcast_params()
     settings = OptimizerConfig(
         optimizer="adam" if is_adam else "sgd",
@@ -46,11 +52,11 @@ def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, An
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
         clip_grad=given.gradient_clipping,
-        use_distributed_optimizer=is_shared,
+        use_distributed_optimizer=is_adam,
     )
     overrides = get_standard_config_overrides(settings)  # vectors are not decayed
     optimizer = get_megatron_optimizer(settings, [model], overrides)
-    for part in parts_of(optimizer) if is_shared else ():
+    for part in parts_of(optimizer) if is_adam else ():
         _make_moments(part)
     built.config.no_sync_func = model.no_sync
     built.config.finalize_model_grads_func = finalize_model_grads
