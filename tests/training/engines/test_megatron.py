@@ -145,7 +145,10 @@ def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
     from areal.training.engines.megatron.optimizer import reduction
 
     told = MegatronEngineConfig(
-        MegatronDDPConfig(overlap_grad_reduce=True), "full", recompute_method="block", recompute_num_layers=2
+        ddp=MegatronDDPConfig(overlap_grad_reduce=True),
+        recompute_granularity="full",
+        recompute_method="block",
+        recompute_num_layers=2,
     )
     asked = config(models["Llama"], backend="megatron:d1", megatron=told, gradient_checkpointing=True)
     model = architecture(AutoConfig.from_pretrained(models["Llama"]))
