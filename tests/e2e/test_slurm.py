@@ -64,6 +64,34 @@ def test_apply_chat_cancel_and_delete_on_slurm(box: Box, slurm_cluster: SlurmClu
 
 
 @pytest.mark.slow
+def test_what_slurm_cannot_place_is_refused_before_anything_is_started(box: Box, slurm_cluster: SlurmCluster) -> None:
+    settings = "scheduler: {type: slurm, slurm: {partition: nope}}"
+    unknown = box.areal("apply", "-f", box.manifest(service=settings))
+    assert (unknown.code, "invalid partition specified: nope" in unknown.text) == (3, True), unknown.text
+
+    large = box.areal("apply", "-f", box.manifest(service=SCHEDULER, model="resources: {gpus: 9}"))
+    assert (large.code, "9 GPUs" in large.text) == (10, True), large.text
+
+    assert slurm_cluster.jobs() == []
+    assert box.ok("get", "processes", "-o", "name").out == ""
+
+
+@pytest.mark.slow
+def test_what_waits_says_why_and_a_timeout_leaves_it_in_the_queue(box: Box, slurm_cluster: SlurmCluster) -> None:
+    held = slurm_cluster.command("sbatch", "--parsable", "--nodes=2", "--exclusive", "--wrap", "sleep 1000").strip()
+    until(lambda: "RUNNING" in "".join(slurm_cluster.jobs()), "the other job")
+    manifest = box.manifest(service=SCHEDULER)
+
+    waiting = box.areal("apply", "-f", manifest, "--timeout", "15s")
+
+    assert waiting.code == 7 and "Resources" in waiting.text, waiting.text
+    assert "Resources" in box.ok("describe", "inferenceservice/default").out
+    slurm_cluster.command("scancel", held)
+    apply(box)
+    assert box.chat("1234").isdigit()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_scale_and_killed_processes_on_slurm(box: Box, slurm_cluster: SlurmCluster) -> None:
     apply(box)
