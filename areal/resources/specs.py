@@ -27,6 +27,7 @@ from areal.resources.fields import (
     Auth,
     Backoff,
     Bytes,
+    Cores,
     Count,
     Gateway,
     LogLevel,
@@ -36,6 +37,7 @@ from areal.resources.fields import (
     PositiveCount,
     PositiveSeconds,
     Probes,
+    Quantity,
     Replicas,
     Resources,
     Restart,
@@ -451,6 +453,10 @@ class JobResources(SpecModel):
 
     gpus: Annotated[Count | None, UpdateClass.IMMUTABLE] = None
     """GPUs of each process. Absent: 1 where the machine has GPUs, else 0."""
+    cpus: Annotated[Cores | None, UpdateClass.IMMUTABLE] = None
+    """CPU cores that a cluster scheduler reserves for each process; `local` reserves none. Absent: its default."""
+    memory: Annotated[Quantity | None, UpdateClass.IMMUTABLE] = None
+    """Main memory that it reserves for each process, for example `64Gi`. Absent: its default."""
     nodes: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1
     """Machines."""
     processes_per_node: Annotated[PositiveCount, UpdateClass.IMMUTABLE] = 1

@@ -116,6 +116,14 @@ def test_resources_are_those_of_the_component_that_computes() -> None:
     assert not [word for word in submit_options(spec, Slurm(), RUN_DIR, HOME) if "cpus" in word or "mem" in word]
 
 
+def test_job_reserves_for_each_of_its_processes() -> None:
+    resources = {"cpus": 4, "memory": "1Gi", "processesPerNode": 8, "nodes": 2}
+
+    found = submit_options(run_spec(component="driver", nodes=2, spec={"resources": resources}), Slurm(), RUN_DIR, HOME)
+
+    assert {"--nodes=2", "--cpus-per-task=32", "--mem=8192M"} <= set(found)
+
+
 def test_percent_of_a_folder_is_no_pattern_of_slurm() -> None:
     assert "--output=/a%%b/log/job.log" in submit_options(run_spec(), Slurm(), "/a%b", HOME)
 

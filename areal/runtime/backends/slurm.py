@@ -81,7 +81,7 @@ class SlurmBackend(ClusterBackend):
 
     def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
         options = _options(scheduler)
-        asked = [*resource_options({}, gpus=gpus, nodes=nodes), *placement_options(options)]
+        asked = [*resource_options(gpus=gpus, nodes=nodes), *placement_options(options)]
         done = _run("sbatch", "--test-only", *asked, "--wrap=true")
         if done.returncode == 0:
             return
@@ -117,7 +117,7 @@ class SlurmBackend(ClusterBackend):
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
         try:
-            known = newest(parse_squeue(_ask("squeue", "--json", "--states=all")), str(self.home))
+            known = newest(parse_squeue(_ask("squeue", "--json", "--me", "--states=all")), str(self.home))
         except ValueError as error:  # squeue says the rest of it only in plain words
             words = error_words(_run("squeue", "-h", "-o", "%i", "--me").stderr) or str(error)
             raise _silent(words) from None

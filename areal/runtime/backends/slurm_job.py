@@ -69,18 +69,18 @@ def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> li
         "--open-mode=append",
         "--chdir=/",
         "--no-requeue",  # areal starts what takes its place
-        *resource_options(_resources(spec), gpus=len(spec.gpus), nodes=spec.nodes),
+        *resource_options(gpus=len(spec.gpus), nodes=spec.nodes, **_reserved(spec)),
         *placement_options(options),
     ]
 
 
-def resource_options(resources: Mapping[str, Any], *, gpus: int, nodes: int) -> list[str]:
-    """``resources``: cpus and memory of a spec; GPUs are those of each node."""
+def resource_options(*, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0) -> list[str]:
+    """All but ``nodes`` are of each node; 0 is the cluster's default."""
     found = [f"--nodes={nodes}", "--ntasks-per-node=1"]
-    if resources.get("cpus"):
-        found.append(f"--cpus-per-task={math.ceil(resources['cpus'])}")
-    if resources.get("memory"):
-        found.append(f"--mem={math.ceil(size_bytes(resources['memory']) / 2**20)}M")
+    if cpus:
+        found.append(f"--cpus-per-task={math.ceil(cpus)}")
+    if memory_bytes:
+        found.append(f"--mem={math.ceil(memory_bytes / 2**20)}M")
     return [*found, f"--gres=gpu:{gpus}"] if gpus else found
 
 
@@ -102,9 +102,18 @@ def comment(home: str) -> str:
     return f"areal:{home}"
 
 
-def _resources(spec: RunSpec) -> Mapping[str, Any]:
-    """Of the one component that computes; the others are small."""
-    return (spec.spec.get("resources") or {}) if spec.component in ("engine", "driver") else {}
+def _reserved(spec: RunSpec) -> dict[str, float]:
+    """Of the one component that computes, on each node: those of ``spec.resources`` are of each process. The others are
+    small."""
+    if spec.component not in ("engine", "driver"):
+        return {}
+    resources = spec.spec.get("resources") or {}
+    processes = resources.get("processesPerNode") or 1
+    memory = resources.get("memory")
+    return {
+        "cpus": processes * (resources.get("cpus") or 0),
+        "memory_bytes": processes * size_bytes(memory) if memory else 0,
+    }
 
 
 def _minutes(seconds: float) -> str:
