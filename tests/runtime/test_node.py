@@ -17,6 +17,7 @@ from areal.runtime import records
 from areal.runtime.backends.base import NODE_HOST, NODE_RANK_VARIABLE, Job, JobState, Phase, RunState
 from areal.runtime.backends.node import KICK, node_address
 from areal.runtime.runs import RunStore, observe_job
+from areal.runtime.shim import PARENT_VARIABLE
 
 from .conftest import Spawn
 from .support import NEVER, alive, processes_under, python, run_spec, until
@@ -122,6 +123,15 @@ def test_supervisor_of_a_killed_node_program_ends_and_leaves_the_word_to_the_sch
     for pid in (running.pid, running.shim_pid):
         until(lambda pid=pid: not alive(pid), "the component and its supervisor to end")
     assert not Path(store.folder("r1"), records.EXIT).exists()
+
+
+def test_component_does_not_know_of_the_node_program(store: RunStore, spawn: Spawn) -> None:
+    """It may start runs of its own, whose supervisors have another parent."""
+    submit(store, argv=("sh", "-c", "env"), restart=NEVER)
+
+    assert start(spawn, store).wait(30) == 0
+
+    assert PARENT_VARIABLE not in log(store) and "AREAL_RUN_UID=r1" in log(store)
 
 
 def test_node_program_sweeps_what_a_killed_supervisor_left(store: RunStore, spawn: Spawn) -> None:

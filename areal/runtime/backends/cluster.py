@@ -250,6 +250,7 @@ class ClusterBackend(ABC):
             if job is not None:
                 spec = RunSpec(problem.subject, "", "", 0, ())
                 self.end_job(problem.subject, RunState(spec, Phase.RUNNING, job_id=job.job_id), 0.0)
+                self._forget_jobs()
             return f"cancelled the job of run {problem.subject}"
         if problem.trouble is Trouble.DEAD_RECORD:
             self.stop(problem.subject)

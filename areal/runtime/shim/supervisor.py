@@ -165,7 +165,8 @@ class RunSupervisor:
             RUN_DIR_VARIABLE: self._run_dir,
             STAGE_FILE_VARIABLE: os.path.join(self._run_dir, records.STAGE),
         }
-        return {**os.environ, **self._intent["env"], **secret, **ours}
+        inherited = {name: value for name, value in os.environ.items() if name != PARENT_VARIABLE}  # ours alone
+        return {**inherited, **self._intent["env"], **secret, **ours}
 
     # -- beginning
 
@@ -388,7 +389,7 @@ class RunSupervisor:
 
     def _start_on_end(self) -> None:
         """Start the ``on_end`` command in a session of its own, no member of this run."""
-        ours = (RUN_UID_VARIABLE, RUN_DIR_VARIABLE, STAGE_FILE_VARIABLE)
+        ours = (RUN_UID_VARIABLE, RUN_DIR_VARIABLE, STAGE_FILE_VARIABLE, PARENT_VARIABLE)
         env = {name: value for name, value in os.environ.items() if name not in ours}
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
