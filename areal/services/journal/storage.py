@@ -364,6 +364,7 @@ class Journal(ABC):
         self.clock: Callable[[], float] = time.time
         self.on_news: Callable[[], None] = lambda: None
         self.corrupt: list[str] = []
+        self.released = False  # the folder
         self.commits = CommitQueue(db, tag, settled)
         self._db = db
         self._readers: list[sqlite3.Connection] = []
@@ -432,6 +433,7 @@ class Journal(ABC):
             self.folder.remove()
         else:
             self.folder.leave()
+        self.released = True
 
     def _reader(self) -> sqlite3.Connection:
         self._readers.append(open_reader(self.folder.database))

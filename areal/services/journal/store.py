@@ -104,7 +104,7 @@ class JournalStore(Generic[J]):
 
     def departed_journal(self, digest: bytes) -> str | None:
         """The tag of the journal with this session that was left to others, while none of them has taken it."""
-        self._departed = [journal for journal in self._departed if is_left(journal.folder.path)]
+        self._departed = [each for each in self._departed if not each.released or is_left(each.folder.path)]
         for journal in self._departed:
             with contextlib.suppress(ApiError):  # it is closed: what it has in memory it tells
                 if journal.session_by_key(digest) is not None:

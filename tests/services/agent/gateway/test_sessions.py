@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.services.agent.gateway.conftest import INFERENCE, AgentService
-from tests.services.processes import Processes, call
+from tests.services.processes import Processes, call, wait_until
 
 AWKWARD = ["a/b", "../../admin", "..", "%2F", "a b?x=1#y", "ключ", "x" * 1024, "/close?", "sk-fake"]
 
@@ -101,6 +101,13 @@ def test_list_has_every_session_in_pages(service: AgentService) -> None:
 
 def test_new_sessions_are_spread(service: AgentService) -> None:
     before = [proxy.call("GET", "/health").json()["sessions"] for proxy in service.proxies]
+
+    def reported() -> bool:  # the router knows what other tests have closed
+        workers = service.router.call("GET", "/workers", key=service.key).json()["workers"]
+        known = {worker["worker_addr"]: worker["sessions"] for worker in workers}
+        return [known[proxy.url] for proxy in service.proxies] == before
+
+    wait_until(reported)
     for _ in range(10):
         service.call("POST", "/sessions", {})
     after = [proxy.call("GET", "/health").json()["sessions"] for proxy in service.proxies]

@@ -1,0 +1,24 @@
+"""Journals that change hands."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from areal.services.agent.data_proxy.journal import open_agent_journal
+from areal.services.journal.keys import key_digest
+from areal.services.journal.storage import is_left
+from areal.services.journal.store import open_journal_store
+
+
+async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_path: Path) -> None:
+    store = await open_journal_store(tmp_path, "one", open_agent_journal)
+    left = store.own.folder.path
+    await store.own.start("mine", {}, None)
+    digest = key_digest(b"mine")
+    (tag,) = await store.hand_over()
+    while not is_left(left):
+        assert store.holder_of_digest(digest) is not None or store.departed_journal(digest) == tag
+        await asyncio.sleep(0)
+    assert store.departed_journal(digest) == tag
+    await store.close()
