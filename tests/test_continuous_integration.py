@@ -52,7 +52,8 @@ def run_action(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
     done = subprocess.run(
         command, cwd=folder, env={**environment(folder), **files, **env}, capture_output=True, text=True, timeout=120
     )
-    return done.returncode, done.stdout + done.stderr, *(Path(file).read_text() for file in files.values())
+    output, summary = (Path(file).read_text() for file in files.values())
+    return done.returncode, done.stdout + done.stderr, output, summary
 
 
 def test_action_shows_the_plan_of_valid_manifests(folder: Path) -> None:
@@ -70,7 +71,7 @@ def test_action_marks_every_fault_at_its_place_and_fails(folder: Path) -> None:
 
 
 def test_action_takes_an_overlay_with_a_profile(folder: Path) -> None:
-    overlay = {"apiVersion": "areal.dev/v1alpha1", "kind": "Overlay", "bases": ["m.yaml"]}
+    overlay: dict[str, Any] = {"apiVersion": "areal.dev/v1alpha1", "kind": "Overlay", "bases": ["m.yaml"]}
     overlay["profiles"] = {"big": {"namePrefix": "big-"}}
     (folder / "manifests" / "team a" / "areal.overlay.yaml").write_text(yaml.safe_dump(overlay))
     code, log, *_ = run_action(folder, overlay="manifests/team a", profile="big", diff="true", recursive="false")
