@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def spec_at(cluster: RayCluster, uid: str = "r1", *, nodes: int = 1, gpus: int =
     )
 
 
-def on(address: str) -> dict[str, object]:
+def on(address: str) -> dict[str, Any]:
     return {"resources": {f"node:{address}": 0.001}}
 
 
@@ -191,3 +192,5 @@ def test_head_that_is_away_makes_runs_unknown_and_one_that_was_restarted_has_los
     lost = until_phase(ray, "r1", Phase.DEAD)
     assert lost.cause is Cause.NODE_LOST
     assert json.loads(Path(ray.store.folder("r1"), "ray.json").read_text())["address"] == cluster.address
+    ray.stop("r1")
+    ray.forget("r1")

@@ -116,12 +116,11 @@ def test_supervisor_of_a_killed_node_program_ends_and_leaves_the_word_to_the_sch
     submit(store)
     node = start(spawn, store)
     running = until_running(store)
-    assert running.pid is not None and running.shim_pid is not None
+    pids = [pid for pid in (running.pid, running.shim_pid) if pid is not None]
 
     node.kill()
 
-    for pid in (running.pid, running.shim_pid):
-        until(lambda pid=pid: not alive(pid), "the component and its supervisor to end")
+    until(lambda: not any(map(alive, pids)), "the component and its supervisor to end")
     assert not Path(store.folder("r1"), records.EXIT).exists()
 
 

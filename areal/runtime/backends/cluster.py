@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import records
@@ -51,7 +51,7 @@ _KNOWN_S = 1.0  # a scheduler is asked at most once in it by one command
 class ClusterBackend(ABC):
     """See ``base.Backend``. One instance may be used from several threads."""
 
-    name: ClassVar[str]
+    name: str
     host = NODE_HOST
 
     def __init__(self, home_root: Path, crash: Callable[[str], None] = lambda point: None) -> None:

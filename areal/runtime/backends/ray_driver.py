@@ -13,6 +13,7 @@ It is started by the first Python of the node that has Ray, which need not have 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -86,14 +87,14 @@ def main(argv: Sequence[str]) -> int:
     uid, count, each = os.path.basename(run_dir), int(nodes), json.loads(bundle)
     asked = ", ".join(f"{name} {size:g}" for name, size in sorted(each.items()))
     report(run_dir, f"Resources: {count} x ({asked}), {strategy}")
-    ray.init(address="auto", namespace=namespace, log_to_driver=True, logging_level="WARNING")
+    ray.init(address="auto", namespace=namespace, log_to_driver=True, logging_level=logging.WARNING)
     group = placement_group([each] * count, strategy=strategy, name=uid)
     ray.get(group.ready())
     report(run_dir, "")
     wanted = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     options: dict[str, Any] = {wanted[name]: size for name, size in each.items() if name in wanted}
     custom = {name: size for name, size in each.items() if name not in wanted}
-    actors = [
+    actors: list[Any] = [
         ray.remote(NodeProgram)
         .options(
             **options,
