@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import click
 
@@ -18,6 +18,7 @@ from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status, write
 from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at, read_key
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.resources.addresses import is_loopback
 
 DISCOVERY = "weight_update.json"
 _LOG = Path("logs") / "latest" / "weight_update.log"
@@ -226,7 +227,9 @@ def _named(cli: Invocation, service: str, *, gone: bool = False) -> GatewayRecor
 
 
 def _lives(found: GatewayRecord) -> bool:
-    """A trainer that was killed leaves the file of a gateway that died with it."""
+    """A trainer that was killed leaves the file of a gateway that died with it. One on a node of a cluster may live."""
+    if not is_loopback(urlsplit(found.url).hostname or "localhost"):
+        return True
     try:
         return b"areal.services.weight_update" in Path(f"/proc/{found.pid}/cmdline").read_bytes()
     except OSError:
