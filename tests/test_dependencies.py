@@ -16,6 +16,7 @@ MODULES = {
     "prometheus-client": "prometheus_client",
     "huggingface-hub": "huggingface_hub",
     "math-verify": "math_verify",
+    "megatron-core": "megatron",
     "nvidia-ml-py": "pynvml",
     "openai-agents": "agents",
 }
