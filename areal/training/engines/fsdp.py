@@ -112,7 +112,7 @@ class FSDPEngine:
         divisors = None if temperatures is None else temperatures[rows, columns].float()
         self._head.targets = Targets(places, batch["input_ids"][rows, columns], divisors)
         try:
-            found = self._run(batch, packed)[0]
+            found = self._run(batch, packed)
         finally:
             self._head.targets = None
         whole = torch.zeros(*wanted.shape, 2, dtype=found.dtype, device=found.device).index_put((rows, columns), found)
@@ -175,7 +175,7 @@ class FSDPEngine:
             self._backward(micro, packed, loss_fn, weight / total, last=number == len(micros) - 1)
             for number, ((micro, packed, _), weight) in enumerate(zip(micros, weights, strict=True))
         ]
-        norm = clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping)
+        norm = clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping, self.ranks.group)
         loss = self.ranks.all_sum(torch.stack(losses).sum())
         if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
             raise NonFinite(

@@ -133,7 +133,7 @@ def _columns(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
 
 class Head(nn.Module):
     """In the place of a model's ``lm_head``, with its weight. While ``targets`` is set the model's logits are not
-    logits, but [1, N, 2]: the log-probability and the entropy of each target."""
+    logits, but [N, 2]: the log-probability and the entropy of each target."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Head(nn.Module):
             return local if group is None else _all_columns(local, self.weight.shape[0], group)
         chosen = hidden.flatten(0, 1).index_select(0, self.targets.places)
         found = token_statistics(chosen, weight, self.targets.ids, self.targets.temperatures, first, group)
-        return torch.stack(found, -1)[None]
+        return torch.stack(found, -1)
 
 
 def _all_columns(local: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import logging
+import math
 import os
 import shutil
 import warnings
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.hub import model_folder
@@ -288,13 +291,28 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, most: float) -> Tensor:
-    """Scale the gradients to a norm of at most ``most``; the norm as it was, over all ranks, as a scalar tensor."""
-    trained = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
-    norm = torch.nn.utils.clip_grad_norm_(trained, most if most > 0 else float("inf"))
-    full = getattr(norm, "full_tensor", None)
-    whole: Tensor = full() if full is not None else norm
-    return whole
+def clip_gradients(optimizer: torch.optim.Optimizer, most: float, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Scale the gradients to a norm of at most ``most``; the norm as it was, over all ranks, as a scalar tensor.
+
+    One sum over the ranks of ``group``, the same number on all of them: what is whole on several ranks must be scaled
+    alike, or it would drift apart.
+    """
+    trained = [each for part in optimizer.param_groups for each in part["params"] if each.grad is not None]
+    parts: list[Tensor] = []
+    copies: list[int] = []
+    for each in trained:
+        grad: Any = each.grad
+        spread = isinstance(grad, DTensor)
+        parts.append(grad.to_local() if spread else grad)
+        sizes = zip(grad.device_mesh.shape, grad.placements, strict=True) if spread else ()
+        copies.append(math.prod(size for size, placement in sizes if placement.is_replicate()))
+    squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()  # type: ignore[attr-defined]
+    total = (squares / torch.tensor(copies, device=squares.device)).sum()
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    norm = total.sqrt()
+    torch.nn.utils.clip_grads_with_norm_(trained, most if most > 0 else float("inf"), norm)
+    return norm
 
 
 # -- folders

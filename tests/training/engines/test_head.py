@@ -99,7 +99,7 @@ def test_update_makes_no_logits_but_of_the_tokens_that_are_trained_on(tmp_path: 
     rows = policy_batch()
     loss = ActorLoss(PPOActorConfig())
     engine.train_batch(rows, loss, loss.weight)
-    assert sizes == [torch.Size([1, int(rows["loss_mask"].sum()), 2])]
+    assert sizes == [torch.Size([int(rows["loss_mask"].sum()), 2])]
 
 
 def test_model_that_changes_its_logits_makes_them_all(tmp_path: Path) -> None:
