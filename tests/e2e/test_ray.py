@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from tests.cluster.ray import GPUS, HEAD, SECOND, RayCluster, ray_cluster
-from tests.e2e.conftest import Box
+from tests.e2e.conftest import ROOT, Box
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 POINTS = ("intent-after", "pid-after", "go-after", "journal-append-after", "write-synced", "stop-signalled")
@@ -95,3 +96,23 @@ def test_address_that_does_not_answer_is_one_clear_error(box: Box) -> None:
     assert result.code not in (0, 130), result.text
     assert "the Ray cluster at http://127.0.0.1:9 does not answer" in result.text
     assert json.loads(box.ok("get", "processes", "-o", "json").out)["items"] == []
+
+
+def test_quickstart_over_two_nodes_trains_and_answers_afterwards(on_ray: Box, cluster: RayCluster) -> None:
+    box = replace(on_ray, folder=ROOT)
+    scheduler = json.dumps({"type": "ray", "ray": {"address": cluster.address}})
+    overrides = ["total_train_steps=3", "actor.backend=fsdp:d2", "actor.weight_update_mode=disk"]
+
+    box.ok(
+        *("apply", "-f", "manifests/quickstart.yaml"),
+        *("--set", f"inferenceservice/default:spec.gateway.port={box.port}"),
+        *("--set", f"inferenceservice/default:spec.scheduler={scheduler}"),
+        *("--set", f"trainjob/learn:spec.scheduler={scheduler}"),
+        *("--set", 'trainjob/learn:spec.resources={"nodes": 2}'),
+        *("--set", f"trainjob/learn:spec.overrides={json.dumps(overrides)}"),
+    )
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "600s")
+
+    status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
+    assert (status["phase"], status["step"]) == ("Succeeded", 3)
+    assert chat(box).isdigit()

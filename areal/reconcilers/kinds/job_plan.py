@@ -420,6 +420,7 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         ports=(slot.port,) if slot.port else (),
         nodes=spec.resources.nodes,
         backend=slot.backend,
+        scheduler=slot.scheduler,
         env={
             "PYTHONUNBUFFERED": "1",
             **spec.env,
