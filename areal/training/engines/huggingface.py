@@ -306,7 +306,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, most: float, group: dist.Pr
         parts.append(grad.to_local() if spread else grad)
         sizes = zip(grad.device_mesh.shape, grad.placements, strict=True) if spread else ()
         copies.append(math.prod(size for size, placement in sizes if placement.is_replicate()))
-    squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()  # type: ignore[attr-defined]
+    squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()
     total = (squares / torch.tensor(copies, device=squares.device)).sum()
     if group is not None:
         dist.all_reduce(total, group=group)
