@@ -56,12 +56,18 @@ actor:
 
 
 def run(
-    kind: str, ranks: int, folder: Path, *overrides: str, env: dict[str, str] | None = None, nodes: int = 1
+    kind: str,
+    ranks: int,
+    folder: Path,
+    *overrides: str,
+    env: dict[str, str] | None = None,
+    nodes: int = 1,
+    drivers: str = "areal.training.drivers",
 ) -> list[dict[str, Any]]:
     """Its metrics. With ``nodes`` as a cluster starts it: ``ranks`` by a launcher on each, which meet at the address of
     this machine."""
     started = ["areal.training.launch", "--processes", str(ranks), "--"] if ranks * nodes > 1 else ["areal.training"]
-    words = ["--driver", f"areal.training.drivers:{kind}", "--", "--config", str(folder / f"{kind}.yaml"), *overrides]
+    words = ["--driver", f"{drivers}:{kind}", "--", "--config", str(folder / f"{kind}.yaml"), *overrides]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "AREAL_RUN_FOLDER": str(folder / "run"), **(env or {})}
     if nodes > 1:
         meeting = ["--nodes", str(nodes), "--run", "one", "--port", str(free_port())]
@@ -184,3 +190,28 @@ def test_grpo_on_two_nodes_and_with_tensor_parallel_ranks_broadcasts_what_is_sam
         assert lines[-1]["step"] == steps
     assert [line["prompts/consumed"] for line in lines] == [8.0 * step for step in range(1, 5)]
     assert all(abs(line["mismatch_kl"]) < 1e-4 for line in lines), "the engine samples from what the ranks hold"
+
+
+@pytest.mark.slow
+@pytest.mark.megatron
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", ["d1t2"])
+def test_grpo_learns_with_megatron(tmp_path: Path, service: dict[str, str], layout: str) -> None:
+    pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install areal[megatron]")
+    folder, backend, drivers = _folder(tmp_path, "run"), f"megatron:{layout}", "tests.training.engines.megatron_drivers"
+    run("sft", 2, folder, f"model.backend={backend}", *WARM_UP, drivers=drivers)
+    shutil.move(folder / "run", folder / "warm")
+    words = (f"actor.backend={backend}", f"actor.path={folder / 'warm' / 'models' / 'step_45'}", "total_train_steps=40")
+    lines = run("grpo", 2, folder, *words, *RATHER_LONG, env=service, drivers=drivers)
+    assert all(abs(line["mismatch_kl"]) < 1e-4 for line in lines), "the engine samples from what the ranks hold"
+    rewards = [line["reward/mean"] for line in lines]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.2, rewards
+
+
+WARM_UP = ("total_train_steps=45", "model.optimizer.lr=2e-3", "train_dataset.batch_size=64", "saver.freq_steps=45")
+RATHER_LONG = (
+    "train_dataset.batch_size=16",
+    "gconfig.n_samples=8",
+    "actor.ppo_n_minibatches=1",
+    "recover.freq_steps=20",
+)
