@@ -208,7 +208,7 @@ def test_death_of_apply_at_every_point_of_the_journal_leaves_no_stray_job(
 def test_random_kills_of_apply_and_delete_leave_no_stray_job(box: Box, slurm_cluster: SlurmCluster) -> None:
     chance = random.Random(13)
     for number in range(12):
-        command = ("apply", "-f", service(box, ("info", "warning")[number % 2]), "--yes")
+        command: tuple[str, ...] = ("apply", "-f", service(box, ("info", "warning")[number % 2]), "--yes")
         if number % 3 == 2:
             command = ("delete", "inferenceservice/default", "--yes", "--grace", "1")
         process = box.start(*command)
