@@ -18,7 +18,7 @@ from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
-from areal.resources.kinds import BACKENDS, Ref, parse_ref
+from areal.resources.kinds import Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
 from areal.resources.render import render, render_valid
@@ -330,13 +330,6 @@ class _Manifests:
         if target.gone or spec.get("suspend"):
             return
         controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
-        scheduler = (spec.get("scheduler") or {}).get("type", "local")
-        if scheduler not in BACKENDS:
-            raise InvalidManifest(
-                f"{target.ref}: no installed package registers the backend {scheduler} of spec.scheduler.type; "
-                "nothing was changed",
-                hint="use `type: local`; with `suspend: true` the object can be recorded",
-            )
 
 
 def _by_kind(resources: Iterable[Resource]) -> dict[str, list[Resource]]:

@@ -55,7 +55,10 @@ _GONE_S = 60.0  # for Slurm to clear a job away whose processes were killed
 _MARGIN_S = 10.0
 _AGAIN_S = 3.0  # SIGTERM is sent again: a job that has just begun had nobody to hear the first
 _POLL_S = (0.05, 1.0)
-_AWAY = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes", "Protocol authentication error")
+_AWAY = (
+    *("Unable to contact slurm controller", "Could not establish a configuration source", "Socket timed out"),
+    *("Zero Bytes", "Protocol authentication error"),
+)
 _AT_THE_MOMENT = "Requested node configuration is not available"  # also of nodes that are down or drained for now
 _NOT_PASSED = (
     *("AREAL_CRASH_AT", FIRST_NODE_VARIABLE, NODE_ADDRESS_VARIABLE, NODE_RANK_VARIABLE),
