@@ -310,7 +310,7 @@ AGENT = (
         ("apiVersion: areal.dev/v1alpha1\nkind: Nothing\nmetadata: {name: x}\n", None, "unknown kind"),
         (_BAD + "{auth: {adminKeyFrom: {file: /no/such/key}}}\n", "InferenceService/bad", "does not exist"),
         (_BAD + "{auth: {adminKeyFrom: {env: NO_SUCH_KEY}}}\n", "InferenceService/bad", "is not set here"),
-        (_BAD + "{scheduler: {type: nomad}}\n", None, '"nomad" is not one of local, ray, slurm'),
+        (_BAD + "{scheduler: {type: nomad}}\n", "InferenceService/bad", '"nomad" is not one of local, ray, slurm'),
         (AGENT, "AgentService/a", "there is no module a"),
         (AGENT.replace("good, model: m", "nobody, model: m"), "AgentService/a", "does not exist"),
     ],
