@@ -36,6 +36,7 @@ from areal.training.batches import (
 from areal.training.engines import cut_of, learning_rate
 from areal.training.engines.head import Head, Targets, install_head
 from areal.training.engines.huggingface import (
+    checkpoint_tensors,
     clip_gradients,
     dtype_by_name,
     load_model,
@@ -223,7 +224,8 @@ class FSDPEngine:
             whole = _gathered(tensor)
             if plain in merged:
                 whole = whole + merged[plain].to(whole.dtype)
-            yield plain, whole.detach().to(dtype) if dtype is not None else whole.detach()
+            for saved, part in checkpoint_tensors(model, plain, whole.detach()):
+                yield saved, part.to(dtype) if dtype is not None else part
 
     def save_model(self, folder: Path, tokenizer: str = "") -> None:
         weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}

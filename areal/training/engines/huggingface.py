@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -316,6 +316,19 @@ def clip_gradients(optimizer: torch.optim.Optimizer, most: float, group: dist.Pr
 
 
 # -- folders
+
+
+def checkpoint_tensors(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a Hugging Face checkpoint that transformers keeps as one weight of ``model``: the experts of a
+    mixture are one parameter in memory, and a matrix each in a checkpoint, which is what other engines read."""
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:  # before transformers 5 a checkpoint's names were the model's
+        yield name, weight
+        return
+    parts = revert_weight_conversion(model, {name: weight})
+    for saved, part in parts.items():
+        yield saved, part if len(parts) == 1 else part.clone()  # parts share one storage: safetensors refuses that
 
 
 def write_model(weights: dict[str, Tensor], configs: Sequence[Any], folder: Path, tokenizer: str = "") -> None:

@@ -341,3 +341,25 @@ def test_dropout_is_there_where_it_is_not_disabled(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named() -> None:
     with pytest.raises(NotFound, match="no model folder /nowhere"):
         _engine(Path("/nowhere"))
+
+
+def test_experts_are_published_and_saved_as_in_a_hugging_face_folder(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes, **heads, **experts)).save_pretrained(
+        tmp_path / "model"
+    )
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    engine = FSDPEngine(config(tmp_path / "model"), one_process("cpu"))
+
+    published = {name: tensor.clone() for name, tensor in engine.named_tensors()}
+    engine.save_model(tmp_path / "saved")
+
+    assert "model.layers.0.mlp.experts.3.gate_proj.weight" in written
+    for found in (published, load_file(tmp_path / "saved" / "model.safetensors")):
+        assert found.keys() == written.keys()
+        assert all(torch.equal(tensor, written[name]) for name, tensor in found.items())
