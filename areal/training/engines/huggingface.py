@@ -318,7 +318,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, most: float, group: dist.Pr
 # -- folders
 
 
-def checkpoint_tensors(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a Hugging Face checkpoint that transformers keeps as one weight of ``model``: the experts of a
     mixture are one parameter in memory, and a matrix each in a checkpoint, which is what other engines read."""
     try:
