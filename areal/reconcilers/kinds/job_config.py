@@ -307,6 +307,12 @@ def require_runnable(job: Wanted, config: JobConfig) -> None:
         raise InvalidManifest(
             f"{job.ref}: scheduler.type is {scheduler}, and spec.scheduler.type is {declared}", hint="leave one out"
         )
+    if declared != "local" and "shm" in (config.get("weight_update_mode"), config.get("actor.weight_update_mode")):
+        raise InvalidManifest(
+            f"{job.ref}: weight_update_mode shm is for a trainer and engines on one machine, and {declared} may place "
+            "them on several",
+            hint="actor.weight_update_mode=disk (a folder that all nodes see) or xccl (over the network)",
+        )
     for package, (key, off) in _TRACKERS.items():
         if config.get(key) not in (None, off, "") and importlib.util.find_spec(package) is None:
             raise UsageFault(

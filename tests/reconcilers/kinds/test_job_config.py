@@ -196,6 +196,8 @@ def check(folder: Path, config: dict[str, Any], **spec: Any) -> None:
     [
         ({"scheduler": {"type": "nomad"}}, {}, 3, "scheduler.type nomad"),
         ({}, {"overrides": ["scheduler.type=slurm"], "scheduler": {"type": "local"}}, 3, "scheduler.type is slurm"),
+        ({"actor": {"weight_update_mode": "shm"}}, {"scheduler": {"type": "slurm"}}, 3, "weight_update_mode shm"),
+        ({}, {"overrides": ["weight_update_mode=shm"], "scheduler": {"type": "ray"}}, 3, "weight_update_mode shm"),
         ({"stats_logger": {"swanlab": {"mode": "online"}}}, {}, 2, "package swanlab"),
         ({}, {"overrides": ["stats_logger.trackio.mode=online"]}, 2, "package trackio"),
         ({}, {"driver": "nowhere:main"}, 2, "no module nowhere"),
