@@ -150,10 +150,16 @@ def _home(ctx: Context) -> Iterator[_Diagnosis]:
     root = ctx.home.root
     if not root.exists():
         return
-    kind = upkeep.filesystem(ctx.home)
-    if kind in NETWORK_FILESYSTEMS:
+    kind, options = upkeep.filesystem(ctx.home)
+    hold = upkeep.locks_hold_between_machines(kind, options)
+    if hold is False:
+        why = "its mount options keep kernel locks on one machine: two of them could run one object"
+        fix = "mount it without nolock and local_lock (NFS), with flock (Lustre), or use a local folder: AREAL_HOME"
+        yield _Diagnosis(Finding("error", f"{root} is on {kind}", why, fix))
+    elif hold is None and kind in NETWORK_FILESYSTEMS:
         why = "kernel locks may not hold between machines: two of them could run one object"
-        yield _Diagnosis(Finding("warning", f"{root} is on {kind}", why, "use a local folder: --home or AREAL_HOME"))
+        fix = "use areal from one machine, or a local folder: --home or AREAL_HOME"
+        yield _Diagnosis(Finding("warning", f"{root} is on {kind}", why, fix))
     space = os.statvfs(root)
     free = space.f_bavail * space.f_frsize
     if free < _LEAST_FREE_BYTES:

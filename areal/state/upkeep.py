@@ -9,7 +9,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,18 +98,29 @@ def tighten(path: Path) -> None:
         raise explain(error, path, "change the mode of") from error
 
 
-def filesystem(home: Home) -> str:
-    """The type of the file system under the home (``ext4``, ``nfs4``, ...), ``unknown`` where it cannot be told.
-    Kernel locks are only as good as the file system: on NFS they need a lock server."""
+def filesystem(home: Home) -> tuple[str, frozenset[str]]:
+    """The type of the file system under the home (``ext4``, ``nfs4``, ...) and its mount options; ``unknown`` where it
+    cannot be told."""
     place = os.path.realpath(home.root)
-    best, kind = "", "unknown"
+    best, kind, options = "", "unknown", ""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
             left, right = line.split(" - ", 1)
-            point = left.split()[4].encode().decode("unicode_escape")
+            fields, (found, _, of_server) = left.split(), right.split(maxsplit=2)
+            point = fields[4].encode().decode("unicode_escape")
             if len(point) >= len(best) and (place == point or place.startswith(point.rstrip("/") + "/")):
-                best, kind = point, right.split()[0]
-    return kind
+                best, kind, options = point, found, f"{fields[5]},{of_server}"
+    return kind, frozenset(options.split(","))
+
+
+def locks_hold_between_machines(kind: str, options: Collection[str]) -> bool | None:
+    """Whether ``flock`` on a file system keeps other machines out; None where its type and options do not tell, and
+    for those of one machine. See nfs(5) (``local_lock``) and mount.lustre(8)."""
+    if kind in ("nfs", "nfs4"):
+        return not {"nolock", "local_lock=all", "local_lock=flock"}.intersection(options)
+    if kind == "lustre":
+        return "flock" in options or (False if {"localflock", "noflock"}.intersection(options) else None)
+    return None
 
 
 def _walk(home: Home) -> Iterator[Path]:

@@ -3,11 +3,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from areal.state.home import Home, ensure_admin_key
 from areal.state.journal import Transaction
 from areal.state.locks import lock_objects
 from areal.state.objects import ObjectStore
-from areal.state.upkeep import defects, exposed, filesystem, leftovers, set_aside, sweep, tighten
+from areal.state.upkeep import (
+    defects,
+    exposed,
+    filesystem,
+    leftovers,
+    locks_hold_between_machines,
+    set_aside,
+    sweep,
+    tighten,
+)
 
 from .support import QWEN, an_object, contents, run, running
 
@@ -94,7 +105,27 @@ def test_files_that_others_can_read_are_found_and_tightened(home: Home) -> None:
 
 def test_filesystem_is_told_even_before_the_home_exists(home: Home) -> None:
     assert filesystem(home) == filesystem(Home(home.root / "absent"))
-    assert filesystem(Home(Path("/proc/x"))) == "proc"
+    kind, options = filesystem(Home(Path("/proc/x")))
+    assert kind == "proc" and "rw" in options
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "hold"),
+    [
+        ("nfs4", "rw,vers=4.2,local_lock=none", True),
+        ("nfs", "rw,vers=3,local_lock=none", True),
+        ("nfs", "rw,nolock,local_lock=all", False),
+        ("nfs", "rw,local_lock=flock", False),
+        ("nfs", "rw,local_lock=posix", True),
+        ("lustre", "rw,flock,lazystatfs", True),
+        ("lustre", "rw,localflock", False),
+        ("lustre", "rw", None),
+        ("fuse.sshfs", "rw", None),
+        ("ext4", "rw", None),
+    ],
+)
+def test_mount_options_tell_whether_locks_hold_between_machines(kind: str, options: str, hold: bool | None) -> None:
+    assert locks_hold_between_machines(kind, options.split(",")) is hold
 
 
 def test_object_whose_removal_was_interrupted_is_a_leftover_and_no_object(store: ObjectStore) -> None:
