@@ -20,6 +20,7 @@ from areal.reconcilers.observe import Observed
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
 from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
+from areal.state.records import StoredObject
 
 _HOW = {
     UpdateClass.META: "recorded only",
@@ -31,6 +32,11 @@ _HOW = {
 _HINT = "delete it where it runs"
 
 
+def _called_by(item: StoredObject) -> str | None:
+    """The service that the processes of an object call."""
+    return controller_of(item.kind).called(item.spec)
+
+
 def make_plan(
     scope: PlanScope,
     observed: Observed,
@@ -40,7 +46,7 @@ def make_plan(
     source: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Everything that must be done so that reality agrees with ``scope.targets``. Raises NoCapacity."""
-    planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus))
+    planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, _called_by)
     _refuse_unseen(planning)
     for target in scope.all:
         if target.action in ("create", "configure"):

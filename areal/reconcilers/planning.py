@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target
-from areal.reconcilers.kinds import controller_of, host_of
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
 from areal.resources.backend import Part, parse_backend
@@ -29,6 +28,7 @@ from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import effective, update_class
 from areal.runtime.backends.base import Phase
+from areal.state.records import StoredObject
 
 # -- one process: what is wanted, what was seen, what to do
 
@@ -234,14 +234,8 @@ class PlanScope:
         return frozenset(target.ref for target in self.targets)
 
     @cached_property
-    def _by_ref(self) -> dict[str, Target]:
+    def by_ref(self) -> dict[str, Target]:
         return {target.ref: target for target in (*self.context, *self.targets)}
-
-    def scheduler_of(self, target: Target) -> str:
-        """``spec.scheduler.type`` of an object, or of the one that it is attached to."""
-        while (host := host_of(target.object)) is not None and host in self._by_ref:
-            target = self._by_ref[host]
-        return str((target.object.spec.get("scheduler") or {}).get("type", LOCAL))
 
 
 # -- the working state of a plan, and of one object in it
@@ -266,13 +260,16 @@ class Planning:
     ``recorded``: the op that records an object. ``views``: what a kind tells of an object to the kinds that refer to
     it. ``drained``: ops after which an ending object takes no more work. ``ended``: the last ops of ended objects, by
     their host. ``trainers``: of each service and model (None: any of the service's) the job that is to start: its
-    place, its reference.
+    place, its reference. ``host_of`` and ``called_by``: the object that one is attached to, and the service that its
+    processes call; only kinds can tell.
     """
 
     scope: PlanScope
     observed: Observed
     policy: Policy
     gpus: GpuPool
+    host_of: Callable[[StoredObject], str | None]
+    called_by: Callable[[StoredObject], str | None]
     build: PlanBuilder = field(default_factory=PlanBuilder)
     notes: PlanNotes = field(default_factory=PlanNotes)
     recorded: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -280,6 +277,12 @@ class Planning:
     drained: dict[str, tuple[int, ...]] = field(default_factory=dict)
     ended: dict[str, tuple[int, ...]] = field(default_factory=dict)
     trainers: dict[tuple[str, str | None], tuple[int, str]] = field(default_factory=dict)
+
+    def scheduler_of(self, target: Target) -> str:
+        """``spec.scheduler.type`` of an object, or of the one that it is attached to."""
+        while (host := self.host_of(target.object)) is not None and host in self.scope.by_ref:
+            target = self.scope.by_ref[host]
+        return str((target.object.spec.get("scheduler") or {}).get("type", LOCAL))
 
     def record_again(self, target: Target, erased: int) -> None:
         """After a target's predecessor has been erased."""
@@ -346,7 +349,7 @@ class ObjectWork:
     @property
     def scheduler(self) -> str:
         """The name of the backend of its processes."""
-        return self.planning.scope.scheduler_of(self.target)
+        return self.planning.scheduler_of(self.target)
 
     @property
     def queues(self) -> bool:
@@ -421,7 +424,7 @@ class ObjectWork:
             if self.scheduler != LOCAL:  # the address of a neighbour is known once that is placed
                 neighbours = [str(given[name]) for name in ("router", "engine") if name in given]
                 item = self.target.object
-                if (service := controller_of(item.kind).called(item.spec)) not in (None, host_of(item)):
+                if (service := self.planning.called_by(item)) not in (None, self.planning.host_of(item)):
                     neighbours.append(f"+{service}/gateway/0")
                 needs = (*needs, *self.build.spawn_ops(neighbours))
             needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)

@@ -32,7 +32,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Job:
+class RewardJob:
     target: FunctionTarget
     args: tuple[Any, ...]
     kwargs: dict[str, Any]

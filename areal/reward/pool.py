@@ -25,10 +25,10 @@ from areal.reward.frames import (
     HEAD,
     Done,
     FunctionTarget,
-    Job,
     Jobs,
     Load,
     RewardError,
+    RewardJob,
     RewardProcessLost,
     RewardRaised,
     RewardTimeout,
@@ -120,7 +120,7 @@ class RewardPool:
         self._idle: list[_RewardWorker] = []
         self._all: set[_RewardWorker] = set()
 
-    async def run(self, job: Job | Jobs, timeout_s: float, before: Callable[[], None] = lambda: None) -> Done:
+    async def run(self, job: RewardJob | Jobs, timeout_s: float, before: Callable[[], None] = lambda: None) -> Done:
         """Raises RewardError, but not for what the function raised. The deadline counts from when a process is free
         and has imported the function; ``before`` is called when it is free, and may raise."""
         target = job.target
@@ -325,7 +325,7 @@ class AsyncRewardWrapper:
 
     async def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._local is None:
-            return self._value(await self._run(Job(self._target(), args, kwargs)))
+            return self._value(await self._run(RewardJob(self._target(), args, kwargs)))
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._local(*args, **kwargs)
@@ -343,7 +343,7 @@ class AsyncRewardWrapper:
         except ValueError as error:  # it could be copied when this was made
             raise RewardRaised(str(error)) from error
 
-    async def _run(self, job: Job | Jobs) -> Done:
+    async def _run(self, job: RewardJob | Jobs) -> Done:
         before = self._given_up
 
         def still_wanted() -> None:

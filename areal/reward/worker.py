@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from areal.reward.frames import HEAD, Done, FunctionTarget, Job, Jobs, Load, pack, unpack
+from areal.reward.frames import HEAD, Done, FunctionTarget, Jobs, Load, RewardJob, pack, unpack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -45,11 +45,11 @@ def _frame(stream: BinaryIO) -> bytes | None:
 def _answer(data: bytes) -> bytes:
     """The result of a job. An exception of the reward function is reported; the process goes on."""
     try:
-        job: Load | Job | Jobs = unpack(data)
+        job: Load | RewardJob | Jobs = unpack(data)
         function = _function(job.target)
         if isinstance(job, Load):
             return pack(Done())
-        if isinstance(job, Job):
+        if isinstance(job, RewardJob):
             return pack(_done(function, job.args, job.kwargs))
         return pack(Done([_done(function, args, kwargs) for args, kwargs in job.calls]))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code

@@ -21,7 +21,7 @@ from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
-from areal.reward.frames import FunctionTarget, Job, RewardError, RewardTimeout
+from areal.reward.frames import FunctionTarget, RewardError, RewardJob, RewardTimeout
 from areal.reward.pool import RewardPool, number
 from areal.rollout.collection_output import CollectionProgress, OutputFolder, outcome_of
 from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of_agent, refusal
@@ -178,7 +178,7 @@ class RewardScorer:
     def _parameters(self) -> list[str]:
         try:
             done = self._thread.run(
-                self._pool.run(Job(FunctionTarget(_FUNCTIONS, "takes"), (self._spec,), {}), _LOAD_S)
+                self._pool.run(RewardJob(FunctionTarget(_FUNCTIONS, "takes"), (self._spec,), {}), _LOAD_S)
             )
         except RewardError as error:
             raise ArealError(f"--reward {self._spec}: its process did not start: {error.message}") from error
@@ -189,7 +189,7 @@ class RewardScorer:
 
     def score(self, given: Mapping[str, Any]) -> float:
         """Raises EpisodeFailed. May be called from any thread."""
-        job = Job(FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec), (dict(given),), {})
+        job = RewardJob(FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec), (dict(given),), {})
         try:
             done = self._thread.run(self._pool.run(job, self._deadline_s))
             if done.error is not None:

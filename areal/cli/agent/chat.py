@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli.agent.service import service_option
 from areal.cli.agent.sessions import (
     agent_gateway,
     call_session,
     current_session,
     new_session,
     result_line,
+    service_option,
     set_current,
     tool_line,
     turn_lines,

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal.cli.agent.sessions import forget_current, service_option
 from areal.cli.apply import resource, spec_of
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
-from areal.cli.objects import HomeView, complete_names, home_of, names_of, stored
+from areal.cli.objects import HomeView, complete_names, stored
 from areal.cli.options import Invocation, Seconds, change_options, read_options, timeout, watch_options
 from areal.cli.output import field
 from areal.cli.remote import GatewayClient, gateway, local_options
@@ -40,20 +41,6 @@ if TYPE_CHECKING:
 
 _LAUNCH_S = 60.0
 _SETUP_S = 120.0
-
-
-def _only_service(ctx: click.Context, param: click.Parameter, given: str | None) -> str:
-    names = names_of(home_of(ctx), AGENT_SERVICE) if given is None else [given]
-    return names[0] if len(names) == 1 else "default"
-
-
-service_option = click.option(
-    "--service",
-    metavar="NAME",
-    callback=_only_service,
-    shell_complete=complete_names(AGENT_SERVICE),
-    help="The agent service  [default: the only one, else 'default'].",
-)
 
 
 @click.command(cls=DryRunCommand)
@@ -132,8 +119,6 @@ def stop(cli: Invocation, service: str, **given: Any) -> int:
 
     A TrainJob that takes its episodes from it is not taken along without --cascade and a yes.
     """
-    from areal.cli.agent.sessions import forget_current
-
     status = stop_service(cli, AGENT_SERVICE, service, **given)
     forget_current(cli)
     return status

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import click
 
-from areal.cli.agent.service import service_option
+from areal.cli.objects import complete_names, home_of, names_of
 from areal.cli.options import Invocation, common, output, pass_invocation, read_options, remote, stack
 from areal.cli.output import Column, age, clock, emit_one, emit_rows, field
 from areal.cli.remote import GatewayClient, gateway, gateway_of
@@ -25,6 +25,20 @@ _TEXT = 600  # characters of a tool's arguments and result on a page
 
 
 # -- the gateway
+
+
+def _only_service(ctx: click.Context, param: click.Parameter, given: str | None) -> str:
+    names = names_of(home_of(ctx), AGENT_SERVICE) if given is None else [given]
+    return names[0] if len(names) == 1 else "default"
+
+
+service_option = click.option(
+    "--service",
+    metavar="NAME",
+    callback=_only_service,
+    shell_complete=complete_names(AGENT_SERVICE),
+    help="The agent service  [default: the only one, else 'default'].",
+)
 
 
 def agent_gateway(cli: Invocation, service: str) -> GatewayClient:

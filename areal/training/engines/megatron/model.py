@@ -123,7 +123,7 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
 def _layer(model: Architecture, number: int) -> Any:
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    from areal.training.engines.megatron.modules import Attention, RMSNorm, Router
+    from areal.training.engines.megatron.modules import Attention, ExpertRouter, RMSNorm
 
     experts = model.experts if model.sparse and model.sparse[number] else None
     spec = get_gpt_layer_local_spec(num_experts=experts, qk_layernorm=model.qk_norm, normalization="RMSNorm")
@@ -131,7 +131,7 @@ def _layer(model: Architecture, number: int) -> Any:
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     attention.core_attention = Attention
     if experts is not None:
-        parts.mlp.submodules.router = Router
+        parts.mlp.submodules.router = ExpertRouter
     if model.qk_norm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
     return spec

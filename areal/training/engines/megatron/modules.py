@@ -80,7 +80,7 @@ class Attention(nn.Module):
         return found.permute(2, 0, 1, 3).flatten(2).contiguous()
 
 
-class Router(TopKRouter):  # type: ignore[misc]
+class ExpertRouter(TopKRouter):  # type: ignore[misc]
     """The scores of experts in float32. Megatron's own are Transformer Engine's, and an error without it."""
 
     def gating(self, input: Tensor) -> Tensor:
