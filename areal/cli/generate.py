@@ -19,6 +19,7 @@ from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
 from areal.cli.output import emit_one
 from areal.errors import Conflict, UsageFault
+from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
 
 if TYPE_CHECKING:
     from areal.state.records import StoredObject
@@ -233,7 +234,7 @@ ENTRYPOINT ["tini", "--"]
 CMD {command}
 """
 _ENGINES = {"embedded": "embedded", "sglang": "sglang", "vllm": "vllm"}  # the extra that each needs
-_KINDS = {"TrainJob": "train", "AgentService": "agents"}
+_KINDS = {TRAIN_JOB: "train", AGENT_SERVICE: "agents"}
 
 
 def _extras(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
@@ -290,8 +291,8 @@ def docker(
     flags, ports, steps = _inside(source), [], ["docker build -t areal ."]
     for item in found:
         gateway = item.spec.get("gateway") or {}
-        if item.kind in ("InferenceService", "AgentService"):
-            ports.append(str(gateway.get("port", 8080 if item.kind == "InferenceService" else 8090)))
+        if item.kind in (INFERENCE_SERVICE, AGENT_SERVICE):
+            ports.append(str(gateway.get("port", 8080 if item.kind == INFERENCE_SERVICE else 8090)))
             if str(gateway.get("host", "127.0.0.1")) in ("127.0.0.1", "localhost", "::1"):
                 told = f"--set {str(item.ref).lower()}:spec.gateway.host=0.0.0.0"
                 cli.say(f"warning: {item.ref} is reached inside the container only: {told}")
