@@ -97,11 +97,11 @@ def test_session_settings_change_while_the_processes_run(agents: Agents) -> None
     before = agents.box.pids()
     out = agents.apply("pairs: 1", "session: {idleTimeoutSeconds: 0.2}")
     assert "in place, no process restarts" in out
-    wait_until(lambda: agents.ask("GET", "/sessions/idle")[0] == 404)
+    wait_until(lambda: agents.ask("GET", "/sessions/idle")[0] == 410)
     os.kill(before["data-proxy/0"], signal.SIGKILL)
     wait_until(lambda: agents.box.pids().get("data-proxy/0") not in (None, before["data-proxy/0"]))
     agents.say("a", "idle too")
-    wait_until(lambda: agents.ask("GET", "/sessions/idle%20too")[0] == 404)
+    wait_until(lambda: agents.ask("GET", "/sessions/idle%20too")[0] == 410)
     assert "agentservice/counter configured" in agents.apply("pairs: 1")
     assert {**agents.box.pids(), "data-proxy/0": 0} == {**before, "data-proxy/0": 0}
 
