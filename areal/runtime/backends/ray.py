@@ -548,7 +548,7 @@ class RayBackend(ClusterBackend):
             if seen := records.read_object(folder, records.NODE):
                 node = str(seen["address"]) if nodes > 1 else job.node
                 return replace(job, node=node, gpus=tuple(map(str, seen["gpus"])))
-        return job
+        return replace(job, node="") if nodes > 1 else job  # Ray tells the driver's node, which need not be the first
 
     def _of_former_sessions(self, api: RayApi, uids: Sequence[str]) -> dict[str, Job]:
         session = api.session()
