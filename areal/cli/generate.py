@@ -298,11 +298,17 @@ def docker(
                 cli.say(f"warning: {item.ref} is reached inside the container only: {told}")
     needed = {extra for item in found for extra in _extras(item.kind, item.spec)}
     extras, gpus = ",".join(sorted(needed)), ["--gpus all"] if needed & {"sglang", "vllm"} else []
-    if requirement is None and (place := origin()) and place.startswith("/"):
+    place = origin()
+    if requirement is None and not place:
+        raise UsageFault(
+            "where areal was installed from is not known, and the areal of a package index is another project",
+            hint="name it: --requirement 'areal @ git+https://...', or the path of a wheel in the image",
+        )
+    if requirement is None and place.startswith("/"):
         install = f'COPY areal-*.whl /tmp/\nRUN pip install --no-cache-dir "$(echo /tmp/areal-*.whl)[{extras}]"'
         steps.insert(0, f"pip wheel --no-deps --wheel-dir . {shlex.quote(place)}")
     else:
-        named = requirement or (f"areal[{extras}] @ {place}" if place else f"areal[{extras}]")
+        named = requirement or f"areal[{extras}] @ {place}"
         install = f"RUN pip install --no-cache-dir {shlex.quote(named)}"
     environment = {"AREAL_HOME": "/var/lib/areal", "PYTHONUNBUFFERED": "1", **_environment(variables)}
     script = f"areal apply {shlex.join(flags)} --yes --no-wait && exec areal reconcile --watch --stop-at-exit --yes"

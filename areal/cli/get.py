@@ -289,7 +289,8 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Co
 def _waiting(process: Mapping[str, Any]) -> str:
     """The scheduler's own words for a process that has no node yet."""
     who = f"{process['owner']} {process['component']}/{process['replica']}"
-    return f"{who} waits for a node since {process.get('queuedAt')}: {process['reason'] or 'no reason is given'}"
+    since = f" since {process['queuedAt']}" if process.get("queuedAt") else ""
+    return f"{who} waits for a node{since}: {process['reason'] or 'no reason is given'}"
 
 
 def _last_exit(process: Mapping[str, Any]) -> str:

@@ -125,7 +125,8 @@ class EffectContext:
             unknown_yet = state.phase is Phase.INTENDED and time.monotonic() < submitted_by
             if state.phase is not Phase.QUEUED and (is_placed(state.spec) or state.phase in ENDED) and not unknown_yet:
                 break
-            waits = queued_for(state) if state.phase is Phase.QUEUED else f"{state.phase} on node {state.node}"
+            on = f" on node {state.node}" if state.node else ""
+            waits = queued_for(state) if state.phase is Phase.QUEUED else f"{state.phase}{on}"
             who = f"{state.spec.component}/{state.spec.replica}"
             waited_s = time.time() - state.queued_at if state.queued_at else None
             self.say(op, waits if who == op.target else f"waits for {who}, {waits}", elapsed_s=waited_s)

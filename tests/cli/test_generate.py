@@ -138,6 +138,20 @@ def test_manifest_outside_of_the_images_folder_is_refused(
     assert found.code == 2 and "is outside of" in found.err
 
 
+def test_image_of_an_areal_of_unknown_origin_never_installs_the_project_of_that_name_on_an_index(
+    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text(SERVICE % "{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("areal.installation.origin", lambda: "")
+    refused = areal("generate", "docker", "-f", "a.yaml")
+    assert refused.code == 2 and "--requirement" in refused.err
+    assert (
+        "pip install --no-cache-dir ./areal.whl"
+        in areal("generate", "docker", "-f", "a.yaml", "--requirement", "./areal.whl").out
+    )
+
+
 @pytest.mark.timeout(300)
 def test_services_come_back_after_a_container_and_after_a_boot(box: Box) -> None:  # noqa: F811
     box.write(SERVICE % f"{{gateway: {{port: {box.port}}}}}", "my service.yaml")

@@ -189,7 +189,7 @@ def test_head_that_is_away_makes_runs_unknown_and_one_that_was_restarted_has_los
     assert "does not answer" in away.reason
     assert restarted.phase is Phase.UNKNOWN and "was restarted" in restarted.reason
     until(lambda: not alive(pid), "the node to end what its old head had started")
-    monkeypatch.setattr("areal.runtime.backends.ray._LOST_S", 0.0)
+    monkeypatch.setattr("areal.runtime.backends.ray_job.LOST_S", 0.0)
     lost = until_phase(ray, "r1", Phase.DEAD)
     assert lost.cause is Cause.NODE_LOST
     assert json.loads(Path(ray.store.folder("r1"), "ray.json").read_text())["address"] == cluster.address

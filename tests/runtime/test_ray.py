@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 
 from areal.errors import ArealError, InvalidManifest
 from areal.runtime.backends.base import Cause, Job, JobState, Phase
-from areal.runtime.backends.ray import (
+from areal.runtime.backends.ray import RayBackend, pack
+from areal.runtime.backends.ray_job import (
     DEFAULT_ADDRESS,
     NODE_LOST_STATUS,
-    RayBackend,
     RayNode,
     RayWants,
     brief,
     is_lost,
     job_request,
-    pack,
     parse_bytes,
     parse_job,
     parse_load,

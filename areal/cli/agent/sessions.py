@@ -285,6 +285,7 @@ _FORMATS = (".json", ".jsonl", ".parquet")
 def _write(document: Mapping[str, Any], path: Path) -> None:
     """Raises OSError."""
     import json
+    import secrets
 
     from areal.state.files import write_atomic
     from areal.trajectories.reading import write_parquet
@@ -296,9 +297,12 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
         episodes = episodes_of_export(document)
         write_atomic(path, "".join(json.dumps(each.document()) + "\n" for each in episodes), 0o644)
     else:
-        whole = path.with_suffix(".tmp")
-        write_parquet(episodes_of_export(document), whole)
-        whole.replace(path)
+        whole = path.with_name(f".{path.name}.tmp-{secrets.token_hex(4)}")
+        try:
+            write_parquet(episodes_of_export(document), whole)
+            whole.replace(path)
+        finally:
+            whole.unlink(missing_ok=True)
 
 
 @click.command()

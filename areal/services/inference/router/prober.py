@@ -11,7 +11,8 @@ from typing import Any
 
 from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.tasks import until_beat
-from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.journal.keys import is_tag
 
 _MOST_BYTES = 1024 * 1024

@@ -14,9 +14,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import Any
 
+from areal.services.inference.router.health import Answer, WorkerHealth
 from areal.wire.bodies import RenewLease
 from areal.wire.routing import (
     CORDONED,
@@ -36,48 +36,6 @@ from areal.wire.routing import (
 _REMOVED_KEPT = 1000
 _CHANGES_KEPT = 50_000
 _RENEWALS_PER_S = 500.0  # of all workers together
-
-
-# Health with hysteresis: one lost probe is noise, some in a row are a death, some answers in a row a recovery. A worker
-# that itself answers "not ready" is believed at once; one that was never ready becomes so at its first good answer.
-
-
-class Answer(Enum):
-    """The result of one probe."""
-
-    READY = "ready"
-    DRAINING = "draining"  # the worker says so: it was told to stop
-    NOT_READY = "not ready"  # the worker says so
-    LOST = "lost"  # no answer in time, or none at all
-
-
-@dataclass(frozen=True)
-class WorkerHealth:
-    healthy: bool = False
-    leaving: bool = False
-    failures: int = 0
-    successes: int = 0
-    seen: bool = False
-    was_healthy: bool = False
-
-    @property
-    def in_doubt(self) -> bool:
-        """Some more answers decide whether it is dead, or back."""
-        return self.failures > 0 if self.healthy else self.successes > 0
-
-    def after(self, answer: Answer, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:
-        if answer is Answer.READY:
-            successes = self.successes + 1
-            up = self.healthy or not self.was_healthy or successes >= rules.success_threshold
-            return WorkerHealth(healthy=up, successes=successes, seen=True, was_healthy=up or self.was_healthy)
-        if answer is Answer.DRAINING:
-            return WorkerHealth(healthy=True, leaving=True, seen=True, was_healthy=True)
-        if answer is Answer.NOT_READY:
-            return WorkerHealth(False, failures=rules.failure_threshold, seen=True, was_healthy=self.was_healthy)
-        failures = self.failures + 1
-        return replace(
-            self, healthy=self.healthy and failures < rules.failure_threshold, failures=failures, successes=0
-        )
 
 
 @dataclass(frozen=True)

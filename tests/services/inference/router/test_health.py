@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.inference.router.registry import Answer, WorkerHealth
+from areal.services.inference.router.health import Answer, WorkerHealth
 from areal.wire.routing import DEFAULT_READINESS, Readiness
 
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.router.app import DeclaredFile
-from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.wire.bodies import RenewLease
 from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
 

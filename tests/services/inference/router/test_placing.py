@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from areal.services.inference.router.registry import Answer, WorkerRecord, WorkerRegistry, WorkerReport
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.inference.router.sessions import Placements
 
 

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from areal.services.http.client import HttpClient
+from areal.services.inference.router.health import Answer
 from areal.services.inference.router.prober import Prober
-from areal.services.inference.router.registry import Answer, WorkerRegistry
+from areal.services.inference.router.registry import WorkerRegistry
 from tests.services.processes import Process, Processes, wait_until
 
 COUNT = 2_000

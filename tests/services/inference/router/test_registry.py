@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import WorkerRegistry, WorkerReport
 from areal.wire.routing import DEAD, DRAINING, READY, Changes, worker_base_url
 
 

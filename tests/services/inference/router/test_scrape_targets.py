@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.services.inference.router.app import RegisteredTargets, targets_of
-from areal.services.inference.router.registry import Answer, WorkerRegistry, WorkerReport
+from areal.services.inference.router.health import Answer
+from areal.services.inference.router.registry import WorkerRegistry, WorkerReport
 from areal.wire.bodies import RegisterTarget, RenewLease
 from areal.wire.fields import read_fields
 

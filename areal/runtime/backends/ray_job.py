@@ -1,0 +1,275 @@
+"""What a Ray cluster is asked and what it answers, of its Jobs REST API. Pure; ``areal.runtime.backends.ray`` asks."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from areal.errors import InvalidManifest
+from areal.runtime.backends.base import Cause, Job, JobState, RunSpec
+
+DRIVER_FILE = str(Path(__file__).with_name("ray_driver.py"))
+HOME_KEY, RUN_KEY, WANTS_KEY = "areal_home", "areal_run", "areal_wants"  # of a job's metadata
+DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+NODE_LOST_STATUS = 75  # of the driver
+LOST_S = 90.0  # a raylet ends itself, and its jobs, 60 s after it has lost its head
+TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+_SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would start it on the head
+_OWN_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_QUANTITIES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **_BINARY}
+
+
+# -- requests: what Ray is asked for
+
+
+@dataclass(frozen=True)
+class RayWants:
+    """Resources of a run on each of its nodes, by Ray's names; ``memory`` in bytes."""
+
+    resources: Mapping[str, float]
+    nodes: int = 1
+
+    @property
+    def custom(self) -> dict[str, float]:
+        return {name: count for name, count in self.resources.items() if name not in ("CPU", "GPU", "memory")}
+
+
+def wants_of(spec: RunSpec) -> RayWants:
+    """CPUs and memory are those of a replica: of the processes that compute, not of those in front of them."""
+    declared = spec.spec.get("resources") or {} if spec.component in ("engine", "driver") else {}
+    wanted: dict[str, float] = {"CPU": float(declared.get("cpus") or _SMALL_CPUS)}
+    if spec.gpus:
+        wanted["GPU"] = float(len(spec.gpus))
+    if memory := declared.get("memory"):
+        wanted["memory"] = float(parse_bytes(str(memory)))
+    return RayWants({**wanted, **settings_of(spec.scheduler).get("resources", {})}, spec.nodes)
+
+
+def parse_bytes(quantity: str) -> int:
+    """``64Gi`` to bytes; the manifest has checked its form."""
+    unit = quantity.lstrip("0123456789.")
+    return int(float(quantity[: len(quantity) - len(unit)]) * _QUANTITIES[unit])
+
+
+def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:
+    return scheduler.get("ray") or {}
+
+
+def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) -> dict[str, Any]:
+    """The body of ``POST /api/jobs/``. ``home``: the id of this $AREAL_HOME; ``working_dir``: a URI."""
+    settings, wants = settings_of(spec.scheduler), wants_of(spec)
+    environment = dict(settings.get("runtimeEnv") or {})
+    given = {"AREAL_HOME": home_of(folder), "RAY_JOB_STOP_WAIT_TIME_S": str(int(spec.stop_grace_s) + 5)}
+    environment["env_vars"] = {**given, **(environment.get("env_vars") or {})}
+    if working_dir is not None:
+        environment["working_dir"] = working_dir
+    python = python_of(settings)
+    request: dict[str, Any] = {
+        "submission_id": submission_id(spec.uid, home),
+        "runtime_env": environment,
+        "metadata": {
+            "job_name": f"{spec.owner} {spec.component}/{spec.replica}",
+            HOME_KEY: home,
+            RUN_KEY: spec.uid,
+            WANTS_KEY: json.dumps({"resources": dict(wants.resources), "nodes": wants.nodes}),
+        },
+    }
+    here = f'ln -sfn "$PWD" {shlex.quote(f"{folder}/cwd")} && ' if working_dir is not None else ""
+    if wants.nodes > 1:
+        strategy, namespace = settings.get("placementStrategy", "STRICT_SPREAD"), settings.get("namespace", "areal")
+        bundle = json.dumps(dict(wants.resources), separators=(",", ":"))
+        order = (DRIVER_FILE, folder, str(wants.nodes), bundle, strategy, namespace, python)
+        return {**request, "entrypoint": here + with_ray(python, order)}
+    request["entrypoint"] = f"{here}exec {shlex.join((python, '-m', 'areal.runtime.backends.node', folder, '--watch'))}"
+    request["entrypoint_num_cpus"] = wants.resources["CPU"]
+    request["entrypoint_num_gpus"] = wants.resources.get("GPU", 0)
+    if "memory" in wants.resources:
+        request["entrypoint_memory"] = int(wants.resources["memory"])
+    if wants.custom:
+        request["entrypoint_resources"] = wants.custom
+    return request
+
+
+def submission_id(uid: str, home: str) -> str:
+    """Of the run's job: two homes may have a run of one name in a cluster."""
+    return f"{uid}.{home}"
+
+
+def home_of(folder: str) -> str:
+    """$AREAL_HOME of ``$AREAL_HOME/clusters/ray/runs/<uid>``."""
+    return str(Path(folder).parents[3])
+
+
+def python_of(settings: Mapping[str, Any]) -> str:
+    if settings.get("python"):
+        return str(settings["python"])
+    return "python" if any(name in (settings.get("runtimeEnv") or {}) for name in _OWN_PYTHON) else sys.executable
+
+
+def with_ray(python: str, argv: Sequence[str]) -> str:
+    """A shell command: ``argv`` by the first Python that has Ray, of the one given and those of the node's PATH."""
+    tried = " ".join(map(shlex.quote, dict.fromkeys((python, "python3", "python"))))
+    return (
+        f'for p in {tried}; do "$p" -c "import ray" 2>/dev/null && exec "$p" {shlex.join(argv)}; done; '
+        "echo 'areal: no Python of this node has Ray: install areal[ray], or name one by spec.scheduler.ray.python' "
+        ">&2; exit 78"
+    )
+
+
+_KILL = """
+import sys, ray
+from ray.dashboard.modules.job.common import JOB_ACTOR_NAME_TEMPLATE, SUPERVISOR_ACTOR_RAY_NAMESPACE
+ray.init(log_to_driver=False)
+name = JOB_ACTOR_NAME_TEMPLATE.format(job_id=sys.argv[1])
+ray.kill(ray.get_actor(name, namespace=SUPERVISOR_ACTOR_RAY_NAMESPACE))
+"""
+
+
+def cancel_request(uid: str, home: str, python: str) -> dict[str, Any]:
+    """A job on the head that ends one which has not been placed."""
+    job = submission_id(uid, home)
+    return {
+        "submission_id": f"cancel-{job}-{secrets.token_hex(2)}",
+        "entrypoint": with_ray(python, ("-c", _KILL, job)),
+        "metadata": {"job_name": f"areal: cancel {uid}", HOME_KEY: f"{home} cancel"},
+    }
+
+
+def resolve_address(address: str, environ: Mapping[str, str]) -> str:
+    """The URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers."""
+    if address == "auto":
+        named = [environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", "")]
+        address = next((each for each in named if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
+    if "://" not in address:
+        address = f"http://{address}"
+    url = urlsplit(address)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise InvalidManifest(
+            f"spec.scheduler.ray.address {address} is not the URL of a Ray dashboard",
+            hint="write http://HEAD:8265, with the head's own name and port",
+        )
+    return address.rstrip("/")
+
+
+# -- answers: what Ray says
+
+
+def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()) -> Job:
+    """One entry of ``GET /api/jobs/``. ``load``: pending demands, of which one may be this job's."""
+    status, message = entry["status"], str(entry.get("message") or "")
+    queued_at = entry["start_time"] / 1000 if entry.get("start_time") else None
+    job = Job(JobState.RUNNING, str(entry["submission_id"]), queued_at=queued_at)
+    if status == "PENDING":
+        return replace(job, state=JobState.QUEUED, reason=waiting_reason(wants_in(entry), load))
+    job = replace(job, node=urlsplit(entry.get("driver_agent_http_address") or "").hostname or "")
+    if status == "RUNNING":
+        return job
+    if status not in TERMINAL:
+        return replace(job, state=JobState.UNKNOWN, reason=f"Ray says that the job is {status}")
+    ended_at = entry["end_time"] / 1000 if entry.get("end_time") else None
+    cause, reason = cause_of(entry), "" if status == "SUCCEEDED" else brief(message)
+    return replace(job, state=JobState.ENDED, reason=reason, cause=cause, ended_at=ended_at)
+
+
+def wants_in(entry: Mapping[str, Any]) -> RayWants:
+    try:
+        found = json.loads((entry.get("metadata") or {})[WANTS_KEY])
+        return RayWants(found["resources"], found["nodes"])
+    except (KeyError, TypeError, ValueError):
+        return RayWants({})
+
+
+def cause_of(entry: Mapping[str, Any]) -> Cause:
+    """Of a job that has ended. A stop by areal itself is told apart by the run's ``stop.json``."""
+    message = str(entry.get("message") or "").lower()
+    if entry["status"] == "STOPPED":
+        return Cause.CANCELLED
+    if entry["status"] == "SUCCEEDED":
+        return Cause.NONE
+    if entry.get("driver_exit_code") == NODE_LOST_STATUS:
+        return Cause.PREEMPTED if "preempted" in message else Cause.NODE_LOST
+    if entry.get("error_type") in (None, "JOB_ENTRYPOINT_COMMAND_ERROR"):
+        return Cause.NONE
+    if "preempted" in message:
+        return Cause.PREEMPTED
+    if "killed by `ray.kill`" in message:
+        return Cause.CANCELLED
+    lost = ("node has died", "node was terminated", "failed to get job supervisor", "owner has died")
+    return Cause.NODE_LOST if any(words in message for words in lost) else Cause.NONE
+
+
+def brief(message: str) -> str:
+    """Ray's words without its traceback and the log that it quotes, but for the last lines."""
+    head, _, log = message.partition("last available logs")
+    lines = [line.strip() for line in (log or head).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith("areal: ")] if log else lines
+    return " ".join(said[-4:] if said else lines[-3:])[-600:]
+
+
+def waiting_reason(wants: RayWants, load: Sequence[Mapping[str, float]]) -> str:
+    """``Resources: GPU 4`` where Ray has this demand pending."""
+    same = sum(dict(demand) == dict(wants.resources) for demand in load)
+    if not same:
+        return "Ray sets up its environment"
+    asked = ", ".join(f"{name} {count:g}" for name, count in sorted(wants.resources.items()))
+    return f"Resources: {asked} ({same} pending demand{'s' * (same > 1)} of this size)"
+
+
+def parse_load(answer: Mapping[str, Any]) -> list[Mapping[str, float]]:
+    """Pending demands of ``GET /api/cluster_status``, each as many times as it is pending."""
+    report = ((answer.get("data") or {}).get("clusterStatus") or {}).get("loadMetricsReport") or {}
+    return [demand for demand, count in report.get("resourceDemand") or () for _ in range(int(count))]
+
+
+@dataclass(frozen=True)
+class RayNode:
+    address: str
+    resources: Mapping[str, float]
+    is_head: bool = False
+    started_at: float = 0.0  # seconds since the epoch
+
+
+def parse_nodes(answer: Mapping[str, Any]) -> list[RayNode]:
+    """Living nodes of ``GET /api/v0/nodes``."""
+    return [
+        RayNode(
+            str(node["node_ip"]),
+            node.get("resources_total") or {},
+            bool(node.get("is_head_node")),
+            (node.get("start_time_ms") or 0) / 1000,
+        )
+        for node in answer["data"]["result"]["result"]
+        if node["state"] == "ALIVE"
+    ]
+
+
+def why_impossible(nodes: Sequence[RayNode], wants: RayWants, strategy: str) -> str:
+    """The reason that no placement on these nodes can ever be found, or nothing. Only one bundle is looked at."""
+    able = [node for node in nodes if all(node.resources.get(name, 0) >= n for name, n in wants.resources.items())]
+    apart = wants.nodes if strategy == "STRICT_SPREAD" else 1
+    if len(able) >= apart:
+        return ""
+    asked = ", ".join(f"{name} {count:g}" for name, count in sorted(wants.resources.items()))
+    if able:
+        return f"{wants.nodes} nodes with {asked} on each are wanted, and {len(able)} can have that"
+    for name, count in sorted(wants.resources.items()):
+        most = max((node.resources.get(name, 0) for node in nodes), default=0)
+        if most < count:
+            return f"no node has {name} {count:g}: the most is {most:g}"
+    return f"no node has {asked}"
+
+
+def is_lost(submitted_session: str, session: str, head_started_at: float, now: float) -> bool | None:
+    """Whether a job that its cluster does not know is gone with a cluster that was there before: None where its
+    processes may live still, False where the cluster is the same."""
+    if submitted_session == session:
+        return False
+    return True if now - head_started_at > LOST_S else None

@@ -1,0 +1,48 @@
+"""A worker's health with hysteresis: one lost probe is noise, some in a row are a death, some answers in a row a
+recovery. A worker that itself answers "not ready" is believed at once; one that was never ready becomes so at its first
+good answer. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from areal.wire.routing import DEFAULT_READINESS, Readiness
+
+
+class Answer(Enum):
+    """The result of one probe."""
+
+    READY = "ready"
+    DRAINING = "draining"  # the worker says so: it was told to stop
+    NOT_READY = "not ready"  # the worker says so
+    LOST = "lost"  # no answer in time, or none at all
+
+
+@dataclass(frozen=True)
+class WorkerHealth:
+    healthy: bool = False
+    leaving: bool = False
+    failures: int = 0
+    successes: int = 0
+    seen: bool = False
+    was_healthy: bool = False
+
+    @property
+    def in_doubt(self) -> bool:
+        """Some more answers decide whether it is dead, or back."""
+        return self.failures > 0 if self.healthy else self.successes > 0
+
+    def after(self, answer: Answer, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:
+        if answer is Answer.READY:
+            successes = self.successes + 1
+            up = self.healthy or not self.was_healthy or successes >= rules.success_threshold
+            return WorkerHealth(healthy=up, successes=successes, seen=True, was_healthy=up or self.was_healthy)
+        if answer is Answer.DRAINING:
+            return WorkerHealth(healthy=True, leaving=True, seen=True, was_healthy=True)
+        if answer is Answer.NOT_READY:
+            return WorkerHealth(False, failures=rules.failure_threshold, seen=True, was_healthy=self.was_healthy)
+        failures = self.failures + 1
+        return replace(
+            self, healthy=self.healthy and failures < rules.failure_threshold, failures=failures, successes=0
+        )
