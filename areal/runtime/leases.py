@@ -222,18 +222,21 @@ class LeaseDir:
         strangers from both stepping down.
         """
         with self._guard(name):
-            fd = self._open(name)
-            if self._locked(name, fd):
-                lease = ResourceLease(name, fd, shared=True)
-                self.describe(lease, owner=owner, uid=uid)
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return lease, True
-            holder = self.holder(name)
-            same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
-            if same and _try_lock(fd, fcntl.LOCK_SH):
-                return ResourceLease(name, fd, shared=True), False
-            os.close(fd)
-            raise self._taken(name)
+            for attempt in range(_PROBE_TRIES):
+                if attempt:
+                    time.sleep(_PROBE_PAUSE_S)
+                fd = self._open(name)
+                if self._locked(name, fd):
+                    lease = ResourceLease(name, fd, shared=True)
+                    self.describe(lease, owner=owner, uid=uid)
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return lease, True
+                holder = self.holder(name)
+                same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
+                if same and self._locked(name, fd, fcntl.LOCK_SH):
+                    return ResourceLease(name, fd, shared=True), False
+                os.close(fd)
+        raise self._taken(name)
 
     def tidy(self, name: str) -> None:
         """Remove the file of a lease that nobody holds. Whoever locks a file checks that it still has its name."""
@@ -247,9 +250,9 @@ class LeaseDir:
                 finally:
                     os.close(fd)
 
-    def _locked(self, name: str, fd: int) -> bool:
-        """Lock ``fd`` alone; False when somebody else has it, or when it no longer is the file of that name."""
-        if not _try_lock(fd, fcntl.LOCK_EX):
+    def _locked(self, name: str, fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+        """Lock ``fd``; False when somebody else has it, or when it no longer is the file of that name."""
+        if not _try_lock(fd, kind):
             return False
         try:
             return os.path.samestat(os.fstat(fd), os.stat(self._file(name)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -106,6 +108,28 @@ def test_shared_claim_on_an_exclusive_lease_of_the_same_owner_is_refused(leases:
 
     with pytest.raises(NoCapacity):
         leases.acquire_shared("port-1", owner="InferenceService/a")
+
+
+@pytest.mark.parametrize("tidied", [True, False])
+def test_shared_lease_outlasts_whoever_looks_at_the_one_before(leases: LeaseDir, lease_dir: Path, tidied: bool) -> None:
+    """A command that forgets the former run tidies its lease while the next run starts."""
+    leases.acquire_shared("port-1", owner="InferenceService/a", uid="former")[0].close()
+    file = lease_dir / "port-1"
+    looking = os.open(file, os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+
+    def end() -> None:
+        if tidied:
+            file.unlink()
+        os.close(looking)
+
+    timer = threading.Timer(0.03, end)
+    timer.start()
+    lease, first = leases.acquire_shared("port-1", owner="InferenceService/a", uid="next")
+    timer.join()
+    holder = leases.holder("port-1")
+    assert first and holder is not None and holder.uid == "next" and leases.is_held("port-1")
+    lease.close()
 
 
 def test_share_opens_an_exclusive_lease_to_its_owner(leases: LeaseDir) -> None:
