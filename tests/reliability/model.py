@@ -102,12 +102,13 @@ class Session:
         return [number for number, each in enumerate(self.trajectories) if each.ready and not each.taken]
 
     def repeated(self, call: Call) -> Said | None:
-        """The recorded answer that a repetition of ``call`` gets: by its key, else the newest of the same body."""
+        """The recorded answer that a retry of ``call`` gets: by its key, else the newest of the same body while its
+        trajectory is open. None: the retry is sampled, as the next trajectory may begin with the same body."""
         for turn in reversed(self.turns()):
             if turn.call.path == call.path:
                 same = turn.call.key == call.key if call.key else turn.call.body == call.body
                 if same:
-                    return turn.said
+                    return turn.said if call.key or not self.holder(turn).ready else None
         return None
 
     # -- what happens to it

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis.stateful import run_state_machine_as_test
 
+from tests.reliability.asking import CHAT
 from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.machine import machine_of
+from tests.reliability.model import Call
 from tests.reliability.profiles import profile
 
 
@@ -23,6 +25,23 @@ def alone(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
 def fleet(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
     with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
         yield fleet
+
+
+@pytest.mark.parametrize("key", [None, "key-of-a-sealed-turn"])
+def test_retry_without_a_key_gets_no_answer_of_a_sealed_trajectory(alone: Fleet, key: str | None) -> None:
+    machine = machine_of(alone, kills=0)()
+    machine.begin(1)
+    (session,) = machine.sessions
+    body = {"messages": [{"role": "user", "content": "Hello"}], "return_token_ids": True, "max_tokens": 64}
+    call = Call(CHAT, body, key)
+    machine._answered(session, call, None, machine._ask(session, call))
+    (turn,) = session.turns()
+    machine.retry(session, turn)
+    assert session.rollout.post("/rl/set_reward", {"reward": 1.0}).status == session.reward(turn, 1.0) == 200
+    machine.retry(session, turn)
+    machine.retry(session, turn)  # from the newest of that body
+    assert [len(each.turns) for each in session.trajectories] == ([1, 1] if key is None else [1])
+    machine.teardown()
 
 
 def test_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
