@@ -224,16 +224,21 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
     (episode,) = areal("inf", "trajectories", "show", str(file), "--json").json
     assert episode["interactions"][0]["reward"] == 0.5
     assert areal("inf", "trajectories", "show", str(file)).code == 0
+    (theirs := file.with_suffix(".tmp")).write_text("mine")
     for suffix in (".jsonl", ".parquet"):
         other = file.with_suffix(suffix)
         assert agent("export", "--session", session, "--output", str(other)).out == f"1 rows in {other}\n"
         (shown,) = areal("inf", "trajectories", "show", str(other), "--json").json
         assert shown["interactions"][0]["input_ids"] == episode["interactions"][0]["input_ids"]
+    assert theirs.read_text() == "mine"
 
 
 def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:
     session = new_session(agent)
     agent("chat", "-m", "model")
+    for value in ("nan", "-inf", "1e400"):
+        refused = agent("reward", value, "--session", session)
+        assert refused.code == 2 and "a reward is a finite number" in refused.err
     assert agent("reward", "-1", "--session", session).out.startswith("reward -1: trajectory")
 
 

@@ -154,8 +154,15 @@ def test_other_reward_on_a_sealed_trajectory_is_a_conflict(client: InferenceClie
 
 
 def test_nan_is_refused_before_it_is_sent_as_null(client: InferenceClient) -> None:
-    with pytest.raises(CallerError):
-        client.set_reward(math.nan)
+    session = client.start_session("task")
+    session.chat(HELLO)
+    for call in (
+        lambda: client.set_reward(math.nan),
+        lambda: session.export(reward=math.nan),
+        lambda: session.chat(HELLO, metadata={"scores": [math.inf]}),
+    ):
+        with pytest.raises(CallerError, match="Out of range float"):
+            call()
 
 
 async def test_failing_engine_is_the_services_fault(place: Place, aclient: AsyncInferenceClient) -> None:

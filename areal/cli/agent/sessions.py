@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -266,6 +267,8 @@ def sessions_close(cli: Invocation, session: str, service: str) -> int:
 @read_options()
 def reward(cli: Invocation, value: float, session: str | None, interaction: str | None, service: str) -> int:
     """Give the reward VALUE to an interaction of a session. That of the last one seals the trajectory."""
+    if not math.isfinite(value):
+        raise UsageFault(f"a reward is a finite number, not {value}")
     key = named_session(cli, service, session)
     body = {"reward": value, **({"interaction_id": interaction} if interaction else {})}
     document = call_session(agent_gateway(cli, service), "POST", key, "/reward", body)

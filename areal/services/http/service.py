@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from areal.services.http.auth import Access, AdminKey, Authenticator
-from areal.services.http.errors import ApiError, error_form
+from areal.services.http.errors import ApiError, bad_request, error_form
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, error_response
 
 # Prometheus metrics. Several relay processes share one port, and a scrape reaches any of them: when their supervisor
@@ -198,10 +198,18 @@ class _Pattern(Generic[T]):
             if wanted.startswith("{"):
                 if not segment:
                     return None
-                found[wanted.strip("{.}")] = unquote(segment)
+                found[wanted.strip("{.}")] = _decoded(segment)
             elif wanted != segment:
                 return None
         return found
+
+
+def _decoded(segment: str) -> str:
+    """Raises 400: two segments are never the same name."""
+    try:
+        return unquote(segment, errors="strict")
+    except UnicodeDecodeError as error:
+        raise bad_request("the path is not percent-encoded UTF-8", code="invalid_path") from error
 
 
 class PathTable(Generic[T]):

@@ -99,7 +99,10 @@ class RlSessions:
     async def reward(self, session: SessionEntry, reward: RewardSession) -> Fetched:
         rl = self._of(session)
         body = {"reward": reward.reward, "interaction_id": reward.interaction_id}
-        return await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
+        reply = await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
+        if reply.status == 401:  # the caller's own key is the admin's, and right
+            raise _rl_session_ended(rl)
+        return reply
 
     async def export(self, session: SessionEntry, export: ExportSession) -> Fetched:
         """Takes what is exported: the session's next turn has an RL session of its own."""
@@ -115,9 +118,12 @@ class RlSessions:
             "style": export.style,
             "reward": export.reward,
         }
-        return await self._send(
+        reply = await self._send(
             "POST", rl.base_url, "/export_trajectories", self._admin, body, timeout_s=_EXPORT_TIMEOUT_S
         )
+        if reply.status == 404 and reply.error().get("code") == "session_not_found":
+            raise _rl_session_ended(rl)
+        return reply
 
     async def end(self, rl: RlSession | None) -> None:
         """One of ours. What does not end now ends by its time to live."""
@@ -159,6 +165,14 @@ class RlSessions:
 
 def _bearer(rl: RlSession) -> dict[str, str]:
     return {"Authorization": f"Bearer {rl.api_key}"}
+
+
+def _rl_session_ended(rl: RlSession) -> ApiError:
+    if rl.session_id is None:
+        message = "the inference service knows no RL session with the session_api_key that the caller gave"
+    else:
+        message = f"the RL session {rl.session_id} was exported, or has ended: the session's next turn begins another"
+    return ApiError(409, message, code="rl_session_ended")
 
 
 def _refused(what: str, reply: Fetched) -> ApiError:

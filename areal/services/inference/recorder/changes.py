@@ -43,6 +43,7 @@ from areal.services.inference.recorder.session import (
     TrajectoryPhase,
     apply_reward,
     apply_timeout,
+    check_sealed,
     end_session,
     holds_key,
     place_turn,
@@ -489,6 +490,13 @@ def reward(
         if verdict.trajectory != before:
             tables.save_trajectory(number, verdict.trajectory)
     return answer
+
+
+def check_exported_reward(tables: SessionTables, number: int, place: int, value: float) -> None:
+    """Raises 409 when the last interaction of a trajectory that was exported has another reward than ``value``."""
+    trajectory = tables.trajectory(number, place)
+    target = tables.newest(*tables.bounds(number, trajectory)) if trajectory is not None else None
+    check_sealed(value, tables.reward(target) if target is not None else None)
 
 
 def end(tables: SessionTables, number: int, now: float) -> EndedSession:

@@ -282,7 +282,10 @@ class SessionJournal(Journal):
     async def seal(self, name: SessionName, value: float, request: ExportRequest) -> bool:
         """Give the last interaction of the session that is exported its reward, without waiting for others. False where
         ``request`` is answered from what was exported already. Raises 404, and as ``reward``."""
-        if self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock())) is not None:
+        kept = self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
+        if kept is not None:
+            for number, place in kept.items[-1:]:
+                self._look(partial(changes.check_exported_reward, number=number, place=place, value=value))
             return False
         number = self.session_by_name(name).number
         await self._change(lambda now: changes.reward(self._write, number, value, None, now, 0.0))

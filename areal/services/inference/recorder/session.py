@@ -170,9 +170,7 @@ def apply_reward(
     409 when the trajectory is sealed and the value is another one."""
     trajectory = apply_timeout(trajectory, now)
     if trajectory.phase >= TrajectoryPhase.READY:
-        if before != value:
-            what = "without a reward on it" if before is None else f"with reward {before:g}"
-            raise ApiError(409, f"the trajectory is sealed, {what}", code="trajectory_sealed", param="reward")
+        check_sealed(value, before)
         return RewardOutcome(trajectory, changed=False, transition=trajectory.sealed is SealReason.REWARD and newest)
     if not newest and trajectory.phase is TrajectoryPhase.OPEN:
         return RewardOutcome(trajectory, changed=True, transition=False)
@@ -180,6 +178,13 @@ def apply_reward(
         sealing = replace(trajectory, phase=TrajectoryPhase.SEALING, due=now + finish_timeout_s)
         return RewardOutcome(sealing, changed=True, transition=False)
     return RewardOutcome(_ready(trajectory, SealReason.REWARD, now), changed=True, transition=True)
+
+
+def check_sealed(value: float, before: float | None) -> None:
+    """A reward for an interaction of a sealed trajectory, which has ``before``. Raises 409 where it is another one."""
+    if before != value:
+        what = "without a reward on it" if before is None else f"with reward {before:g}"
+        raise ApiError(409, f"the trajectory is sealed, {what}", code="trajectory_sealed", param="reward")
 
 
 def end_session(

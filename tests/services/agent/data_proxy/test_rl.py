@@ -70,6 +70,9 @@ def test_rl_session_that_was_exported_is_replaced_before_the_next_turn_and_that_
     reward(trained, session)
     first = rl_session(trained, session)
     assert trained.call("POST", trained.path(session, "/export"), {}).status == 200
+    for verb, body in (("/reward", {"reward": 0}), ("/export", {"style": "concat"})):
+        refused = trained.call("POST", trained.path(session, verb), body)
+        assert (refused.status, refused.json()["error"]["code"]) == (409, "rl_session_ended"), verb
     last = trained.turn(session, "model")[-1]
     told = last["metadata"]["areal_inference"]
     assert (told["replaced"], told["session_id"]) == (first, rl_session(trained, session))
@@ -130,6 +133,9 @@ def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: Record
     assert (refused.status, refused.json()["error"]["code"]) == (400, "not_our_rl_session")
     trained.say(session, "model", inference={**access, "api_key": other.key})
     assert reward(trained, session)["session_id"] == other.session_id
+    trained.say(session, "free", inference={**access, "api_key": "nobody"})
+    refused = trained.call("POST", trained.path(session, "/reward"), {"reward": 1})
+    assert (refused.status, refused.json()["error"]["code"]) == (409, "rl_session_ended"), "401 is of the admin key"
     trained.call("POST", trained.path(session, "/close"))
     assert state_of(inference, other.session_id) == "active"
 

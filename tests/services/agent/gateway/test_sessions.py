@@ -49,6 +49,8 @@ def test_bad_key_in_a_header_or_a_path_is_refused(service: AgentService) -> None
     assert service.respond("hello", "\xff\xfe").json()["error"]["param"] == "X-AReaL-Session-Key"
     assert service.respond("hello", "x" * 1025).status == 400
     assert service.call("GET", "/sessions/%FF%00").status == 400
+    assert service.call("POST", "/sessions", {"session_key": "\ufffd"}).status == 201
+    assert service.call("GET", "/sessions/%FF").status == 400, "no other name for the session U+FFFD"
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def test_reward_is_given_with_the_export_once(recording: RecordingService) -> No
     first = recording.admin("POST", "/export_trajectories", wanted).json()
     assert first["traj"]["rewards"] == [0.25]
     assert recording.admin("POST", "/export_trajectories", wanted).json() == first, "an answer that was lost"
+    error = refused(recording.admin("POST", "/export_trajectories", {**wanted, "reward": 0.75}), 409)
+    assert error["code"] == "trajectory_sealed", "a reward that has no effect"
     others = [each.session_id for each in recording.on_each_replica()]
     error = refused(recording.admin("POST", "/export_trajectories", {"session_ids": others, "reward": 1}), 400)
     assert error["param"] == "reward"
