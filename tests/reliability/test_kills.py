@@ -218,6 +218,24 @@ def test_killed_process_loses_nothing_acknowledged(stage: Stage, outcome: Outcom
     outcome.healed("all answered when tried again, all exported")
 
 
+@pytest.mark.parametrize("victim", ["data proxy", "engine"])
+def test_second_sample_of_a_body_is_a_second_one_where_a_process_is_killed(stage: Stage, victim: str) -> None:
+    """The relay tries again what no caller has repeated."""
+    kill, heal = VICTIMS[victim]
+    body = stage.scene.body()
+    assert isinstance(stage.scene.ask(body), Said)
+    instruct(stage.engine, hold_after=0)
+    second = later(stage.scene.ask, body)
+    reached(stage.engine, 0)
+    kill(stage)
+    if victim != "engine":
+        stage.engine.call("POST", "/release")
+    heal(stage)
+    assert isinstance(second.result(60), Said)
+    assert len(set(stage.scene.acknowledged)) == 3
+    assert stage.scene.kept() == NOTHING_MORE
+
+
 def _tell_callers(stage: Stage, outcome: Outcome, phase: str) -> None:
     if phase == "in an export":
         _tell_exports(stage, outcome)

@@ -16,6 +16,8 @@ ATTEMPTS = "x-areal-attempts"  # how many workers were tried
 EXPORT_ID = "x-areal-export-id"  # beside an export's columns as .npz
 FINAL = "x-areal-final"  # data proxy to relay: another worker would be told the same, so the caller is told
 PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress that are too many
+CALL = "x-areal-call"  # relay to data proxy: which call; all attempts at it have the same
+AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt at the call may be recorded
 
 
 T = TypeVar("T")

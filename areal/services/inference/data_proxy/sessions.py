@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
+from areal.services.http import headers as names
 from areal.services.http.auth import AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.changes import HITL_SESSION
@@ -30,6 +31,7 @@ from areal.services.inference.recorder.records import (
     RecordedTurn,
     Sample,
     body_digest,
+    check_call_id,
     check_idempotency_key,
     digest_conversation,
     read_retry_count,
@@ -176,6 +178,7 @@ class CallRecorder:
             samples=samples,
             conversation=self.conversation,
             idempotency=self._identity.idempotency,
+            call_id=self._identity.call_id,
         )
         recorded = await self._caller.journal.record(self._caller.session, call)
         if self._flight is not None:
@@ -208,19 +211,18 @@ class CallRecorders:
         with caller.journal.in_use():
             await caller.journal.check_writable()
             key = check_idempotency_key(headers.get("Idempotency-Key"))
+            call_id = check_call_id(headers.get(names.CALL))
             identity = CallIdentity(
                 session=(caller.journal.tag, caller.session),
                 digest=body_digest(body),
                 idempotency=blake2b(key.encode(), digest_size=DIGEST_BYTES).digest() if key is not None else None,
                 retry=read_retry_count(headers.get("x-stainless-retry-count")),
+                call_id=call_id,
+                again=call_id is not None and names.AGAIN in headers,
             )
             while identity.repeatable:
                 row = await self._flights.join(identity)
-                found = await (
-                    caller.journal.answer(row)
-                    if row is not None
-                    else caller.journal.replay(caller.session, identity.digest, identity.idempotency)
-                )
+                found = await (caller.journal.answer(row) if row is not None else caller.journal.replay(identity))
                 if found:
                     yield CallRecorder(caller, identity, found)
                     return

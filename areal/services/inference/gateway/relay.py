@@ -19,7 +19,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Gauge, Histogram
@@ -27,7 +27,7 @@ from prometheus_client import Gauge, Histogram
 from areal.services.http import headers as names
 from areal.services.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.headers import Headers
+from areal.services.http.headers import Headers, unique_id
 from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
 from areal.services.http.service import EventCutter, Metrics
 from areal.services.http.tasks import Watchdog
@@ -207,8 +207,10 @@ class Admission:
         return min(left, look_again_s, self._table.suspicion_left_s(model))
 
 
-_RETRY_COUNT = b"x-stainless-retry-count"
-_REQUEST_FIELDS = (b"authorization", b"x-api-key", b"idempotency-key", b"anthropic-version")
+_REQUEST_FIELDS = (
+    *(b"authorization", b"x-api-key", b"anthropic-version"),
+    *(b"idempotency-key", b"x-stainless-retry-count"),
+)
 _RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)
 MOVED = "moved"
 _RETRIED = {421: MOVED, 502: "engine", 503: "unavailable"}
@@ -239,6 +241,7 @@ class Call:
     attempts: int = 0
     answering: bool = False  # the caller has the answer's first byte
     again: bool = False  # some worker began it: what it recorded must not be recorded twice
+    id: str = field(default_factory=lambda: unique_id(""))
 
     def overhead_us(self) -> int:
         return int((time.perf_counter() - self.started - self.elsewhere) * 1e6)
@@ -343,12 +346,9 @@ class Relay:
         """The caller's fields go on as they came: the server's parser lets no line break pass."""
         given = call.request.headers.raw
         lines = [b"%b: %b\r\n" % (name, given[name]) for name in _REQUEST_FIELDS if name in given]
-        retries = given.get(_RETRY_COUNT, b"0")
-        if call.again and retries == b"0":
-            retries = b"1"
-        if retries != b"0":
-            lines.append(b"%b: %b\r\n" % (_RETRY_COUNT, retries))
-        ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n"
+        ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n{names.CALL}: {call.id}\r\n"
+        if call.again:
+            ours += f"{names.AGAIN}: 1\r\n"
         lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._idle_s():g}\r\n".encode())
         return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 

@@ -443,6 +443,8 @@ def _row(number: int, turns: TurnIndex, seq: int, call: ModelCall, choice: int, 
         "at": now,
         "extra": sample.extra,
     }
+    if call.call_id is not None:
+        header["call"] = call.call_id
     if isinstance(sample, TokenSample) and prompt is not None:
         output = token_array(sample.output_ids)
         text = [sample.text[0], sample.text[1].hex()] if sample.text else None

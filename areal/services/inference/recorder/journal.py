@@ -31,6 +31,7 @@ from areal.services.inference.recorder.changes import (
 )
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport, TrajectoryKey
 from areal.services.inference.recorder.records import (
+    CallIdentity,
     ConversationDigest,
     ModelCall,
     PrefixMatch,
@@ -255,21 +256,27 @@ class SessionJournal(Journal):
     async def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
         return await self._read_apart(lambda tables: tables.turns(session, trajectory))
 
-    async def replay(self, session: int, digest: bytes, idempotency: bytes | None) -> list[RecordedTurn] | None:
-        """The turns of a call that is recorded already, by its choices. Without a key only those of an open trajectory:
-        each trajectory of a session may begin with the same body. Raises 422 for a key used with another body."""
+    async def replay(self, call: CallIdentity) -> list[RecordedTurn] | None:
+        """The turns of a call that is recorded already, by its choices. A retry that names its body only gets those of
+        an open trajectory: each one may begin with the same body. Raises 422 for a key used with another body."""
+        session = call.session[1]
 
         def find(tables: SessionTables) -> tuple[int, bytes] | None:
-            found = tables.find_call(session, digest, idempotency)
-            if found is None or idempotency is not None:
-                return found
+            if call.idempotency is not None:
+                return tables.find_call(session, call.digest, call.idempotency)
+            attempt = tables.find_attempt(session, call.digest, call.call_id) if call.again else None
+            if attempt is not None:
+                return attempt, call.digest
+            found = tables.find_call(session, call.digest, None) if call.retry else None
+            if found is None:
+                return None
             trajectory = tables.trajectory_of(session, found[0] % SEQUENCES)
             return found if trajectory is not None and trajectory.phase is TrajectoryPhase.OPEN else None
 
         found = self._look(find)
         if found is None:
             return None
-        if found[1] != digest:
+        if found[1] != call.digest:
             raise other_body()
         return await self.answer(found[0])
 

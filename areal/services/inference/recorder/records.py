@@ -159,7 +159,7 @@ class ModelCall:
     """One answered model call: all its choices, recorded together or not at all.
 
     ``conversation`` is None for a call without messages. ``digest`` is that of the request body, ``idempotency``
-    that of the caller's Idempotency-Key.
+    that of the caller's Idempotency-Key. ``call_id``: the relay's id of the call.
     """
 
     answer_id: str
@@ -169,6 +169,7 @@ class ModelCall:
     samples: Sequence[Sample]
     conversation: ConversationDigest | None = None
     idempotency: bytes | None = None
+    call_id: str | None = None
 
     def interaction_id(self, choice: int) -> str:
         return self.answer_id if choice == 0 else f"{self.answer_id}-{choice}"
@@ -346,26 +347,37 @@ class RecentTurns:
 
 # -- retries that join the call in flight instead of sampling again
 #
-# A call repeats another one of its session when it has the same Idempotency-Key, or when it is an SDK's retry of the
-# same body. The first one leads; one that comes while it runs waits for it. When the leader is recorded the follower
-# replays what is on disk; when the leader failed, or its caller left, the follower leads.
+# A call repeats another one of its session when it has the same Idempotency-Key, when it is a relay's next attempt at
+# the same call, or when it is an SDK's retry of the same body. The first one leads; one that comes while it runs waits
+# for it. When the leader is recorded the follower replays what is on disk; when the leader failed, or its caller left,
+# the follower leads.
+
+_LONGEST_CALL_ID = 64
 
 
 @dataclass(frozen=True)
 class CallIdentity:
-    """Two calls of one identity are one call. ``retry``: the caller says that it repeats the same body."""
+    """Two calls of one identity are one call. ``retry``: the caller says that it repeats the same body. ``call_id``:
+    the relay's id of the call. ``again``: the relay has attempted it before."""
 
     session: tuple[str, int]  # the journal's tag and the session's number
     digest: bytes
     idempotency: bytes | None = None
     retry: bool = False
+    call_id: str | None = None
+    again: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.digest) == DIGEST_BYTES
 
     @property
     def repeatable(self) -> bool:
-        return self.retry or self.idempotency is not None
+        return self.retry or self.again or self.idempotency is not None
+
+
+def check_call_id(text: str | None) -> str | None:
+    """A relay's id of a call; None for what is none."""
+    return text if text is not None and text.isascii() and len(text) <= _LONGEST_CALL_ID else None
 
 
 def read_retry_count(text: str | None) -> bool:
@@ -407,8 +419,10 @@ class CallsInFlight:
     def _leader(self, call: CallIdentity) -> CallInFlight | None:
         if call.idempotency is not None:
             return self._by_key.get((call.session, call.idempotency))
-        running = self._by_digest.get((call.session, call.digest)) if call.retry else None
-        return running[-1] if running else None
+        running = self._by_digest.get((call.session, call.digest), [])
+        attempts = [each for each in running if call.again and each.call.call_id == call.call_id]
+        newest = attempts or (running if call.retry else [])
+        return newest[-1] if newest else None
 
     @contextlib.contextmanager
     def leading(self, call: CallIdentity) -> Iterator[CallInFlight]:

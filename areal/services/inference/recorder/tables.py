@@ -227,6 +227,14 @@ class SessionTables:
         row: tuple[int, bytes] | None = self.db.execute(query, values).fetchone()
         return row
 
+    def find_attempt(self, session: int, digest: bytes, call_id: str | None) -> int | None:
+        """The newest interaction of a call, by the relay's id of it. Raises CorruptRecord."""
+        query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? AND call=? ORDER BY id DESC"
+        for row, name, data in self.db.execute(query, (*session_rows(session), digest)):
+            if unpack(data, f"interaction {name}").header.get("call") == call_id:
+                return int(row)
+        return None
+
     def reward(self, interaction: int) -> float | None:
         row = self.db.execute("SELECT value, at, crc FROM rewards WHERE interaction=?", (interaction,)).fetchone()
         return _reward(interaction, *row) if row else None

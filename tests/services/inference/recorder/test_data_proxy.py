@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from areal.services.http import headers as names
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin, begin_group, export
 from tests.services.inference.running_service import later
 from tests.services.processes import (
@@ -197,6 +198,24 @@ def test_retry_is_never_answered_from_an_earlier_trajectory(bench: Bench) -> Non
     assert retry != earlier
     assert rollout.post(CHAT, rollout.body("a"), **RETRY).json()["id"] == retry
     assert rollout.reward(0.0)["interaction_count"] == 1
+
+
+def test_next_attempt_of_a_relay_gets_the_answer_of_its_own_call(bench: Bench) -> None:
+    """Two samples of one body are two calls; sealed or not, each is known again."""
+    rollout = bench.begin()
+
+    def said(call: str, **more: str) -> str:
+        answered = rollout.post(CHAT, rollout.body("a"), **{names.CALL: call}, **more)
+        assert answered.status == 200
+        return str(answered.json()["id"])
+
+    told = {call: said(call) for call in ("one", "two")}
+    again = {names.AGAIN: "1"}
+    assert {call: said(call, **again) for call in told} == told
+    assert said("three", **again) not in told.values()
+    rollout.reward(1.0)
+    assert {call: said(call, **again) for call in told} == told
+    assert said("four", **again, **RETRY) not in told.values()
 
 
 def test_retry_joins_the_newest_equal_call_in_flight(bench: Bench) -> None:

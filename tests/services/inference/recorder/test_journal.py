@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
+from areal.services.inference.recorder.records import CallIdentity
 from areal.services.inference.recorder.rows import Style
 from areal.services.inference.recorder.session import TrajectoryPhase
 from areal.services.journal.keys import key_digest
@@ -334,12 +336,13 @@ async def test_recorded_call_is_found_by_body_and_by_key(journal: SessionJournal
     call = calls.tokens([1, 2], [3], n=2, body=b"{}", key=b"k" * 16)
     await journal.record(session, call)
     await journal.record(session, calls.tokens([1]))
-    for digest, key in ((call.digest, None), (call.digest, b"k" * 16)):
-        turns = await journal.replay(session, digest, key)
+    retry = CallIdentity((journal.tag, session), call.digest, retry=True)
+    for each in (retry, replace(retry, idempotency=b"k" * 16)):
+        turns = await journal.replay(each)
         assert turns is not None
         assert [turn.interaction_id for turn in turns] == ["chatcmpl-1", "chatcmpl-1-1"]
-    assert await journal.replay(session, b"x" * 16, None) is None
-    assert (await refused(journal.replay(session, b"x" * 16, b"k" * 16))).status == 422
+    assert await journal.replay(replace(retry, digest=b"x" * 16)) is None
+    assert (await refused(journal.replay(replace(retry, digest=b"x" * 16, idempotency=b"k" * 16)))).status == 422
 
 
 async def test_upkeep_with_nothing_due_commits_nothing_and_reads_no_session(

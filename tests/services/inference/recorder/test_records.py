@@ -17,6 +17,7 @@ from areal.services.inference.recorder.records import (
     CallIdentity,
     CallsInFlight,
     begins_with,
+    check_call_id,
     check_idempotency_key,
     digest_conversation,
     pack,
@@ -120,7 +121,7 @@ def test_answer_id_without_a_journal_has_no_tag() -> None:
 # -- retries
 
 SESSION = ("aaaaaaaa", 1)
-FIRST = CallIdentity(SESSION, b"x" * 16)
+FIRST = CallIdentity(SESSION, b"x" * 16, call_id="c")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,9 @@ FIRST = CallIdentity(SESSION, b"x" * 16)
         (replace(FIRST, retry=True, digest=b"y" * 16), False),
         (replace(FIRST, retry=True, session=("aaaaaaaa", 2)), False),
         (replace(FIRST, idempotency=b"other"), False),
+        (replace(FIRST, again=True), True),  # a relay's next attempt
+        (replace(FIRST, again=True, call_id="another"), False),
+        (replace(FIRST, again=True, call_id="another", retry=True), True),
     ],
 )
 async def test_only_a_retry_of_the_same_body_in_the_same_session_waits(second: CallIdentity, waits: bool) -> None:
@@ -180,7 +184,8 @@ async def test_follower_is_told_where_its_leader_is_recorded_whoever_else_flies(
         assert await task == 7
 
 
-def test_retry_counts_and_keys_are_read_strictly() -> None:
+def test_retry_counts_keys_and_ids_of_calls_are_read_strictly() -> None:
+    assert [check_call_id(text) for text in (None, "c", "\udcff", "c" * 65)] == [None, "c", None, None]
     assert [read_retry_count(text) for text in (None, "0", "1", "-1", "x", "２")] == [False, False, True] + [False] * 3
     assert check_idempotency_key(None) is None
     for text in ("", "x" * 256, "a\nb"):
