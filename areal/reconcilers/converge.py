@@ -29,14 +29,14 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
 from areal.reconcilers.kinds import controller_of, controllers, host_of
 from areal.reconcilers.launch import Deadline, EffectContext
-from areal.reconcilers.observe import Observed, observe
+from areal.reconcilers.observe import Observed, look
 from areal.reconcilers.outcomes import outcome_of, with_endings, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec
+from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec, RunState
 from areal.state.events import EventLog
 from areal.state.files import crash_point
 from areal.state.journal import Operation, Transaction, orphans
@@ -113,11 +113,12 @@ def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnaps
     undeclared one because its routes were seen and its object was not."""
     snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
-        targets, states = choose(snapshot.objects), command.backend.observe().values()
+        targets, states = choose(snapshot.objects), tuple(command.backend.observe().values())
         for controller in controllers():
             targets = controller.follow(targets, snapshot.objects, states)
         scope = PlanScope(targets, _context(targets, snapshot.objects))
-        observed = observe(command.backend, [target.object for target in scope.all])
+        owners = {target.ref for target in scope.all}
+        observed = look([state for state in states if state.spec.owner in owners])
         if command.store.serial() == snapshot.serial:
             break
         snapshot = command.store.snapshot()
@@ -181,8 +182,11 @@ def converge(
                 return _with_notes(outcome_of(prepared.plan), notes)
             planned = prepared
             for passes_left in reversed(range(MAX_PASSES)):
-                reports.append(_execute(command, planned, deadline, wait))
-                if reports[-1].failed or reports[-1].interrupted or not wait:
+                report = _execute(command, planned, deadline, wait)
+                if wait and passes_left and is_overtaken(report, command.backend.observe):
+                    report = replace(report, failed={}, skipped=set())
+                reports.append(report)
+                if report.failed or report.interrupted or not wait:
                     break
                 following = prepare()
                 if following.plan.is_empty:
@@ -284,6 +288,24 @@ def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
         if (op.verb in kept or op.ref in gone) and begun.keys() >= set(op.needs) and not waits:
             begun[op.id] = op
     return replace(plan, ops=tuple(begun.values()))
+
+
+def is_overtaken(report: Report, observe: Callable[[Sequence[str]], Mapping[str, RunState]]) -> bool:
+    """Whether a pass failed for no other reason than that processes which it found were ended by somebody else while it
+    waited for them: a job that was cancelled, a node that was lost, a supervisor that was killed. What is to be done
+    then is for the next pass to say."""
+    ops, failed = report.plan.ops, [op for op in report.plan.ops if op.id in report.failed]
+    begun = {op.run for op in ops if op.verb in (Verb.SPAWN, Verb.KICK)}
+    if not failed or any(op.verb is not Verb.AWAIT or op.run in begun for op in failed):
+        return False
+    states = observe([op.run for op in failed])
+    return all(op.run in states and _was_ended(states[op.run]) for op in failed)
+
+
+def _was_ended(state: RunState) -> bool:
+    return state.phase is Phase.DEAD or (
+        state.phase is Phase.EXITED and (state.reason == "stopped" or bool(state.cause))
+    )
 
 
 def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from areal.reconcilers.converge import begun_only
-from areal.reconcilers.execute import claim_slots
+from areal.errors import ArealError, TargetFailed, TimedOut
+from areal.reconcilers.converge import CommandContext, begun_only, is_overtaken, plan_targets
+from areal.reconcilers.execute import Report, claim_slots
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
-from areal.reconcilers.plan import Plan, Verb
+from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
-from areal.runtime.backends.base import NODE_HOST, Capacity, Cause, LastExit, Phase
+from areal.runtime.backends.base import NODE_HOST, Capacity, Cause, LastExit, Phase, RunState
+from areal.state.home import Home
+from areal.state.objects import ObjectStore
 from tests.reconcilers.worlds import MODEL, SERVICE, created, model, run, service, stored, unchanged, without, world
 
 REMOTE = {"scheduler": {"type": "slurm"}}
@@ -166,3 +171,55 @@ def test_run_of_a_scheduler_that_does_not_answer_is_left_alone() -> None:
     observed = without(world([run(item, "engine"), run(item, "data-proxy")]), "qwen-engine-0", Phase.UNKNOWN)
     plan = make_plan(PlanScope((unchanged(service(REMOTE)), unchanged(item))), observed, Policy())
     assert not [op for op in plan.ops if op.verb in (Verb.STOP, Verb.FORGET) or op.target == "engine/0"]
+
+
+# -- converging
+
+
+def test_plan_asks_the_scheduler_once(tmp_path: Path) -> None:
+    asked = []
+
+    class Asked:
+        def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
+            asked.append(uids)
+            return {}
+
+    command = CommandContext(cast(Any, None), ObjectStore(Home(tmp_path)), cast(Any, Asked()))
+
+    plan_targets(command, lambda objects: (unchanged(stored("InferenceService", "default", REMOTE)),), Policy())
+
+    assert asked == [None]
+
+
+ENDED_BY_ITSELF = {"phase": Phase.EXITED, "reason": "exited 1"}
+
+
+@pytest.mark.parametrize(
+    ("ended", "error", "overtaken"),
+    [
+        ({"phase": Phase.EXITED, "reason": "stopped"}, TargetFailed("a"), True),
+        ({"phase": Phase.EXITED, "reason": "exited 1", "cause": Cause.CANCELLED}, TargetFailed("a"), True),
+        ({"phase": Phase.DEAD, "cause": Cause.NODE_LOST}, TargetFailed("a"), True),
+        (ENDED_BY_ITSELF, TargetFailed("a"), False),
+        ({"phase": Phase.CRASHLOOP}, TargetFailed("a"), False),
+        ({"phase": Phase.RUNNING}, TimedOut("a"), False),
+    ],
+)
+def test_process_that_somebody_ends_while_it_is_waited_for_is_planned_again(
+    ended: dict[str, Any], error: ArealError, overtaken: bool
+) -> None:
+    state = replace(run(model(), "engine").state, **ended)
+    waits = Op(0, Verb.AWAIT, "Model/qwen", "engine/0", "not ready yet", run="r1")
+
+    assert is_overtaken(Report(Plan(ops=(waits,)), failed={0: error}), lambda uids: {"r1": state}) is overtaken
+
+
+@pytest.mark.parametrize("verb", [Verb.SPAWN, Verb.KICK])
+def test_process_that_fails_after_this_command_has_started_it_is_a_failure(verb: Verb) -> None:
+    dead = replace(run(model(), "engine").state, phase=Phase.DEAD)
+    begun = Op(0, verb, "Model/qwen", "engine/0", "", run="r1")
+    waits = Op(1, Verb.AWAIT, "Model/qwen", "engine/0", "", (0,), run="r1")
+    report = Report(Plan(ops=(begun, waits)), {0}, {1: TargetFailed("a")})
+
+    assert not is_overtaken(report, lambda uids: {"r1": dead})
+    assert not is_overtaken(Report(Plan(ops=(begun, waits)), {0, 1}), lambda uids: {"r1": dead})
