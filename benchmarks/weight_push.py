@@ -41,7 +41,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from areal.services.http.auth import load_admin_key
-from areal.services.weight_transfer.group import BroadcastGroup, join_store, open_store
+from areal.services.weight_transfer.group import BroadcastGroup, open_store
 from areal.services.weight_transfer.memory import MemoryFile
 from areal.services.weight_update.publisher import TrainerPair, serve_endpoint
 from areal.services.weight_update.staging import open_publisher, probe
@@ -228,7 +228,7 @@ def _receiver(mode: str, size: int, folder: str, pipe: Connection) -> None:
             body.copy_(source)
 
     else:
-        group = BroadcastGroup(join_store("127.0.0.1", pipe.recv(), 2, 60.0), 1, 2, 60.0)
+        group = BroadcastGroup(open_store("127.0.0.1", pipe.recv(), 2, 60.0, listen=False), 1, 2, 60.0)
 
         def receive() -> None:
             group.broadcast(body)

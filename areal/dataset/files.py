@@ -198,11 +198,11 @@ Files = Mapping[str, Sequence[str]]
 """Patterns of files by split."""
 
 
-def hub_rows(source: str, split: str | None = None, hub: Hub | None = None) -> Rows:
+def hub_rows(source: str, split: str | None = None) -> Rows:
     """``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT``; ``split`` where the name has none. Raises NotFound,
     UsageFault, BadData."""
     name, config, split = _parts(source, split)
-    hub = hub or Hub.of()
+    hub = Hub.of()
     commit = hub.commit(name, kind="dataset")
     names = hub.files(name, commit, "dataset")
     card = (hub.snapshot(name, commit, "dataset", only=(_CARD,)) / _CARD) if _CARD in names else None

@@ -86,12 +86,12 @@ def changes(old: Any, new: Any) -> tuple[Change, ...]:
     return tuple(Change(path, a, b) for path, a, b in pairs if not _same(a, b))
 
 
-def get_path(tree: Any, path: FieldPath, default: Any = ABSENT) -> Any:
-    """The value at ``path``, ``default`` when there is none."""
+def get_path(tree: Any, path: FieldPath) -> Any:
+    """The value at ``path``, ``ABSENT`` when there is none."""
     for step in path:
         slot = _slot(tree, step)
         if slot is None:
-            return default
+            return ABSENT
         tree = tree[slot]
     return tree
 

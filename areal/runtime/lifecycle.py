@@ -78,15 +78,15 @@ class Shim:
         self._gate.close()
         self._ack.close()
 
-    def wait_ack(self, timeout_s: float = _ACK_TIMEOUT_S) -> None:
+    def wait_ack(self) -> None:
         """Return once the shim has recorded itself and started the component."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _ACK_TIMEOUT_S
         poller = select.poll()
         poller.register(self._ack, select.POLLIN)
         with self._ack:
             while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 if time.monotonic() >= deadline:
-                    raise TimedOut(f"the supervisor of run {self.uid} did not start within {timeout_s:g} s")
+                    raise TimedOut(f"the supervisor of run {self.uid} did not start within {_ACK_TIMEOUT_S:g} s")
             if self._ack.read(1) == ACK:
                 return
         code = self.process.wait(10)
@@ -198,7 +198,7 @@ def find_shim(run_dir: str) -> ProcessIdentity | None:
     return None
 
 
-def sweep_run(identity: ProcessIdentity | None, run_dir: str, timeout_s: float = 10.0) -> tuple[int, ...]:
+def sweep_run(identity: ProcessIdentity | None, run_dir: str) -> tuple[int, ...]:
     """Kill whatever is left of a run: the members of its session, and processes that left the session with the
     run's folder in their environment. Returns the pids killed; raises TimedOut when some would not die.
 
@@ -212,7 +212,7 @@ def sweep_run(identity: ProcessIdentity | None, run_dir: str, timeout_s: float =
     def belongs(stat: procfs.Stat) -> bool:
         return by_run(stat) and (identity is None or not _is_foreign(stat, identity, run_dir))
 
-    killed, left = sweep(belongs, timeout_s)
+    killed, left = sweep(belongs)
     if left:
         pids = ", ".join(f"{pid} ({procfs.command_line(pid)})" for pid in left)
         raise TimedOut(

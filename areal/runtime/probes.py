@@ -48,11 +48,9 @@ class ProbeResponse:
     body: bytes  # at most ``most_bytes`` of it
 
 
-def http_get(
-    url: str, timeout_s: float, headers: Mapping[str, str] | None = None, *, most_bytes: int = MOST_BYTES
-) -> ProbeResponse:
+def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> ProbeResponse:
     """GET ``url``. A peer that sends a byte now and then cannot hold us: the deadline is for all of it."""
-    (answer,) = http_get_all([ProbeRequest(url, headers or {})], timeout_s, most_bytes=most_bytes)
+    (answer,) = http_get_all([ProbeRequest(url, headers or {})], timeout_s)
     if isinstance(answer, ProbeFailed):
         raise answer
     return answer

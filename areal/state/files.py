@@ -162,11 +162,11 @@ def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> No
     crash_point("write-after")
 
 
-def write_unsynced(path: Path, text: str, mode: int = 0o600) -> None:
+def write_unsynced(path: Path, text: str) -> None:
     """Replace ``path`` by ``text``, whole or not at all, without making it durable. Raises ArealError."""
     temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        write_new(temp, text.encode(), mode, sync=False)
+        write_new(temp, text.encode(), 0o600, sync=False)
         temp.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

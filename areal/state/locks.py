@@ -85,6 +85,7 @@ def flock_owner(path: Path) -> int:
     return 0
 
 
+_STORE_TIMEOUT_S = 30.0
 _SHARE_POLL_S = 0.01
 _GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
 HOUSEKEEPING = "areal.reconcilers.background"  # in the command of what nobody has called, and which ends by itself
@@ -206,7 +207,7 @@ def lock_objects(
 
 
 @contextlib.contextmanager
-def lock_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
+def lock_store(home: Home, timeout_s: float = _STORE_TIMEOUT_S) -> Iterator[None]:
     """The short lock around a change of object files and of the serial. Raises Locked after ``timeout_s``."""
     path = store_lock_path(home)
     fd = _acquire(path, timeout_s, lambda: _refusal("the store", _seen(path)), _Wait())
@@ -217,7 +218,7 @@ def lock_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def share_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
+def share_store(home: Home) -> Iterator[None]:
     """Keep changes out while reading: no writer is between its serial and its object. Writes nothing, and needs
     nothing to exist; a store without its lock file has never been written."""
     try:
@@ -225,7 +226,7 @@ def share_store(home: Home, timeout_s: float = 30.0) -> Iterator[None]:
     except OSError:
         yield
         return
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _STORE_TIMEOUT_S
     try:
         while not try_lock(fd, shared=True):
             if time.monotonic() > deadline:

@@ -348,10 +348,9 @@ class ObjectStore:
         *,
         actor: str | None = None,
         at: float | None = None,
-        source: dict[str, Any] | None = None,
     ) -> StoredObject:
         """Record ``obj`` as accepted, unless its newest revision says the same; ``obj`` with the revision's number, to
-        be ``put``. Who, when and from which file are those of the layer that was set last, unless given."""
+        be ``put``. Who and when are those of the layer that was set last, unless given."""
         newest = newest_revision(self.home, obj.ref)
         if newest is not None and same(newest.object, obj):
             return replace(obj, revision=newest.number)
@@ -360,7 +359,7 @@ class ObjectStore:
         accepted = replace(obj, revision=number)
         moment = at if at is not None else last.at or time.time()
         without_status = replace(accepted, status={})
-        revision = Revision(number, actor or last.actor, moment, source or last.source, without_status)
+        revision = Revision(number, actor or last.actor, moment, last.source, without_status)
         self.home.ensure()
         write_json(_revision_path(self.home, obj.ref, number), encode_revision(revision))
         for old in _numbers(self.home, obj.ref)[:-KEEP]:

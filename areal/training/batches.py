@@ -66,7 +66,7 @@ def token_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
     return {"input_ids": ids, "attention_mask": torch.arange(width) < sizes[:, None], "loss_mask": mask.bool()}
 
 
-def paired_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
+def paired_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
     """Preferences with ``chosen_ids`` and ``rejected_ids``: both answers of each row, one after the other. Answers
     begin after ``prompt_length`` tokens; without it the prompt is what both have in common, as in TRL."""
     answers: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def paired_batch(rows: Sequence[Mapping[str, Any]], pad_id: int = 0) -> Batch:
         prompt = min(shared, row.get("prompt_length", shared))
         for ids in (chosen, rejected):
             answers.append({"input_ids": ids, "loss_mask": [0] * prompt + [1] * (len(ids) - prompt)})
-    return token_batch(answers, pad_id)
+    return token_batch(answers)
 
 
 # -- over ranks and minibatches, with nearly equal tokens

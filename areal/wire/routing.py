@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from areal.wire.fields import read_fields
@@ -21,7 +21,6 @@ DRAINING = "draining"
 DEAD = "dead"
 
 Strategy = Literal["auto", "round_robin", "least_loaded", "prefix"]
-STRATEGIES = get_args(Strategy)
 
 
 def worker_base_url(text: str) -> str:

@@ -6,7 +6,7 @@ What is common to the parts (names, ``fileroot``, the tokenizer) is given once, 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -31,6 +31,7 @@ from areal.api.config.training import (
     proximal_faults,
     update_mode,
 )
+from areal.resources.tree import ABSENT, get_path
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -291,7 +292,7 @@ class BaseExperimentConfig:
                 found += [((place, *key), why) for key, why in objective_ineffective(part)]
         if self.valid_dataset is None:
             found += [(("evaluator", name), "there is no valid_dataset") for name in _EVALUATIONS]
-        return [(key, why) for key, why in found if _is_said(given, key)]
+        return [(key, why) for key, why in found if get_path(given, tuple(key)) is not ABSENT]
 
     def _parts(self) -> list[tuple[str, Any]]:
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
@@ -408,7 +409,7 @@ class PPOConfig(BaseExperimentConfig):
         found: list[tuple[tuple[str | int, ...], str]] = [*self.training_faults()] if trains else []
         if self.ref is None:
             for name in ("kl_ctl", "kl_loss_coef", "kl_target"):
-                if (value := getattr(self.actor, name)) and _is_said(given, ("actor", name)):
+                if (value := getattr(self.actor, name)) and get_path(given, ("actor", name)) is not ABSENT:
                     why = (
                         f"{value:g} charges for the distance from a reference model, and there is no ref: say ref.path "
                         f"(ref: {{}} is the actor as it begins), or leave {name} out"
@@ -432,21 +433,13 @@ class PPOConfig(BaseExperimentConfig):
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         norm = self.actor.reward_norm
         found = super().ineffective(given)
-        if self.ref is None and _is_said(given, ("actor", "kl_estimator")):
+        if self.ref is None and get_path(given, ("actor", "kl_estimator")) is not ABSENT:
             found.append((("actor", "kl_estimator"), "there is no ref"))
         if norm is not None and norm.mean_level == "group" and self.gconfig.n_samples == 1:
-            key = next((key for key in _GROUPED if _is_said(given, key)), None)
+            key = next((key for key in _GROUPED if get_path(given, key) is not ABSENT), None)
             if key is not None:
                 found.append((key, "gconfig.n_samples is 1: an episode of one row is a group of its own"))
         return found
-
-
-def _is_said(given: Any, key: Sequence[str | int]) -> bool:
-    for part in key:
-        if not isinstance(given, Mapping) or part not in given:
-            return False
-        given = given[part]
-    return True
 
 
 _EVALUATIONS = ("freq_epochs", "freq_steps", "freq_secs", "eval_before_train")

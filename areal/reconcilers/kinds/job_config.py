@@ -34,7 +34,7 @@ from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.paths import file_fault, import_fault, import_path, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
-from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
+from areal.resources.tree import ABSENT, BadOverride, apply_override, dotted, get_path, parse_override, path_text
 
 BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
 _TYPE = "trainer.type"
@@ -470,16 +470,8 @@ def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, 
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
     nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
-    said = next((each for each in places if _is_said(resource.spec.get("config"), each)), path)
+    said = next((each for each in places if get_path(resource.spec.get("config"), each) is not ABSENT), path)
     return _diagnostic(resource, ("config", *said), message)
-
-
-def _is_said(node: Any, path: tuple[Any, ...]) -> bool:
-    for part in path:
-        if not isinstance(node, Mapping) or part not in node:
-            return False
-        node = node[part]
-    return True
 
 
 def _diagnostic(resource: Resource, path: tuple[str | int, ...], message: str, hint: str | None = None) -> Diagnostic:

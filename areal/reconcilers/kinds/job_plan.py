@@ -14,7 +14,6 @@ own are never touched.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from areal.client.command import free_port
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import COMMITS_VARIABLE
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
@@ -283,7 +283,7 @@ def _claimed(
             )
     earlier = known.get(service.ref)
     port = (earlier.spec.get("gateway") or {}).get("port") if earlier is not None else None
-    service = replace(service, spec={**service.spec, "gateway": {"port": port or _free_port()}})
+    service = replace(service, spec={**service.spec, "gateway": {"port": port or free_port()}})
     return replace(service, fresh=True), replace(model, fresh=True)
 
 
@@ -342,13 +342,6 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
 
 def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: str | None) -> Wanted:
     return Wanted(f"{kind}/{name}", kind, name, spec, job.labels, {}, (), owner, job.source, job.where)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # -- how long that service runs

@@ -72,12 +72,12 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
         raise UsageFault(f"the configuration {path} is not valid JSON: {error}") from error
 
 
-def keep_settings(settings: Mapping[str, Any], argv: Sequence[str] | None = None) -> None:
+def keep_settings(settings: Mapping[str, Any]) -> None:
     """Write settings that have changed since the start into the configuration's file, if there is one: the process has
     them when it is started again. Raises OSError."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config", type=Path)
-    path: Path | None = parser.parse_known_args(argv)[0].config
+    path: Path | None = parser.parse_known_args()[0].config
     if path is None:
         return
     draft = path.with_name(f"{path.name}.{os.getpid()}")

@@ -46,18 +46,11 @@ class Sender(Protocol):
     def leave(self) -> None: ...
 
 
-def open_store(host: str, port: int, size: int, timeout_s: float) -> Any:
-    """The trainer's: listens, on a free port where ``port`` is 0 (``store.port``)."""
+def open_store(host: str, port: int, size: int, timeout_s: float, *, listen: bool = True) -> Any:
+    """The trainer listens, on a free port where ``port`` is 0 (``store.port``)."""
     timeout = datetime.timedelta(seconds=timeout_s)
     return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, size, is_master=True, timeout=timeout, wait_for_workers=False
-    )
-
-
-def join_store(host: str, port: int, size: int, timeout_s: float) -> Any:
-    timeout = datetime.timedelta(seconds=timeout_s)
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, port, size, is_master=False, timeout=timeout, wait_for_workers=False
+        host, port, size, is_master=listen, timeout=timeout, wait_for_workers=False
     )
 
 
@@ -145,7 +138,7 @@ class NamedGroup:
     """As SGLang's ``/init_weights_update_group`` makes it: torch's group behind the group's name as a prefix of the
     store, beside the default group, and a broadcast a tensor."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, name: str, device: torch.device) -> None:
+    def __init__(self, store: Any, size: int, timeout_s: float, name: str, device: torch.device) -> None:
         import torch.distributed.distributed_c10d as c10d
 
         helpers: Any = c10d
@@ -153,7 +146,7 @@ class NamedGroup:
         self._device = device
         self._group, _ = helpers._new_process_group_helper(
             size,
-            rank,
+            0,
             [],
             helpers.Backend("nccl" if device.type == "cuda" else "gloo"),
             helpers.PrefixStore(name, store),
@@ -183,7 +176,7 @@ def open_group(
 ) -> Sender:
     """The trainer's end of a group of ``size``, of the form that its engines know (``GroupReceiver``)."""
     if form == "named":
-        return NamedGroup(store, 0, size, timeout_s, name, device)
+        return NamedGroup(store, size, timeout_s, name, device)
     return BroadcastGroup(store, 0, size, timeout_s, device, given_up)
 
 

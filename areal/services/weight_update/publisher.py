@@ -149,10 +149,10 @@ def _lost_workers() -> Iterator[None]:
 
 
 def serve_endpoint(
-    publishers: dict[str, WeightPublisher], key: AdminKey | None, host: str = "127.0.0.1", port: int = 0
+    publishers: dict[str, WeightPublisher], key: AdminKey | None, host: str = "127.0.0.1"
 ) -> contextlib.AbstractContextManager[str]:
     """The endpoint's address while the block runs."""
-    return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host, port)
+    return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host)
 
 
 _CONNECT_S = 300.0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from areal.client.command import free_port
 from areal.errors import UsageFault
 from areal.resources.backend import Part
 from areal.training.batches import trim
@@ -40,14 +41,6 @@ def run(model: Path, out: Path, layout: str, processes: int, agents: int = 1) ->
     assert all(status == 0 for _, status in ends), "\n".join(said for said, _ in ends)
     found: dict[str, Any] = torch.load(out / "found.pt")
     return found
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def compare(model: Path, found: dict[str, Any], out: Path, *, shared: bool) -> None:

@@ -495,11 +495,14 @@ class EngineControl:
             await self._watch.refresh()
 
 
-def refuse_controls(service: Service, why: str) -> None:
-    """Add the same routes for an engine that cannot be controlled: each answers 400."""
+_NOT_OURS = "an external model is not ours to pause, to resize or to version"
+
+
+def refuse_controls(service: Service) -> None:
+    """Add the same routes for an external model: each answers 400."""
 
     async def refused(request: Request) -> AnyResponse:
-        raise ApiError(400, why, code="unsupported_by_engine")
+        raise ApiError(400, _NOT_OURS, code="unsupported_by_engine")
 
     for path in _CONTROL_PATHS:
         service.route("POST", path, refused, Access.ADMIN)

@@ -191,7 +191,7 @@ def _external(config: DataProxyConfig) -> Build:
 
         async with external.http:
             service = _service(config, options, watch, lambda: watch.state.not_ready, details)
-            refuse_controls(service, "an external model is not ours to pause, to resize or to version")
+            refuse_controls(service)
             models = _add_model_routes(service, config, options, recorders, store, external.handlers)
             yield service
 

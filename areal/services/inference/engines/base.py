@@ -407,7 +407,6 @@ async def _next_token(
 
 
 FLOAT32_TOLERANCE = 1e-3
-BFLOAT16_TOLERANCE = 0.15
 
 
 @dataclass(frozen=True)

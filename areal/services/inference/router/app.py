@@ -330,7 +330,7 @@ class RouterRoutes:
 
     async def remove_model(self, request: Request) -> Response:
         body = await read_body(request, RemoveModel)
-        name = _required("model", body.model or body.name)
+        name = _required_model(body.model or body.name)
         if not self._registry.remove_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
         return self._accepted(model=name)
@@ -378,7 +378,7 @@ class RouterRoutes:
         held = await self._placing.holder(body)
         if held is not None:
             return self._there(held.worker, journal=held.journal)
-        name = _required("model", body.model)
+        name = _required_model(body.model)
         if not self._registry.has_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
         entries, ready = self._ready(name)
@@ -471,10 +471,10 @@ def _to_response(reply: Fetched) -> Response:
     return Response(reply.status, reply.body, content_type="application/json")
 
 
-def _required(field: str, value: str | None) -> str:
-    if value is None:
-        raise bad_request(f"{field} is required", param=field, code="missing_field")
-    return value
+def _required_model(name: str | None) -> str:
+    if name is None:
+        raise bad_request("model is required", param="model", code="missing_field")
+    return name
 
 
 def count_workers(metrics: Metrics, registry: WorkerRegistry) -> None:

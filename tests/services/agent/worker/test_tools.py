@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from areal.client.command import free_port
 from tests.services.agent.worker.conftest import answer, start_agent
 from tests.services.processes import Process, Processes, wait_until
 
@@ -117,7 +118,7 @@ def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Pat
         process.wait_log("Uvicorn running")
         return process
 
-    served = start(free := _free_port())
+    served = start(free := free_port())
     tools = json.dumps([{"mcp": {"url": f"http://127.0.0.1:{free}/mcp"}}])
     worker = start_agent(processes, tmp_path, AGENT, "--tools", tools)
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3"
@@ -125,14 +126,6 @@ def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Pat
     assert answer(worker, 'add {"a": 1, "b": 2}')["summary"].startswith("failed: the MCP server http://")
     start(free)
     wait_until(lambda: answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3")
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @pytest.mark.parametrize(

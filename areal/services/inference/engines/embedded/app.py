@@ -461,9 +461,9 @@ class WeightGroups:
 
 
 def _form(host: str, port: int, rank: int, size: int, device: torch.device, given_up: threading.Event) -> Any:
-    from areal.services.weight_transfer.group import BroadcastGroup, join_store
+    from areal.services.weight_transfer.group import BroadcastGroup, open_store
 
-    store = join_store(host, port, size, _CONNECT_S)
+    store = open_store(host, port, size, _CONNECT_S, listen=False)
     return BroadcastGroup(store, rank, size, _TIMEOUT_S, device, given_up)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal.client.command import free_port
 from areal.services.http.client import HttpClient
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import EngineState, TokenEngine
@@ -85,7 +85,7 @@ def start(kind: str, folder: Path, log: Path, adapters: Mapping[str, Path] | Non
         argv = [sys.executable, "-m", "areal.services.inference.engines.embedded", "--port", "0"]
         argv += ["--model-path", str(folder), "--max-batch-size", "16", *(["--lora", *lora] if lora else [])]
     elif kind in REAL:
-        port = _free_port()
+        port = free_port()
         argv, changes = (_vllm if kind == "vllm" else _sglang)(folder, port, lora)
         env |= changes
     else:
@@ -124,9 +124,3 @@ def _sglang(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[s
     if lora:
         argv += ["--enable-lora", "--lora-paths", *lora]
     return argv, {"PYTHONPATH": ""}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
