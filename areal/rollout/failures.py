@@ -111,7 +111,9 @@ def failure_of_agent(error: BaseException, timeout_s: float) -> EpisodeFailed:
 
 def blame_of(error: BaseException) -> str:
     """caller, service, infrastructure, reward, or workflow. Clients of other libraries are known by what their errors
-    have: a ``status_code``, a ``ConnectionError``, or a name that says so."""
+    have: a ``status_code``, a ``ConnectionError``, or a name that says so. Of a group, its first error counts."""
+    if isinstance(error, BaseExceptionGroup):
+        return blame_of(error.exceptions[0])
     if getattr(error, "code", None) == _NO_MODEL:
         return Blame.SERVICE
     if isinstance(error, ClientError):

@@ -299,7 +299,8 @@ class Connection(asyncio.Protocol):
             if error is None and self._begun and until_close:
                 self._ended = True
             else:
-                self._error = self._error or ResponseLost(f"the connection ended: {error!r}")
+                why = f": {error!r}" if error is not None else ""
+                self._error = self._error or ResponseLost(f"the connection ended{why}")
         del self._parser  # a reference cycle
         self._wake()
 

@@ -96,7 +96,7 @@ class WorkerRoutes:
         except BaseException as error:  # noqa: BLE001 - the boundary to user code
             if not turn.cancelled:
                 _log.warning("turn %s failed", order.run_id, exc_info=error)
-                turn.fail(_failure(error), _error_line(error))
+                turn.fail(*_failure(error))
         finally:
             self.turns.discard(task)
 
@@ -113,14 +113,22 @@ def _request(order: WorkerRun) -> AgentRequest:
     return AgentRequest(order.message, order.session_key, order.run_id, history, order.queue_mode, metadata)
 
 
-def _failure(error: BaseException) -> Failure:
-    return "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
+def _failure(error: BaseException) -> tuple[Failure, str]:
+    """Whose fault it is, and what to tell."""
+    try:
+        failure: Failure = "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
+        return failure, _error_line(error)
+    except BaseException as worse:  # noqa: BLE001 - the boundary to user code: the error's own
+        return "agent", f"{type(error).__name__}, whose text cannot be had: {type(worse).__name__}"
 
 
 def _error_line(error: BaseException) -> str:
-    """With the line that raised, where it is not ours."""
-    text = str(error) if isinstance(error, AgentFailed) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    """Of its first cause, which task groups wrap; with the line that raised, where it is not ours."""
     frames = traceback.extract_tb(error.__traceback__)
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+        frames += traceback.extract_tb(error.__traceback__)
+    text = str(error) if isinstance(error, AgentFailed) else f"{type(error).__name__}: {error}".removesuffix(": ")
     own = [each for each in frames if is_own_code(each.filename)]
     return f"{text} ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else text
 

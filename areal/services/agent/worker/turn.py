@@ -259,9 +259,11 @@ def _wait(room: Future[None] | None) -> None:
 
 
 def _json(value: object, what: str) -> str:
-    """Raises AgentFailed, also for a number that is not finite: JSON has none."""
+    """Raises AgentFailed, also for a number that is not finite, and for half a character: JSON has none."""
     try:
-        return json.dumps(value, allow_nan=False)
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
+        text.encode()
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"{what} cannot be written as JSON: {error}") from error
 

@@ -82,6 +82,9 @@ BAD = """
 
     class Unreachable(ConnectionError): pass
 
+    class Untold(ValueError):
+        def __str__(self): raise KeyError
+
     class Agent:
         async def run(self, request, *, emitter):
             return await getattr(self, request.message)(emitter)
@@ -91,6 +94,12 @@ BAD = """
         async def cancels(self, emitter): raise asyncio.CancelledError
         async def lost(self, emitter): raise Unreachable("no model")
         async def surrogate(self, emitter): raise ValueError("\\ud800")
+        async def untold(self, emitter): raise Untold
+        async def group(self, emitter): raise ExceptionGroup("a group", [ValueError("boom")])
+        async def group_lost(self, emitter): raise ExceptionGroup("a group", [Unreachable("no model")])
+        async def half_object(self, emitter): return {"x": "\\ud800"}
+        async def half_result(self, emitter):
+            await emitter.emit_tool_call("a", {"of": "\\ud800"})
         async def number(self, emitter): return 5
         async def objects(self, emitter): return {"x": object()}
         async def nan(self, emitter): return {"x": float("nan")}
@@ -151,6 +160,10 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
         ("exits", "SystemExit: 1 (my_agent.py:"),
         ("cancels", "CancelledError"),
         ("surrogate", "ValueError: ? (my_agent.py:"),
+        ("untold", "Untold, whose text cannot be had: KeyError"),
+        ("group", "ValueError: boom (my_agent.py:"),
+        ("half_object", "the metadata of the answer cannot be written as JSON"),
+        ("half_result", "the arguments of 'a' cannot be written as JSON"),
         ("number", "the agent returned int 5; it may return an AgentResponse, a StreamResponse"),
         ("objects", "the metadata of the answer cannot be written as JSON"),
         ("nan", "the metadata of the answer cannot be written as JSON"),
@@ -174,8 +187,9 @@ def test_turn_of_a_bad_agent_fails_by_name(worker: Process, what: str, error: st
 
 
 def test_turn_that_loses_its_model_is_of_the_infrastructure(worker: Process) -> None:
-    last = answer(worker, "lost")
-    assert last["failure"] == "infra" and last["error"].startswith("Unreachable: no model")
+    for what in ("lost", "group_lost"):
+        last = answer(worker, what)
+        assert last["failure"] == "infra" and last["error"].startswith("Unreachable: no model")
 
 
 def test_event_after_the_turn_is_refused(worker: Process) -> None:
