@@ -27,6 +27,7 @@ from typing import Any
 from areal.errors import InvalidManifest, UsageFault, did_you_mean
 from areal.installation import install_command
 from areal.reconcilers.desired import Wanted
+from areal.reconcilers.kinds.scheduling_spec import Placement, placement_of
 from areal.reconcilers.launch import secret_faults
 from areal.resources.backend import Allocation, BackendError, Part, engine_arguments, parse_backend
 from areal.resources.kinds import BACKENDS, TRAIN_ENGINES, Ref
@@ -34,7 +35,7 @@ from areal.resources.nodes import Diagnostic, ManifestError, Pos
 from areal.resources.paths import file_fault, import_fault, import_path, looks_local, module_of
 from areal.resources.resource import Resource
 from areal.resources.specs import DRIVER, DRIVERS
-from areal.resources.tree import ABSENT, BadOverride, apply_override, dotted, get_path, parse_override, path_text
+from areal.resources.tree import BadOverride, apply_override, dotted, parse_override, path_text
 
 BUILT_IN = {kind: driver for kind, (driver, _) in DRIVERS.items()}
 _TYPE = "trainer.type"
@@ -204,6 +205,21 @@ class JobConfig:
             if part is not None:
                 return key, part
         return None
+
+    def placement_of(self, part: str, scheduler: Mapping[str, Any]) -> Placement:
+        """Of the processes of ``training``, or of its own engines (``rollout``), whose GPUs are their layout's. On this
+        machine nothing is reserved for any. Raises InvalidManifest."""
+        kind = str(scheduler.get("type", ""))
+        if kind not in ("ray", "slurm"):
+            return Placement()
+        trained = "model" if self.text("model.backend") and not self.text("actor.backend") else "actor"
+        section = trained if part == "training" else part
+        try:
+            found = placement_of(self.get(f"{section}.scheduling_spec"), section, kind)
+        except InvalidManifest as error:
+            raise InvalidManifest(f"{self._job.ref}: {error.message}", hint=error.hint) from error
+        own = found.resources if part == "training" else {k: v for k, v in found.resources.items() if k != "gpus"}
+        return replace(found, resources=own)
 
     def _parsed(self, key: str, said: str) -> Allocation:
         try:
@@ -470,8 +486,16 @@ def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, 
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
     nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
-    said = next((each for each in places if get_path(resource.spec.get("config"), each) is not ABSENT), path)
+    said = next((each for each in places if _is_said(resource.spec.get("config"), each)), path)
     return _diagnostic(resource, ("config", *said), message)
+
+
+def _is_said(node: Any, path: tuple[Any, ...]) -> bool:
+    for part in path:
+        if not isinstance(node, Mapping) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def _diagnostic(resource: Resource, path: tuple[str | int, ...], message: str, hint: str | None = None) -> Diagnostic:

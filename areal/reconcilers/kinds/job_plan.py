@@ -14,6 +14,7 @@ own are never touched.
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
@@ -21,7 +22,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from areal.client.command import free_port
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import COMMITS_VARIABLE
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
@@ -35,6 +35,7 @@ from areal.reconcilers.kinds.job_config import (
     require_runnable,
 )
 from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, job_status
+from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
@@ -241,9 +242,10 @@ def _expanded(
         kept = [_as_recorded(known[ref]) for ref in refs if ref in known and _is_of(known[ref], job, known)]
         return [*kept, job]
     config = JobConfig.of(job)
-    require_runnable(job, config)
     job = expand_job(job, config)
+    require_runnable(job, config)
     owned = _owned_service(job, config) if not job.spec.get("rollout") else None
+    job = _placed(job, config)
     if owned is None:
         return [job]
     service, model = _claimed(job, owned, known, owners)
@@ -260,7 +262,13 @@ def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
         spec["resources"] = {**kept, **(spec.get("resources") or {})}
     if earlier.spec.get("scheduler"):
         spec.setdefault("scheduler", earlier.spec["scheduler"])
-    return replace(job, spec=spec)
+    return _placed(replace(job, spec=spec), JobConfig.of(job))
+
+
+def _placed(job: Wanted, config: JobConfig) -> Wanted:
+    """With what its configuration's ``scheduling_spec`` says of its processes on a cluster. Raises InvalidManifest."""
+    placement = config.placement_of("training", job.spec.get("scheduler") or {})
+    return replace(job, spec=with_placement(job.spec, placement))
 
 
 def _claimed(
@@ -283,7 +291,7 @@ def _claimed(
             )
     earlier = known.get(service.ref)
     port = (earlier.spec.get("gateway") or {}).get("port") if earlier is not None else None
-    service = replace(service, spec={**service.spec, "gateway": {"port": port or free_port()}})
+    service = replace(service, spec={**service.spec, "gateway": {"port": port or _free_port()}})
     return replace(service, fresh=True), replace(model, fresh=True)
 
 
@@ -327,7 +335,9 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
     if name_problem(name) is not None:
         raise UsageFault(f"{job.ref}: rollout.model {name!r} cannot name a Model: {name_problem(name)}")
     stays = config.get("shutdown_server_on_exit", config.get("rollout.shutdown_server_on_exit")) is False
+    placement = config.placement_of("rollout", job.spec.get("scheduler") or {})
     placed = {"scheduler": job.spec["scheduler"]} if job.spec.get("scheduler") else {}
+    placed = with_placement(placed, replace(placement, resources={}, env={}))
     service = _wanted(job, _SERVICE, job.name, placed, None if stays else job.ref)
     threads = (job.spec.get("env") or {}).get("OMP_NUM_THREADS")
     spec: dict[str, Any] = {"service": job.name, "backend": str(part), "path": config.absolute(path)}
@@ -337,11 +347,19 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
         spec["engineArgs"] = arguments
     if threads:
         spec["env"] = {"OMP_NUM_THREADS": str(threads)}
+    spec = with_placement(spec, replace(placement, settings={}))
     return service, _wanted(job, _MODEL, name, spec, service.ref)
 
 
 def _wanted(job: Wanted, kind: str, name: str, spec: Mapping[str, Any], owner: str | None) -> Wanted:
     return Wanted(f"{kind}/{name}", kind, name, spec, job.labels, {}, (), owner, job.source, job.where)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 # -- how long that service runs

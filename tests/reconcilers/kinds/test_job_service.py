@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from areal.errors import Conflict, InvalidManifest, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
 from areal.reconcilers.desired import Target, Wanted, check_removals, deletions, pruned, target_for, with_layer
 from areal.reconcilers.kinds.job_plan import LAYER, following_jobs, with_services
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
@@ -248,3 +248,84 @@ def test_job_of_an_agent_service_with_another_model_is_refused() -> None:
         with_agents(model="other")
     with pytest.raises(InvalidManifest, match=r"AgentService/players has no spec.inference"):
         with_agents(replace(AGENTS, spec={}))
+
+
+# -- AReaL's scheduling_spec, on a cluster
+
+ROW = {"task_type": "worker", "port_count": 2, "cmd": "python3 -m rpc_server", "cpu": 4, "mem": 32, "gpu": 1}
+
+
+def scheduled(row: Any, *, by: str = "slurm", rollout: Any = None, **spec: Any) -> Wanted:
+    config = {**CONFIG, "scheduler": {"type": by}}
+    config["actor"] = {**config["actor"], "scheduling_spec": row}
+    config["rollout"] = {
+        **config["rollout"],
+        "scheduling_spec": "${actor.scheduling_spec}" if rollout is None else rollout,
+    }
+    return job(config, **spec)
+
+
+def test_scheduling_spec_says_what_processes_of_a_cluster_get() -> None:
+    row = {**ROW, "env_vars": {"A": 1}, "nodelist": "n[1-2]", "exclusive": True, "additional_bash_cmds": ["module x"]}
+    container = {"image": "a.sif", "container_type": "apptainer", "mount": "/a:/a,/b:/b"}
+    found = expanded(scheduled([{**row, **container}]))
+
+    slurm = {
+        "nodelist": "n[1-2]",
+        "extraArgs": ["--exclusive"],
+        "setupCommands": ["module x"],
+        "containerImage": "a.sif",
+        "containerType": "apptainer",
+        "containerMounts": ["/a:/a", "/b:/b"],
+    }
+    learn = found["TrainJob/learn"].spec
+    assert learn["resources"] == {"cpus": 4, "memory": "32Gi", "gpus": 1}
+    assert learn["env"] == {"A": "1"}
+    assert learn["scheduler"] == found["InferenceService/learn"].spec["scheduler"] == {"type": "slurm", "slurm": slurm}
+    model = found["Model/mine"].spec
+    assert model["resources"] == {"cpus": 4, "memory": "32Gi"}  # its GPUs are its layout's
+    assert model["env"]["A"] == "1"
+
+
+def test_manifest_wins_over_scheduling_spec_and_the_same_job_again_changes_nothing() -> None:
+    wanted = scheduled(
+        [ROW], scheduler={"type": "slurm", "slurm": {"nodelist": "n9"}}, resources={"cpus": 1}, env={"A": "0"}
+    )
+    first = expanded(wanted)
+    assert first["TrainJob/learn"].spec["resources"] == {"cpus": 1, "memory": "32Gi", "gpus": 1}
+    assert first["TrainJob/learn"].spec["scheduler"]["slurm"] == {"nodelist": "n9"}
+
+    assert expanded(wanted, recorded(first))["TrainJob/learn"].spec == first["TrainJob/learn"].spec
+
+
+def test_scheduling_spec_on_one_machine_and_an_empty_one_say_nothing() -> None:
+    for wanted in (scheduled([ROW], by="local"), scheduled([], by="ray"), scheduled([{"gpu": None}], by="ray")):
+        assert "resources" not in expanded(wanted)["TrainJob/learn"].spec
+    assert expanded(scheduled([{"gpu": 0}], by="ray"))["TrainJob/learn"].spec["resources"] == {"gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("row", "by", "place"),
+    [
+        ({"srun_additional_args": "--mpi=pmi2"}, "slurm", r"actor\.scheduling_spec\.0\.srun_additional_args"),
+        ({"container_type": "docker"}, "slurm", r"actor\.scheduling_spec\.0\.container_type"),
+        ({"nodelist": "n1"}, "ray", r"actor\.scheduling_spec\.0\.nodelist"),
+        ({"image": "a"}, "ray", r"actor\.scheduling_spec\.0\.image"),
+        ({"ray_placement_strategy": "deferred"}, "ray", r"actor\.scheduling_spec\.0\.ray_placement_strategy"),
+        ({"cpus": 3}, "ray", r"actor\.scheduling_spec\.0\.cpus is no field"),
+    ],
+)
+def test_scheduling_spec_that_cannot_be_honoured_is_refused_with_its_place(
+    row: dict[str, Any], by: str, place: str
+) -> None:
+    with pytest.raises(ArealError, match=f"TrainJob/learn: {place}"):
+        expanded(scheduled([row], by=by, rollout=[]))
+    with pytest.raises(ArealError, match=place.replace("actor", "rollout")):
+        expanded(scheduled([], by=by, rollout=[row]))
+    with pytest.raises(ArealError, match=r"actor\.scheduling_spec is not a list of one row"):
+        expanded(scheduled([{}, {}], by=by, rollout=[]))
+
+
+def test_ray_is_told_the_strategy() -> None:
+    found = expanded(scheduled([{"ray_placement_strategy": "PACK"}], by="ray"))
+    assert found["TrainJob/learn"].spec["scheduler"] == {"type": "ray", "ray": {"placementStrategy": "PACK"}}
