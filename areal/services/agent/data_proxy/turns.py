@@ -401,6 +401,8 @@ class TurnRunner:
     ) -> dict[str, Any]:
         """Pass the events on, and return the last one. Raises TurnFailed, and CallFailed for a worker that is lost."""
         held: list[bytes] = []
+        longest = self._config.max_body_bytes + _LINE_SLACK
+        too_long = TurnFailed("agent", "an event of the agent is larger than a turn may be")
         async for part in answer.parts():
             watchdog.kick()
             lines = part.split(b"\n")
@@ -409,14 +411,18 @@ class TurnRunner:
                 held.clear()
             if rest := lines.pop():
                 held.append(rest)
-                if sum(map(len, held)) > self._config.max_body_bytes + _LINE_SLACK:
-                    raise TurnFailed("infra", "an event of the worker is too long")
             passed = []
             last: dict[str, Any] | TurnFailed | None = None
             for line in lines:
-                if not line.startswith(_NOT_PARSED) and (last := last_event(line, transcript)) is not None:
+                if len(line) > longest:
+                    last = too_long
+                elif not line.startswith(_NOT_PARSED):
+                    last = last_event(line, transcript)
+                if last is not None:
                     break
                 passed.append(line)
+            if last is None and sum(map(len, held)) > longest:
+                last = too_long
             if passed:
                 passed.append(b"")
                 await _pass_on(turn, b"\n".join(passed))

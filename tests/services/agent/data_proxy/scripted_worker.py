@@ -1,8 +1,8 @@
 """A worker whose agent does what the message says, and which tells what it was asked.
 
 ``wait`` (until POST /release), ``tools``, ``fail``, ``odd``, ``die``, ``nonsense``, ``cut``, ``stream``, ``large``,
-``flood``, ``model`` (one call of the session's model); any other message is answered with itself and the number of
-messages in the history. GET /calls has every turn: what it was given, and how it ended.
+``delta``, ``flood``, ``model`` (one call of the session's model); any other message is answered with itself and the
+number of messages in the history. GET /calls has every turn: what it was given, and how it ended.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ class ScriptedWorker:
                     "name": "a",
                     "arguments": '"' + "x" * int(message.split()[1]) + '"',
                 }
+            case "delta":
+                yield {"type": "delta", "text": "x" * int(message.split()[1])}
             case "flood":
                 for _ in range(int(message.split()[1])):
                     yield {"type": "delta", "text": "x" * 1000}
