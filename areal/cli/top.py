@@ -1,6 +1,7 @@
 """``areal top``: CPU, memory, GPU and tokens a second of each process.
 
 CPU and memory are summed over the process's whole session (engines fork). CPU needs two samples, half a second apart.
+Those of a node of a cluster cannot be seen from here: they are Unknown.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
 
 
+UNKNOWN = "Unknown"
 _SAMPLE_S = 0.5
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -34,14 +36,26 @@ _COLUMNS = (
     field("OWNER", "owner"),
     field("PROCESS", "process"),
     field("PID", "pid", right=True),
-    Column("CPU", lambda row: None if row["cpuPercent"] is None else f"{row['cpuPercent']:.0f}%", right=True),
-    Column("MEMORY", lambda row: size(row["memoryBytes"]), right=True),
-    Column("GPU", lambda row: [f"{gpu['index']}:{size(gpu['usedBytes'])}" for gpu in row["gpus"]]),
+    Column("CPU", lambda row: _cell(row, "cpuPercent", "{:.0f}%".format), right=True),
+    Column("MEMORY", lambda row: _cell(row, "memoryBytes", size), right=True),
+    Column("GPU", lambda row: [_gpu_cell(row, gpu) for gpu in row["gpus"]]),
     field("TOKENS/S", "tokensPerSecond", right=True),
     field("STATE", "state", state=True),
     Column("UPTIME", lambda row: age(row["uptimeSeconds"]), right=True),
     field("PROCESSES", "processes", wide=True, right=True),
+    field("NODE", "node", wide=True),
 )
+
+
+def _cell(row: Mapping[str, Any], name: str, form: Callable[[Any], str | None]) -> str | None:
+    if row[name] is None:
+        return UNKNOWN if row["node"] else None
+    return form(row[name])
+
+
+def _gpu_cell(row: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
+    name = gpu["uuid"] if gpu["index"] is None else gpu["index"]
+    return f"{name}:{_cell({**gpu, 'node': row['node']}, 'usedBytes', size) or '-'}"
 
 
 class Usage(NamedTuple):
@@ -88,12 +102,13 @@ def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[
     usage_before, tokens_before, at = _usage(), _tokens(home, states), time.monotonic()
     time.sleep(seconds)
     usage, tokens, took = _usage(), _tokens(home, states), time.monotonic() - at
-    gpus = _gpus(states)
+    gpus = _gpus([uuid for state in states if not state.job_id for uuid in state.spec.gpus])
     rows = []
     for state in states:
         row, uid = process_row(state), state.spec.uid
-        session = 0 if state.node else state.shim_pid or 0  # of this machine's /proc
-        before, after = usage_before.get(session), usage.get(session)
+        elsewhere = bool(state.node or state.job_id)  # its pids are of another machine
+        session = None if elsewhere else state.shim_pid
+        before, after = (each.get(session) if session else None for each in (usage_before, usage))
         cpu_s = max(0.0, after.cpu_s - before.cpu_s) if before is not None and after is not None else None
         generated = tokens[uid] - tokens_before[uid] if uid in tokens and uid in tokens_before else -1.0
         rows.append(
@@ -106,7 +121,10 @@ def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[
                 "cpuPercent": None if cpu_s is None else round(100 * cpu_s / took, 1),
                 "memoryBytes": after.memory_bytes if after else None,
                 "processes": after.processes if after else None,
-                "gpus": [gpus.get(uuid, {"uuid": uuid, "index": None, "usedBytes": None}) for uuid in state.spec.gpus],
+                "node": state.node or None,
+                "gpus": [_of_node(gpu) for gpu in state.gpus]
+                if elsewhere
+                else [gpus[uuid] for uuid in state.spec.gpus],
                 "tokensPerSecond": None if generated < 0 else round(generated / took, 1),
             }
         )
@@ -134,15 +152,23 @@ def _usage() -> dict[int, Usage]:
     return found
 
 
-def _gpus(states: Sequence[RunState]) -> dict[str, Mapping[str, Any]]:
-    if not any(state.spec.gpus for state in states):
+def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """GPUs of this machine. What the driver does not list, or cannot tell, has no figures."""
+    if not uuids:
         return {}
     from areal.runtime.gpus import list_gpus
 
-    return {
+    listed = {
         gpu.uuid: {"uuid": gpu.uuid, "index": gpu.index, "usedBytes": gpu.used_bytes, "totalBytes": gpu.total_bytes}
         for gpu in list_gpus().gpus
     }
+    return {uuid: listed.get(uuid, {"uuid": uuid, "index": None, "usedBytes": None}) for uuid in uuids}
+
+
+def _of_node(name: str) -> Mapping[str, Any]:
+    """A GPU as its node names it: by its index there, or by its UUID."""
+    index = int(name) if name.isdecimal() else None
+    return {"uuid": None if index is not None else name, "index": index, "usedBytes": None}
 
 
 # -- token counters: our engine's statistics, other engines' Prometheus pages

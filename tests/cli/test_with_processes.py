@@ -86,6 +86,7 @@ def test_top_measures_each_process(served: Box) -> None:  # noqa: F811
     assert rows["engine/0"]["cpuPercent"] >= 0
     assert rows["engine/0"]["tokensPerSecond"] is not None
     assert rows["gateway/0"]["tokensPerSecond"] is None
+    assert "Unknown" not in served.ok("top").out
 
 
 def test_wait_for_what_already_holds_returns_at_once(served: Box) -> None:  # noqa: F811
