@@ -484,12 +484,14 @@ def session_id(tag: str, number: int) -> str:
 async def measure_router(size: int, picks: int) -> dict[str, Any]:
     bench = RouterBench(size)
     prefixed = lambda number: CallKey(100.0, PREFIXES[number % 512])  # noqa: E731
+    loading = lambda number: CallKey(4000.0, PREFIXES[number % 512])  # noqa: E731
     plain = lambda number: CallKey(100.0)  # noqa: E731
     of_session = lambda number: CallKey(100.0, journal=bench.tags[number % size])  # noqa: E731
     calls = {
         "pick: auto, a recorded conversation": await bench.picks("auto", prefixed, picks),
         "pick: auto": await bench.picks("auto", plain, picks),
         "pick: prefix": await bench.picks("prefix", prefixed, picks),
+        "pick: prefix, long prompts": await bench.picks("prefix", loading, picks),
         "pick: least_loaded": await bench.picks("least_loaded", plain, picks),
         "pick: round_robin": await bench.picks("round_robin", plain, picks),
         "pick: of a session": await bench.picks("auto", of_session, picks),

@@ -53,16 +53,7 @@ def fsdp(model: Path, **changes: Any) -> FSDPEngine:
 
 
 def named(engine: FSDPEngine) -> dict[str, torch.Tensor]:
-    """As in a folder: transformers has the experts of a layer as one tensor in memory."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in engine.named_tensors():
-        before, experts, last = name.rpartition("experts.")
-        for number, part in enumerate(tensor if experts else ()):
-            parts = zip(("gate_proj", "up_proj"), part.chunk(2), strict=True) if "gate" in last else [(last, part)]
-            found |= {f"{before}experts.{number}.{each}.weight": tensor.clone() for each, tensor in parts}
-        if not experts:
-            found[name] = tensor.clone()
-    return found
+    return {name: tensor.clone() for name, tensor in engine.named_tensors()}
 
 
 def assert_same(found: dict[str, Any], model: Path, saved: Path) -> None:

@@ -154,17 +154,17 @@ class Admission:
         Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
         """
         ready = self._table.routable(model, even_suspects=True, journal=key.journal)
-        if refused:
-            ready = [worker for worker in ready if worker.addr not in refused]
-        chosen = self._pick(ready, key)
+        chosen = self._pick(model, ready, key)
+        if chosen is not None and chosen.addr in refused:
+            chosen = self._pick("", [worker for worker in ready if worker.addr not in refused], key)
         return chosen if chosen is not None else await self._wait(model, key, since)
 
-    def _pick(self, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
+    def _pick(self, model: str, candidates: list[WorkerEntry], key: CallKey) -> WorkerEntry | None:
         if not candidates:
             return None
         if key.journal is not None:
             return candidates[0]
-        return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load)
+        return self._picker.pick(self._table.snapshot.strategy, candidates, key, self._load, model)
 
     async def _wait(self, model: str, key: CallKey, since: float) -> WorkerEntry:
         if self._waiting >= self._table.limits.max_queued_requests:
@@ -176,7 +176,8 @@ class Admission:
             while True:
                 await self._table.changed(self._patience(model, key, since))
                 # A worker that refused before is tried again once its suspicion has passed.
-                chosen = self._pick(self._table.routable(model, even_suspects=False, journal=key.journal), key)
+                ready = self._table.routable(model, even_suspects=False, journal=key.journal)
+                chosen = self._pick(model, ready, key)
                 if chosen is not None:
                     return chosen
         finally:

@@ -194,10 +194,10 @@ class LiveTable:
     def suspect(self, addr: str) -> None:
         now = asyncio.get_running_loop().time()
         until, span = self._suspects.get(addr, (0.0, 0.0))
-        if until <= now:  # calls that fail together count once
+        if until <= now:  # calls that fail together count once, and lengthen it
             span = min(max(span * 2, _SUSPECT_FIRST_S), _SUSPECT_MAX_S)
+            self._trusted.clear()  # calls that fail together make a list once for them all
         self._suspects[addr] = (now + span, span)
-        self._trusted.clear()
 
     def trust(self, addr: str) -> None:
         if self._suspects and self._suspects.pop(addr, None) is not None:

@@ -385,7 +385,7 @@ class RouterRoutes:
         if not ready:
             raise ApiError(503, f"no worker of model {name!r} is ready", code="no_worker_available")
         strategy = self._registry.strategy
-        chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens)
+        chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens, name)
         return self._there(ready[chosen.addr])
 
     def _ready(self, model: str) -> tuple[list[WorkerEntry], dict[str, WorkerRecord]]:

@@ -21,11 +21,11 @@ import bisect
 import hashlib
 import heapq
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from areal.wire.routing import WorkerEntry
 
@@ -34,17 +34,17 @@ _SLACK_TOKENS = 2048.0
 _PART = 32  # of a pool that is not larger all are candidates for a prefix
 _CANDIDATES = 8  # of a larger one
 _SPARE = 64
-_POOLS_KEPT = 64
+_POOLS_KEPT = 4096
 _64_BITS = 2**64 - 1
 
 Load = Callable[[WorkerEntry], float]
-Kept = TypeVar("Kept")
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class CallKey:
-    """A call's affinity. ``tokens`` is an estimate of prompt and answer together; ``journal``
-    the tag of its session's journal, which only one worker holds."""
+    """A call's affinity. ``tokens`` is an estimate of prompt and answer together; ``prefix`` a digest of the prompt's
+    beginning; ``journal`` the tag of its session's journal, which only one worker holds."""
 
     tokens: float = 0.0
     prefix: bytes | None = None
@@ -52,86 +52,130 @@ class CallKey:
 
 
 def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
-    """The workers in the order in which ``key`` prefers them."""
-    return sorted(workers, key=_weight_by(key), reverse=True)
+    """The workers in the order in which ``key``, a digest, prefers them."""
+    weights = _weights(_seed(key), (_digest_of_address(worker.addr) for worker in workers))
+    return [workers[place] for place in sorted(range(len(workers)), key=weights.__getitem__, reverse=True)]
 
 
 class _Ring:
-    """A pool's workers in the order of their addresses' digests."""
+    """A pool's workers in the order of their addresses' digests. Those of a large one are packed: of what a pick reads
+    little is in the processor's caches."""
 
     def __init__(self, workers: Sequence[WorkerEntry]) -> None:
         placed = sorted(((_digest_of_address(worker.addr), worker) for worker in workers), key=lambda each: each[0])
-        self._digests = [digest for digest, _ in placed]
-        self._workers = [worker for _, worker in placed]
+        self._size = len(placed)
+        self._many = self._size if self._size <= _PART else _CANDIDATES
+        around = placed + placed[: self._many]
+        self._digests = array("Q", [digest for digest, _ in around])
+        self._workers = [worker for _, worker in around]
 
-    def part(self, key: bytes) -> list[WorkerEntry]:
-        first = bisect.bisect(self._digests, _digest_of_key(key))
-        part = self._workers[first : first + _CANDIDATES]
-        return part + self._workers[: _CANDIDATES - len(part)]
+    def part(self, key: bytes) -> _Part:
+        """The candidates for ``key``."""
+        seed = _seed(key)
+        first = bisect.bisect(self._digests, seed, 0, self._size) % self._size if self._many < self._size else 0
+        return _Part(self._workers, first, _weights(seed, self._digests[first : first + self._many]))
+
+
+class _Part:
+    """Candidates among the ``workers`` of a ring, from ``first`` on; ``weights``: by how much the key prefers each."""
+
+    __slots__ = ("_first", "_weights", "_workers")
+
+    def __init__(self, workers: list[WorkerEntry], first: int, weights: list[int]) -> None:
+        self._workers, self._first, self._weights = workers, first, weights
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    @property
+    def home(self) -> WorkerEntry:
+        return self._workers[self._first + self._weights.index(max(self._weights))]
+
+    def __iter__(self) -> Iterator[WorkerEntry]:
+        return iter(self._workers[self._first : self._first + len(self._weights)])
+
+    def preferred(self) -> Iterator[WorkerEntry]:
+        """The one that the key prefers first."""
+        order = sorted(range(len(self._weights)), key=self._weights.__getitem__, reverse=True)
+        return (self._workers[self._first + place] for place in order)
 
 
 class _Least:
-    """A pool's workers by their load, as a heap in which each has its present load once at least; others are dropped
-    when they come to the top."""
+    """A pool's workers by their load: those of each load together, and the loads as a heap, in which one that no worker
+    has any more is dropped when it comes to the top."""
 
     def __init__(self, workers: Sequence[WorkerEntry], load: Load, dice: random.Random) -> None:
         self._workers, self._dice = workers, dice
         self._places = {worker.addr: place for place, worker in enumerate(workers)}
-        self._heap = [(load(worker), dice.random(), place) for place, worker in enumerate(workers)]
-        heapq.heapify(self._heap)
+        self._loads = [load(worker) for worker in workers]
+        self._equals: dict[float, list[int]] = {}
+        self._at = [0] * len(workers)  # among its equals
+        for place, tokens in enumerate(self._loads):
+            self._join(place, tokens)
+        self._heap = sorted(self._equals)
 
     def loaded(self, addr: str, tokens: float) -> None:
-        if (place := self._places.get(addr)) is not None:
-            heapq.heappush(self._heap, (tokens, self._dice.random(), place))
+        place = self._places.get(addr)
+        if place is None or tokens == self._loads[place]:
+            return
+        equals = self._equals[self._loads[place]]
+        last = equals.pop()
+        if last != place:
+            at = self._at[last] = self._at[place]
+            equals[at] = last
+        if tokens not in self._equals:
+            heapq.heappush(self._heap, tokens)
+        self._join(place, tokens)
+        if len(self._heap) > 2 * len(self._workers) + _SPARE:
+            self._equals = {each: equals for each, equals in self._equals.items() if equals}
+            self._heap = sorted(self._equals)
+
+    def _join(self, place: int, tokens: float) -> None:
+        equals = self._equals.setdefault(tokens, [])
+        self._loads[place], self._at[place] = tokens, len(equals)
+        equals.append(place)
 
     def pick(self, load: Load) -> WorkerEntry | None:
-        """None where the heap holds more old loads than present ones: it is to be made anew."""
-        if len(self._heap) > 4 * len(self._workers) + _SPARE:
-            return None
-        while self._heap:
-            tokens, _, place = self._heap[0]
-            if tokens == load(self._workers[place]):
-                heapq.heapreplace(self._heap, (tokens, self._dice.random(), place))  # equals take turns
-                return self._workers[place]
-            heapq.heappop(self._heap)
-        return None
+        """None where loads became others without a word: it is to be made anew."""
+        while not (equals := self._equals[self._heap[0]]):
+            del self._equals[heapq.heappop(self._heap)]
+        worker = self._workers[equals[int(self._dice.random() * len(equals))]]
+        return worker if load(worker) == self._heap[0] else None
 
 
-def _weight_by(key: bytes) -> Callable[[WorkerEntry], int]:
-    """One digest a key and one an address, the latter kept; together they are mixed as SplitMix64 does, which is what a
-    call pays for each worker."""
-    seed = _digest_of_key(key)
-
-    def weight(worker: WorkerEntry) -> int:
-        mixed = seed ^ _digest_of_address(worker.addr)
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _64_BITS
-        return mixed ^ mixed >> 31
-
-    return weight
+def _weights(seed: int, digests: Iterable[int]) -> list[int]:
+    """By how much the key that begins with ``seed`` prefers each address: their digests, mixed by Fibonacci hashing,
+    which is what a call pays for each candidate."""
+    return [(seed ^ digest) * 0x9E3779B97F4A7C15 & _64_BITS for digest in digests]
 
 
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest())
-
-
-@lru_cache(maxsize=1)  # it is asked for twice in one pick
-def _digest_of_key(key: bytes) -> int:
-    return _digest(key)
+def _seed(key: bytes) -> int:
+    return int.from_bytes(key[:8])
 
 
 @lru_cache(maxsize=65_536)
 def _digest_of_address(addr: str) -> int:
-    return _digest(addr.encode())
+    return int.from_bytes(hashlib.blake2b(addr.encode(), digest_size=8).digest())
 
 
-def _remember(
-    known: OrderedDict[int, tuple[Sequence[WorkerEntry], Kept]], workers: Sequence[WorkerEntry], made: Kept
-) -> None:
-    known[id(workers)] = workers, made
-    known.move_to_end(id(workers))
-    if len(known) > _POOLS_KEPT:
-        known.popitem(last=False)
+class _Kept(Generic[Made]):
+    """What was made of each pool's present list of workers."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[Sequence[WorkerEntry], Made]] = {}
+
+    def get(self, pool: str, workers: Sequence[WorkerEntry]) -> Made | None:
+        kept = self._of.get(pool)
+        return kept[1] if kept is not None and kept[0] is workers else None
+
+    def put(self, pool: str, workers: Sequence[WorkerEntry], made: Made) -> Made:
+        if len(self._of) >= _POOLS_KEPT:  # models come and go
+            self._of.clear()
+        self._of[pool] = workers, made
+        return made
+
+    def __iter__(self) -> Iterator[Made]:
+        return (made for _, made in self._of.values())
 
 
 class Picker:
@@ -140,66 +184,66 @@ class Picker:
     def __init__(self, dice: random.Random | None = None) -> None:
         self._dice = dice or random.Random()
         self._turn = -1
-        self._rings: OrderedDict[int, tuple[Sequence[WorkerEntry], _Ring]] = OrderedDict()
-        self._least: OrderedDict[int, tuple[Sequence[WorkerEntry], _Least]] = OrderedDict()
+        self._rings: _Kept[_Ring] = _Kept()
+        self._least: _Kept[_Least] = _Kept()
 
     def loaded(self, addr: str, tokens: float) -> None:
         """The load of a worker is another one now."""
-        for _, least in self._least.values():
+        for least in self._least:
             least.loaded(addr, tokens)
 
-    def pick(self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load) -> WorkerEntry:
+    def pick(
+        self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load, pool: str = ""
+    ) -> WorkerEntry:
+        """``pool``: the name of what ``workers`` are of, a model's."""
         if len(workers) == 1:
             return workers[0]
         if strategy == "round_robin":
             self._turn += 1
             return workers[self._turn % len(workers)]
         if strategy == "least_loaded":
-            return self._least_of(workers, load)
-        if key.prefix is not None:
-            by = self._by_prefix if strategy == "prefix" else self._where_it_began
-            return by(key.prefix, workers, load)
-        one, other = self._two(workers)
-        return one if load(one) <= load(other) else other
+            return self._least_of(pool, workers, load)
+        if key.prefix is None:
+            return self._lighter_of_two(workers, load)
+        ring = self._rings.get(pool, workers) or self._rings.put(pool, workers, _Ring(workers))
+        return (self._by_prefix if strategy == "prefix" else self._where_it_began)(key.prefix, ring, workers, load)
 
-    def _least_of(self, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        kept = self._least.get(id(workers))
-        picked = kept[1].pick(load) if kept is not None and kept[0] is workers else None
+    def _least_of(self, pool: str, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+        kept = self._least.get(pool, workers)
+        picked = kept.pick(load) if kept is not None else None
         if picked is None:
-            least = _Least(workers, load, self._dice)
-            _remember(self._least, workers, least)
-            picked = least.pick(load)
-        assert picked is not None, "a heap that was just made has every worker's present load"
+            picked = self._least.put(pool, workers, _Least(workers, load, self._dice)).pick(load)
+        assert picked is not None, "each load was asked for just now"
         return picked
 
-    def _part(self, key: bytes, workers: Sequence[WorkerEntry]) -> Sequence[WorkerEntry]:
-        """All of a small pool, some of a large one."""
-        if len(workers) <= _PART:
-            return workers
-        kept = self._rings.get(id(workers))
-        if kept is None or kept[0] is not workers:
-            kept = workers, _Ring(workers)
-            _remember(self._rings, workers, kept[1])
-        return kept[1].part(key)
+    def _lighter_of_two(self, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+        one, other = self._two(workers)
+        return one if load(one) <= load(other) else other
 
     def _two(self, workers: Sequence[WorkerEntry]) -> tuple[WorkerEntry, WorkerEntry]:
         """Different ones, each pair as likely as another, in any order, for a third of what ``random.sample`` costs."""
         first, second = int(self._dice.random() * len(workers)), int(self._dice.random() * (len(workers) - 1))
         return workers[first], workers[second + (second >= first)]
 
-    def _where_it_began(self, prefix: bytes, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+    def _where_it_began(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
         """By the conversation's beginning, unless that worker has clearly more to do than another one. The cost is the
         same for pools of any size."""
-        home = max(self._part(prefix, workers), key=_weight_by(prefix))
+        home = ring.part(prefix).home
         one, other = self._two(workers)
         if other is home:
             other = one
         return home if load(home) <= load(other) * _BOUND + _SLACK_TOKENS else other
 
-    def _by_prefix(self, prefix: bytes, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        part = self._part(prefix, workers)
-        mean = sum(load(worker) for worker in part) / len(part)
-        for worker in rendezvous(prefix, part):
-            if load(worker) <= mean * _BOUND + _SLACK_TOKENS:
-                return worker
-        raise AssertionError("some worker is never above the mean")
+    def _by_prefix(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+        """In a large pool another two tell what is usual, and get the call where all candidates have clearly more."""
+        part = ring.part(prefix)
+        home = part.home
+        if (held := load(home)) <= _SLACK_TOKENS:  # then it is not above any mean
+            return home
+        if len(part) == len(workers):
+            other, usual = home, sum(map(load, part)) / len(part)  # one is not above the mean
+        else:
+            other = self._lighter_of_two(workers, load)
+            usual = load(other)
+        most = usual * _BOUND + _SLACK_TOKENS
+        return home if held <= most else next((each for each in part.preferred() if load(each) <= most), other)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from areal.services.http.errors import ApiError
+from areal.services.http.service import Metrics
+from areal.services.inference.gateway.relay import Admission
 from areal.services.inference.gateway.routing import LiveTable
+from areal.services.inference.router.picking import CallKey
 from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, GatewayLimits, ModelEntry, Snapshot, WorkerEntry
 
 
@@ -66,6 +70,20 @@ async def test_suspicion_ends_when_the_router_says_that_the_worker_is_back() -> 
     live_table.apply(table(2, a=DEAD, b=READY))
     live_table.apply(table(3, a=READY, b=READY))
     assert routable(live_table) == {"a", "b"}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "prefix", "least_loaded", "round_robin"])
+async def test_retry_gets_another_worker_from_the_list_that_is_kept(strategy: str) -> None:
+    live_table = live(replace(table(a=READY, b=READY, c=READY), strategy=strategy))
+    admission = Admission(live_table, Metrics().gauge("queued", "Queued.", ()))
+    key = CallKey(1.0, b"beginning")
+    seen = {(await admission.worker("m", key, {"http://a:1"}, 0.0)).id for _ in range(50)}
+    assert seen and seen <= {"b", "c"}
+    live_table.suspect("http://a:1")
+    listed, lists = live_table.routable("m", even_suspects=True), list[object]()
+    admission._picker.pick = lambda _, workers, *rest: (lists.append(workers), workers[0])[1]  # type: ignore[method-assign]
+    await admission.worker("m", key, {"http://a:1"}, 0.0)
+    assert lists == [listed] and lists[0] is listed
 
 
 async def test_waiters_wake_at_the_next_table() -> None:
@@ -132,6 +150,9 @@ async def test_trusted_workers_are_listed_once_until_one_gets_into_trouble_or_ou
     assert live_table.routable("m", even_suspects=True) is first
     live_table.suspect("http://b:1")
     assert routable(live_table) == {"c"}
+    listed = live_table.routable("m", even_suspects=True)
+    live_table.suspect("http://b:1")
+    assert live_table.routable("m", even_suspects=True) is listed, "calls that fail together"
     live_table.trust("http://b:1")
     assert routable(live_table) == {"b", "c"}
     live_table.apply(table(1, a=READY, c=READY))

@@ -123,9 +123,58 @@ def test_prefix_of_a_large_pool_stays_unless_a_worker_near_it_left(key: bytes, g
     left = [worker for worker in pool if worker is not pool[gone]]
     before = Picker().pick("prefix", pool, CallKey(prefix=key), lambda w: 0.0)
     after = Picker().pick("prefix", left, CallKey(prefix=key), lambda w: 0.0)
-    part = picking._Ring(pool).part(key)
+    part = list(picking._Ring(pool).part(key))
     assert after == before or pool[gone] in part
     assert len(part) == 8
+
+
+def test_prefixes_are_spread_evenly_over_a_pool_of_any_size() -> None:
+    for size, most in ((8, 1.2), (32, 1.5), (400, 3.5)):
+        pool = [WorkerEntry(str(number), f"http://10.0.0.{number}:21001") for number in range(size)]
+        picker = Picker(random.Random(1))
+        got = Counter(
+            picker.pick("prefix", pool, CallKey(prefix=random.Random(number).randbytes(16)), lambda w: 0.0).id
+            for number in range(size * 200)
+        )
+        assert len(got) == size and max(got.values()) < 200 * most
+
+
+def test_one_prefix_does_not_keep_a_large_pool_to_its_candidates() -> None:
+    pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(500)]
+    held, picker = {worker.addr: 0.0 for worker in pool}, Picker(random.Random(1))
+    for _ in range(5000):
+        held[picker.pick("prefix", pool, CallKey(prefix=b"system prompt"), lambda w: held[w.addr]).addr] += 1000.0
+    assert max(held.values()) <= 3 * 10_000 and min(held.values()) > 0
+
+
+@pytest.mark.parametrize("strategy", ["least_loaded", "prefix"])
+def test_what_was_made_for_former_lists_of_a_pool_is_not_kept(strategy: str) -> None:
+    import gc
+    import weakref
+
+    class Listed(list[WorkerEntry]):
+        pass
+
+    picker, lists = Picker(), []
+    for _ in range(10):
+        pool = Listed(WorkerEntry(str(number), f"http://h:{number}") for number in range(40))
+        lists.append(weakref.ref(pool))
+        picker.pick(strategy, pool, CallKey(prefix=b"first"), lambda w: 0.0, "model")
+    del pool
+    gc.collect()
+    assert sum(each() is not None for each in lists) == 1
+
+
+def test_loads_that_never_come_again_take_no_memory() -> None:
+    pool = [WorkerEntry(str(number), f"http://h:{number}") for number in range(40)]
+    held, picker = {worker.addr: 0.0 for worker in pool}, Picker()
+    picker.pick("least_loaded", pool, CallKey(), lambda w: held[w.addr])
+    for number in range(1, 5000):
+        held[pool[3].addr] = number / 4
+        picker.loaded(pool[3].addr, number / 4)
+    [least] = picker._least
+    assert len(least._heap) < 200 and len(least._equals) < 200
+    assert picker.pick("least_loaded", pool, CallKey(), lambda w: held[w.addr]) is not pool[3]
 
 
 @given(st.integers(2, 50), st.integers(0, 2**32))
