@@ -52,6 +52,6 @@ def test_agent_learns_the_game(box: Box, seed: int) -> None:
     assert done.code == 0, done.text
     found = rewards(box)
     print(f"seed {seed}: {statistics.mean(found[:3]):.3f} -> {statistics.mean(found[-5:]):.3f}")
-    assert len(found) == 60
+    assert len(found) == 80
     assert statistics.mean(found[:3]) < 0.3
     assert statistics.mean(found[-5:]) > 0.8
