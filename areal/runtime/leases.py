@@ -75,11 +75,12 @@ def bind_error(port: int) -> OSError | None:
     return None
 
 
-def candidates(owner: str) -> Iterator[int]:
-    """The automatic range, from a place of the owner's own: a port just given back is not the next one given out."""
+def candidates(owner: str, scope: str = "") -> Iterator[int]:
+    """The automatic range, from a place of this owner's in this home: a port just given back is not the next one given
+    out, and while a process is replaced, another home's owner of the same name does not look at its port."""
     low, high = map(int, procfs.read_bytes("/proc/sys/net/ipv4/ip_local_port_range").split())
     usable = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
-    start = zlib.crc32(owner.encode()) % max(1, len(usable))
+    start = zlib.crc32(f"{scope} {owner}".encode("utf-8", "surrogateescape")) % max(1, len(usable))
     yield from usable[start:]
     yield from usable[:start]
 
@@ -398,7 +399,7 @@ class Claims:
 
     def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
         """``count`` ports that nobody holds and nobody listens on, ``prefer`` first; raises NoCapacity."""
-        wanted = (*prefer, *candidates(owner))
+        wanted = (*prefer, *candidates(owner, self._leases.scope))
         return self._choose(count, owner, wanted, port_lease, "ports", lambda port: bind_error(port) is None)
 
     def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:

@@ -114,12 +114,13 @@ def test_candidates_are_the_whole_range_outside_the_ephemeral_ports() -> None:
 
     assert sorted(ports) == [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
     assert ports[0] != next(iter(candidates("Model/b")))
+    assert next(candidates("Model/a", "/home/a")) != next(candidates("Model/a", "/home/b"))
 
 
 def test_claim_of_more_ports_than_there_are_holds_none(
     make_local: MakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("areal.runtime.leases.candidates", lambda owner: iter(range(FIRST_PORT, FIRST_PORT + 3)))
+    monkeypatch.setattr("areal.runtime.leases.candidates", lambda owner, scope: iter(range(FIRST_PORT, FIRST_PORT + 3)))
     one, other = make_local("one"), make_local("other")
 
     with pytest.raises(NoCapacity, match="Model/a needs 4 ports"):
