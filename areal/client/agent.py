@@ -163,14 +163,8 @@ class AsyncAgentClient:
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
         """Every session, by its key, without its history."""
-        after = ""
-        while True:
-            path = f"/sessions?limit={page}" + (f"&after={_segment(after)}" if after else "")
-            answer = await self.transport.json("GET", path, repeatable=True)
-            for session in answer["sessions"]:
-                yield session
-            if not (after := answer["next"] or ""):
-                return
+        async for session in self.transport.sessions("/sessions", page):
+            yield session
 
 
 def response_text(response: Mapping[str, Any]) -> str:

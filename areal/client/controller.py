@@ -233,7 +233,7 @@ class _Controller:
             raise UsageFault("nothing says which agent runs", hint="AgentServiceConfig(agent_cls_path='module:Class')")
         self._service = config.service or f"agents-{secrets.token_hex(4)}"
         flags = run_flags(config, self._key_file())
-        self._opened.callback(self._stop)
+        self._opened.callback(self._areal, "stop", "--yes", absent=True)
         self._areal("run", "-d", "--port", str(free_port()), *flags)
         about = json.loads(self._areal("status", "-o", "json"))
         self.num_pairs = config.num_pairs
@@ -249,9 +249,6 @@ class _Controller:
         file.touch(mode=0o600)
         file.write_text(self.config.admin_api_key)
         return str(file)
-
-    def _stop(self) -> None:
-        self._areal("stop", "--yes", absent=True)
 
     def _areal(self, verb: str, *words: str, absent: bool = False) -> str:
         what = f"the agent service {self._service}"

@@ -113,7 +113,7 @@ class ChatClient:
         """
         body = _body(messages, model, {**fields, "stream": True})
         with self._request("POST", "/v1/chat/completions", body) as response:
-            yield _deltas(response)
+            yield map(_delta, _events(response))
 
     def complete(self, messages: Sequence[Message], *, model: str | None = None, **fields: Any) -> ChatDelta:
         """The whole answer. Raises as ``stream`` does."""
@@ -150,10 +150,6 @@ def _checked_answer(
 def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: value for name, value in fields.items() if value is not None}
     return {"messages": list(messages), **({"model": model} if model else {}), **given}
-
-
-def _deltas(response: http.client.HTTPResponse) -> Iterator[ChatDelta]:
-    return map(_delta, _events(response))
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:

@@ -366,14 +366,8 @@ class AsyncInferenceClient:
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
         """Every session, in the order in which they were started."""
-        after = ""
-        while True:
-            path = f"/rl/sessions?limit={page}" + (f"&after={quote(after, safe='')}" if after else "")
-            answer = await self._transport.json("GET", path, repeatable=True)
-            for session in answer["sessions"]:
-                yield session
-            if not (after := answer["next"] or ""):
-                return
+        async for session in self._transport.sessions("/rl/sessions", page):
+            yield session
 
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session with its trajectories and their interactions."""

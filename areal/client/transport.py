@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -122,7 +123,10 @@ class Transport:
         while True:
             attempt += 1
             try:
-                return await self._attempt(call, deadline)
+                with self._failures(call):
+                    async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
+                        answer = HttpAnswer(response.status, response.headers, await response.read())
+                return checked(answer, self._what(call))
             except ClientError as error:
                 pause = self._retry.pause_s(attempt, error, repeatable=call.repeatable, jitter=random.random())
                 if pause is None or time.monotonic() + pause >= deadline:
@@ -133,11 +137,18 @@ class Transport:
         """The decoded answer. ``options`` are the other fields of HttpCall."""
         return (await self.call(HttpCall(method, path, body, **options))).json()
 
-    async def _attempt(self, call: HttpCall, deadline: float) -> HttpAnswer:
-        with self._failures(call):
-            async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
-                answer = HttpAnswer(response.status, response.headers, await response.read())
-        return checked(answer, self._what(call))
+    async def sessions(self, path: str, page: int) -> AsyncIterator[dict[str, Any]]:
+        """All of the list at ``path``, ``page`` at a time."""
+        after = ""
+        while True:
+            answer = await self.json(
+                "GET", f"{path}?limit={page}" + (f"&after={after}" if after else ""), repeatable=True
+            )
+            for session in answer["sessions"]:
+                yield session
+            if not answer["next"]:
+                return
+            after = quote(answer["next"], safe="")
 
     @contextlib.asynccontextmanager
     async def stream(self, call: HttpCall) -> AsyncGenerator[aiohttp.ClientResponse, None]:

@@ -108,7 +108,10 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
     if not folder.is_dir():
         raise NotFound(f"there is no data set {folder}", hint=f"a path is relative to the working folder, {Path.cwd()}")
     if (folder / _SAVED_SPLITS).is_file():
-        return _files_of_split(folder, split)
+        splits = _decoded((folder / _SAVED_SPLITS).read_text(encoding="utf-8"), str(folder / _SAVED_SPLITS))["splits"]
+        if split is None or split not in splits:
+            raise NotFound(f"{folder} has no split {split!r}; there is {', '.join(splits) or 'nothing'}")
+        return sorted((folder / split).glob("*.arrow"))
     if all((folder / name).is_file() for name in _SAVED):
         return sorted(folder.glob("*.arrow"))
     for place in (folder, folder / "data", folder / "main"):
@@ -125,14 +128,6 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
 
 Placed = tuple[Row, str]
 """A row, and where it stands: ``file:line``, or ``file: row N``."""
-
-
-def _files_of_split(folder: Path, split: str | None) -> list[Path]:
-    """The files of a split of a ``DatasetDict`` that was saved to disk."""
-    splits = _decoded((folder / _SAVED_SPLITS).read_text(encoding="utf-8"), str(folder / _SAVED_SPLITS))["splits"]
-    if split is None or split not in splits:
-        raise NotFound(f"{folder} has no split {split!r}; there is {', '.join(splits) or 'nothing'}")
-    return sorted((folder / split).glob("*.arrow"))
 
 
 def _json(file: Path) -> Iterator[Placed]:
@@ -201,7 +196,10 @@ Files = Mapping[str, Sequence[str]]
 def hub_rows(source: str, split: str | None = None) -> Rows:
     """``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT``; ``split`` where the name has none. Raises NotFound,
     UsageFault, BadData."""
-    name, config, split = _parts(source, split)
+    name, *rest = source.split(":")
+    if not is_id(name) or len(rest) > 2:
+        raise NotFound(f"{source} is neither a file or folder here nor NAME[:CONFIG][:SPLIT] of the Hugging Face hub")
+    config, split = (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else split)
     hub = Hub.of()
     commit = hub.commit(name, kind="dataset")
     names = hub.files(name, commit, "dataset")
@@ -212,13 +210,6 @@ def hub_rows(source: str, split: str | None = None) -> Rows:
         return _by_library(name, config, split, commit)
     folder = hub.snapshot(name, commit, "dataset", only=tuple(map(literal_pattern, files)))
     return read_files([folder / file for file in files], name)
-
-
-def _parts(source: str, split: str | None) -> tuple[str, str | None, str | None]:
-    name, *rest = source.split(":")
-    if not is_id(name) or len(rest) > 2:
-        raise NotFound(f"{source} is neither a file or folder here nor NAME[:CONFIG][:SPLIT] of the Hugging Face hub")
-    return name, (rest[0] if len(rest) == 2 else None), (rest[-1] if rest else split)
 
 
 def configs_of(card: str) -> dict[str, Files]:

@@ -8,7 +8,7 @@ dpo  the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,18 +72,13 @@ def _supervised(row: Row, tokenizer: Any) -> Row:
         ids = list(row["input_ids"])
         return {"input_ids": ids, "loss_mask": list(row.get("loss_mask") or [1] * len(ids))}
     if "messages" in row:
-        return _supervised_chat(tokenizer, row["messages"])
+        whole = templated(tokenizer, row["messages"])
+        before = templated(tokenizer, row["messages"][:-1], add_generation_prompt=True)
+        return {"input_ids": whole, "loss_mask": [0] * len(before) + [1] * (len(whole) - len(before))}
     question, answer = _first(row, _QUESTIONS), _first(row, _ANSWERS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
     return {"input_ids": whole, "loss_mask": [0] * min(len(before), len(whole)) + [1] * (len(whole) - len(before))}
-
-
-def _supervised_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> Row:
-    """The last message, the assistant's, is learned."""
-    whole = templated(tokenizer, messages)
-    before = templated(tokenizer, messages[:-1], add_generation_prompt=True)
-    return {"input_ids": whole, "loss_mask": [0] * len(before) + [1] * (len(whole) - len(before))}
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:

@@ -74,20 +74,17 @@ class OutputFolder:
         yield from read_lines(Path(self._lines.name), unfinished=True)
 
     def write(self, episode: Episode) -> None:
-        """Returns when it is on disk."""
+        """Returns when the whole line is on disk. On a full disk, what was written of it is cut off again."""
         line = json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        fd = self._lines.fileno()
         with self._lock:
-            self._append(line)
-        os.fsync(self._lines.fileno())
-
-    def _append(self, line: bytes) -> None:
-        """Write the whole line or nothing: on a full disk, what was written of it is cut off again."""
-        end = os.fstat(self._lines.fileno()).st_size
-        try:
-            write_all(self._lines.fileno(), line)
-        except OSError as error:
-            os.ftruncate(self._lines.fileno(), end)
-            raise explain(error, self._lines.name, "write") from error
+            end = os.fstat(fd).st_size
+            try:
+                write_all(fd, line)
+            except OSError as error:
+                os.ftruncate(fd, end)
+                raise explain(error, self._lines.name, "write") from error
+        os.fsync(fd)
 
     def started(self, episode: str, session_id: str) -> None:
         self._note({"op": "started", "episode": episode, "session_id": session_id})

@@ -83,7 +83,9 @@ class SessionWorkflow(RolloutWorkflow):
                 return None
             await reward_session(session, reward)
         except BaseException:
-            await _discard_quietly(session)
+            with contextlib.suppress(ArealError, TimeoutError):  # what is left in the service expires
+                async with asyncio.timeout(_CLEAN_UP_S):
+                    await _discard(session)
             raise
         return await export_session(session, discount=self._discount, style=self._style)
 
@@ -132,13 +134,6 @@ async def _discard(session: AsyncSession) -> None:
     """Leave nothing of the session in the service."""
     if await session.end():
         await session.client.acknowledge(await session.export(format="json"))
-
-
-async def _discard_quietly(session: AsyncSession) -> None:
-    """After a failure, which the caller gets. What is left in the service expires."""
-    with contextlib.suppress(ArealError, TimeoutError):
-        async with asyncio.timeout(_CLEAN_UP_S):
-            await _discard(session)
 
 
 class OnlineEpisodes(RolloutWorkflow):

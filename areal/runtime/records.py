@@ -52,7 +52,9 @@ def write_json(folder: str, name: str, value: object, *, durable: bool = True, m
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
         try:
-            _write_all(fd, json.dumps(value, separators=(",", ":")).encode())
+            data = json.dumps(value, separators=(",", ":")).encode()
+            while data:
+                data = data[os.write(fd, data) :]
             if durable:
                 os.fsync(fd)
         finally:
@@ -88,8 +90,3 @@ def sync_folder(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]

@@ -164,16 +164,12 @@ def read_parquet(path: Path) -> Iterator[Episode]:
     """Raises ArealError for a file that is not ours."""
     arrow = pyarrow()
     try:
-        rows = _each_row(arrow.parquet.ParquetFile(path))
+        batches = arrow.parquet.ParquetFile(path).iter_batches(_AT_A_TIME)
+        rows = (row for batch in batches for row in batch.to_pylist())
         for _, of_one in groupby(rows, key=lambda row: row["episode"]):
             yield read_episode(_document(list(of_one)))
     except (arrow.ArrowException, KeyError, ValueError) as error:
         raise ArealError(f"{path} holds no trajectories: {error}") from error
-
-
-def _each_row(file: Any) -> Iterator[dict[str, Any]]:
-    for batch in file.iter_batches(_AT_A_TIME):
-        yield from batch.to_pylist()
 
 
 def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -253,14 +253,10 @@ class BaseExperimentConfig:
         if self.weight_update_mode:
             self.weight_update_mode = update_mode(self.weight_update_mode)
         if self.checkpointer is not None:
-            self._adopt_checkpointer(self.checkpointer)
+            older = {name: getattr(self.checkpointer, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
+            missing = {name: value for name, value in older.items() if getattr(self.recover, name) is None}
+            self.recover = replace(self.recover, **missing)
         self._hand_down()
-
-    def _adopt_checkpointer(self, older: CheckpointerConfig) -> None:
-        """``recover`` has the frequencies that it does not say itself."""
-        given_values = {name: getattr(older, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
-        missing = {name: value for name, value in given_values.items() if getattr(self.recover, name) is None}
-        self.recover = replace(self.recover, **missing)
 
     def _hand_down(self) -> None:
         """The parts have what the top says, where they say nothing themselves: copies of them, for a part may be in

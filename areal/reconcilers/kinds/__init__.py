@@ -11,7 +11,7 @@ the spec's model and clients when they are called. ``spec`` is the sparse spec, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -206,9 +206,32 @@ class KindController:
     def deleted(self, home: Home, ref: Ref) -> None:
         """After `areal delete`, when the object is gone."""
 
-    def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Files that outlived their object, as (sentence, hint). ``names``: the recorded objects."""
         return iter(())
+
+
+def folders_without_object(folder: Path, names: Collection[str]) -> list[Path]:
+    """Folders of a kind's files, each named as its object, whose object is not among ``names``."""
+    found = (path for path in folder.iterdir() if path.is_dir() and path.name not in names) if folder.is_dir() else ()
+    return sorted(found)
+
+
+class ServiceController(KindController):
+    """A service behind a gateway that asks for a key of the service's own."""
+
+    def require_runnable(self, home: Home, found: StoredObject) -> None:
+        from areal.reconcilers.launch import require_usable_key
+
+        require_usable_key(home, found)
+
+    def address(self, runs: Iterable[ObservedRun]) -> str:
+        return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")
+
+    def deleted(self, home: Home, ref: Ref) -> None:
+        from areal.state.home import forget_admin_key
+
+        forget_admin_key(home, ref.name, ref.kind)
 
 
 class SimpleController(KindController, ABC):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import Endpoint, KindController, Told
+from areal.reconcilers.kinds import Endpoint, ServiceController, Told, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
 
 if TYPE_CHECKING:
     from areal.reconcilers.desired import Wanted
     from areal.reconcilers.launch import EffectContext, Slot
-    from areal.reconcilers.observe import Observed, ObservedRun
+    from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.kinds import Ref
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from areal.resources.specs import AgentServiceSpec
     from areal.runtime.backends.base import RunSpec
     from areal.state.home import Home
-    from areal.state.records import StoredObject
 
 
-class AgentServiceController(KindController):
+class AgentServiceController(ServiceController):
     replicas_field = "pairs"
     ready_title = "PAIRS"
     columns = (("ADDRESS", ("status", "address"), False), ("AGENT", ("spec", "agent"), False))
@@ -35,11 +34,6 @@ class AgentServiceController(KindController):
         from areal.reconcilers.kinds.agent_launch import agent_faults
 
         return {resource.ref: found for wanted, resource in items if (found := agent_faults(wanted, resource))}
-
-    def require_runnable(self, home: Home, found: StoredObject) -> None:
-        from areal.reconcilers.launch import require_usable_key
-
-        require_usable_key(home, found)
 
     # -- what belongs to what
 
@@ -54,9 +48,6 @@ class AgentServiceController(KindController):
         if count == 0:
             return Health("Suspended", 0, 0)
         return routed_health(seen, ref, ref.partition("/")[2], count, ("worker", "data-proxy"), ref)
-
-    def address(self, runs: Iterable[ObservedRun]) -> str:
-        return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")
 
     # -- planning
 
@@ -92,14 +83,6 @@ class AgentServiceController(KindController):
 
     # -- operations
 
-    def deleted(self, home: Home, ref: Ref) -> None:
-        from areal.state.home import forget_admin_key
-
-        forget_admin_key(home, ref.name, ref.kind)
-
-    def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
-        known = set(names)
-        folders = sorted(path for path in home.sessions.iterdir() if path.is_dir()) if home.sessions.is_dir() else []
-        for path in folders:
-            if path.name not in known:
-                yield f"{path} holds the conversations of {self.kind}/{path.name}, which is gone", "remove the folder"
+    def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
+        for path in folders_without_object(home.sessions, names):
+            yield f"{path} holds the conversations of {self.kind}/{path.name}, which is gone", "remove the folder"

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, UsageFault, did_you_mean
-from areal.reconcilers.kinds import Endpoint, KindController
+from areal.reconcilers.kinds import Endpoint, ServiceController
 from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import Ref
 
 if TYPE_CHECKING:
     from areal.reconcilers.launch import EffectContext, Slot
-    from areal.reconcilers.observe import Observed, ObservedRun
+    from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
     from areal.reconcilers.planning import KindPlan, Planning
     from areal.resources.specs import InferenceServiceSpec
     from areal.runtime.backends.base import RunSpec
-    from areal.state.home import Home
     from areal.state.objects import ObjectStore
-    from areal.state.records import StoredObject
 
 
-class InferenceServiceController(KindController):
+class InferenceServiceController(ServiceController):
     columns = (("ADDRESS", ("status", "address"), False),)
-
-    def require_runnable(self, home: Home, found: StoredObject) -> None:
-        from areal.reconcilers.launch import require_usable_key
-
-        require_usable_key(home, found)
 
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         if spec.get("suspend"):
             return Health("Suspended", 0, 0)
         best = [best_run(seen, ref, name) for name in ("router", "gateway")]
         return judge(sum(1 for run in best if serves(run)), len(best), best)
-
-    def address(self, runs: Iterable[ObservedRun]) -> str:
-        return next((run.url for run in runs if run.is_live and run.state.spec.component == "gateway"), "")
 
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.kinds.service_plan import InferenceServicePlan
@@ -66,8 +56,3 @@ class InferenceServiceController(KindController):
         if model is not None and model not in models:
             raise NotFound(f"{ref} has no model {model!r}{did_you_mean(model, models)}")
         return Ref("Model", model or models[0])
-
-    def deleted(self, home: Home, ref: Ref) -> None:
-        from areal.state.home import forget_admin_key
-
-        forget_admin_key(home, ref.name, ref.kind)

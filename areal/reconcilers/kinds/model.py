@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, did_you_mean
-from areal.reconcilers.kinds import Endpoint, KindController, Told
+from areal.reconcilers.kinds import Endpoint, KindController, Told, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
 
@@ -190,13 +190,8 @@ class ModelController(KindController):
             "spec": {"service": service, "external": {"url": found.url, "model": found.model}},
         }
 
-    def leftovers(self, home: Home, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Trajectories that outlived their Model. They are somebody's work: nothing removes them."""
-        known = set(names)
-        folders = sorted(path for path in home.data.iterdir() if path.is_dir()) if home.data.is_dir() else []
-        for path in folders:
-            if path.name not in known:
-                yield (
-                    f"{path} holds what Model/{path.name} recorded, and no such Model is there any more",
-                    "apply a Model of this name to export it, or remove the folder",
-                )
+        for path in folders_without_object(home.data, names):
+            what = f"{path} holds what Model/{path.name} recorded, and no such Model is there any more"
+            yield what, "apply a Model of this name to export it, or remove the folder"

@@ -64,7 +64,9 @@ def run_service(build: Callable[[], AbstractAsyncContextManager[Service]], optio
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, None]], log_level: str) -> None:
     """Run a process' main coroutine, on uvloop where it is installed."""
-    _raise_file_limit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # the usual soft limit of 1,024 sockets is five hundred relayed calls
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(
         level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -81,13 +83,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def _raise_file_limit() -> None:
-    """As many sockets as the system allows us: the usual soft limit of 1,024 is five hundred relayed calls."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> None:

@@ -279,7 +279,7 @@ class TrajectoryRoutes:
         """Raises 400 for several sessions, and for one of several trajectories."""
         if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
             raise bad_request("reward is for one session, and its last interaction", param="reward")
-        return await journal.seal(_named(wanted.session_ids[0]), reward, wanted)
+        return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)
 
     def _export_request(self, body: ExportTrajectories) -> ExportRequest:
         ids = body.session_ids
@@ -296,7 +296,7 @@ class TrajectoryRoutes:
     def _journal(self, wanted: ExportRequest) -> SessionJournal:
         """The one journal of all these sessions. Raises 404, 421, and 400 for sessions of several journals, which only
         the gateway puts together."""
-        tags = {_named(session_id).tag for session_id in wanted.session_ids}
+        tags = {SessionName.require(session_id, "session_ids").tag for session_id in wanted.session_ids}
         if len(tags) > 1:
             message = "these sessions are recorded in several places: export them through the gateway"
             raise bad_request(message, param="session_ids", code="several_journals")
@@ -349,14 +349,6 @@ class TrajectoryRoutes:
         for lease in known:
             journal_of(self._store, lease.tag)
         return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
-
-
-def _named(session_id: str) -> SessionName:
-    """Raises 404."""
-    name = SessionName.parse(session_id)
-    if name is None:
-        raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_ids")
-    return name
 
 
 def _answer(export_id: str, export: Export, form: str) -> Response:

@@ -105,9 +105,7 @@ class CallerResolver:
         """The session of this id. Raises 404, or 421 where another data proxy has it."""
         if session_id == HITL:
             return self._human()
-        name = SessionName.parse(session_id)
-        if name is None:
-            raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
+        name = SessionName.require(session_id)
         journal = journal_of(self._store, name.tag)
         return Caller(journal, journal.session_by_name(name).number, admin=True)
 

@@ -22,11 +22,10 @@ from areal.services.http.service import Service, json_response
 from areal.services.inference.gateway.sessions import (
     JournalClient,
     WorkerReply,
-    tag_of_session,
     to_response,
 )
 from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz
-from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, parse_kind
+from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, SessionName, parse_kind
 from areal.services.journal.storage import CorruptRecord
 from areal.wire.routing import WorkerEntry
 
@@ -203,7 +202,7 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
         raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
     places: dict[str, list[str]] = {}
     for session_id in ids:
-        places.setdefault(tag_of_session(session_id), []).append(session_id)
+        places.setdefault(SessionName.require(session_id).tag, []).append(session_id)
     return places
 
 

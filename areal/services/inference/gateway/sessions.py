@@ -402,8 +402,10 @@ class SessionRoutes:
         if session_id == HITL:
             session_id = await self._hitl.session(None, headers)
             path = request.target.replace(HITL, session_id, 1)
-            return to_response(await self._journals.ask(tag_of_session(session_id), "GET", path, headers))
-        return to_response(await self._journals.ask(tag_of_session(session_id), "GET", request.target, headers))
+            return to_response(await self._journals.ask(SessionName.require(session_id).tag, "GET", path, headers))
+        return to_response(
+            await self._journals.ask(SessionName.require(session_id).tag, "GET", request.target, headers)
+        )
 
 
 def _place(session: Mapping[str, Any]) -> tuple[str, int]:
@@ -417,19 +419,11 @@ def _tag_of(data: Mapping[str, Any]) -> str:
     if session_id is not None:
         if not isinstance(session_id, str):
             raise bad_request("session_id must be a string", param="session_id")
-        return tag_of_session(session_id)
+        return SessionName.require(session_id).tag
     group = GroupName.parse(group_id) if isinstance(group_id, str) else None
     if group is None:
         raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
     return group.tag
-
-
-def tag_of_session(session_id: str) -> str:
-    """Raises 404."""
-    name = SessionName.parse(session_id)
-    if name is None:
-        raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_id")
-    return name.tag
 
 
 def to_response(reply: WorkerReply) -> Response:

@@ -102,23 +102,20 @@ class Supervisor:
                 self._start_due()
             received = signal.sigtimedwait(_SIGNALS, self._sleep_s())
             if received is not None and received.si_signo != signal.SIGCHLD:
-                self._stop()
+                self._stopping = True
+                for process in self._living():  # their first signal drains them; a second one reaches them too
+                    process.send_signal(signal.SIGTERM)
 
     def _living(self) -> list[subprocess.Popen[bytes]]:
         return [child.process for child in self._children if child.process is not None]
-
-    def _stop(self) -> None:
-        """The first signal drains the relays, a second one reaches them as their second."""
-        self._stopping = True
-        for process in self._living():
-            process.send_signal(signal.SIGTERM)
 
     def _reap(self) -> None:
         now = time.monotonic()
         for child in self._children:
             if child.process is None or (code := child.process.poll()) is None:
                 continue
-            _forget_gauges(child.process.pid)
+            for file in Path(os.environ[VARIABLE]).glob(f"gauge_live*_{child.process.pid}.db"):
+                file.unlink(missing_ok=True)  # in flight, queued; its counters stay in the sum
             child.process = None
             steady = now - child.started_at >= _STEADY_S
             child.backoff_s = _BACKOFF_FIRST_S if steady else min(child.backoff_s * 2, _BACKOFF_MAX_S)
@@ -140,12 +137,6 @@ class Supervisor:
             return 5.0
         waits = [child.due_at - time.monotonic() for child in self._children if child.process is None]
         return max(0.0, min(waits, default=5.0))
-
-
-def _forget_gauges(pid: int) -> None:
-    """Drop a dead relay's gauges (in flight, queued); its counters stay in the sum."""
-    for file in Path(os.environ[VARIABLE]).glob(f"gauge_live*_{pid}.db"):
-        file.unlink(missing_ok=True)
 
 
 def _begin_child(supervisor: int) -> None:

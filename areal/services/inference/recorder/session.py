@@ -232,6 +232,14 @@ class SessionName:
         met = _SESSION.fullmatch(text)
         return cls(met["task"], met["tag"], int(met["number"])) if met else None
 
+    @classmethod
+    def require(cls, text: str, param: str = "session_id") -> SessionName:
+        """Raises 404."""
+        name = cls.parse(text)
+        if name is None:
+            raise ApiError(404, f"no session {text!r}", code="session_not_found", param=param)
+        return name
+
 
 @dataclass(frozen=True)
 class GroupName:

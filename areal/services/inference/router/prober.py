@@ -72,17 +72,14 @@ class Prober:
         async def ask_some() -> None:
             for worker in left:
                 worker.probed_at = time.monotonic()
-                await self._probe(worker)
+                answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
+                self._registry.observe(worker, answer, report)
 
         try:
             await asyncio.gather(*(ask_some() for _ in asked[:_ASKED_AT_ONCE]))
         finally:
             for worker in left:
                 worker.probed_at = -math.inf
-
-    async def _probe(self, worker: WorkerRecord) -> None:
-        answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
-        self._registry.observe(worker, answer, report)
 
     async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, WorkerReport | None]:
         asked_at = time.monotonic()

@@ -414,11 +414,8 @@ class WorkerRegistry:
             self._changed()
 
     def snapshot(self) -> Snapshot:
-        content = self._content()
+        content = {name: self._entry(name, model) for name, model in self._models.items()}
         return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, content, self.learning)
-
-    def _content(self) -> dict[str, ModelEntry]:
-        return {name: self._entry(name, model) for name, model in self._models.items()}
 
     def changes_since(self, serial: int) -> Changes | None:
         """The changes since the table of ``serial``; None where a follower needs the whole table."""

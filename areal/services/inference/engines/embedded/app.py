@@ -432,7 +432,10 @@ class WeightGroups:
             if member.arrival is not None and not member.arrival.is_whole:
                 member.arrival.fail("the process group was left")
                 self._abandon_thread()
-            _let_go(member)
+            held, member.group = [member.group], None
+            if held[0] is not None:
+                held[0].leave()
+            _drop(held)
             for image in member.images:
                 image.remove()
 
@@ -479,13 +482,6 @@ def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) 
         why = str(error)
     _drop(held)
     raise ArealError(f"the process group failed: {why}")
-
-
-def _let_go(member: _Member) -> None:
-    held, member.group = [member.group], None
-    if held[0] is not None:
-        held[0].leave()
-    _drop(held)
 
 
 def _drop(held: list[BroadcastGroup | None]) -> None:
