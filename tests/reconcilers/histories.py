@@ -15,6 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.model_plan import replica_count
 from areal.reconcilers.observe import ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan
@@ -27,6 +28,10 @@ from tests.reconcilers.simulator import Relay, Simulation, answers
 from tests.reconcilers.worlds import LIMITS, SERVICE, changed, created, run, service, stored
 
 MODELS = ("alpha", "beta")
+AGENTS = "AgentService/tau"
+AGENT_PORTS = {"router": 20101, "gateway": 8090}
+PLACE = {"inferenceUrl": "http://127.0.0.1:8080", "inferenceKeyFrom": "generated"}
+PLACE_BEFORE = {**PLACE, "inferenceUrl": "http://127.0.0.1:8081"}
 
 SERVICE_SPECS: tuple[dict[str, Any], ...] = (
     {},
@@ -63,6 +68,31 @@ MODEL_SPECS: tuple[dict[str, Any], ...] = (
 )
 
 
+AGENT: dict[str, Any] = {"agent": "a:A"}
+AGENT_SPECS: tuple[dict[str, Any], ...] = (
+    AGENT,
+    {**AGENT, "agent": "a:B"},
+    {**AGENT, "pairs": 2},
+    {**AGENT, "pairs": 3, "env": {"X": "1"}},
+    {**AGENT, "pairs": 0},
+    {**AGENT, "suspend": True},
+    {**AGENT, "gateway": {"port": 8091}},
+    {**AGENT, "logLevel": "debug"},
+    {**AGENT, "session": {"idleTimeoutSeconds": 5}, "healthPollSeconds": 1},
+    {**AGENT, "inference": {"service": "default"}},
+    {**AGENT, "inference": {"service": "default", "model": "alpha"}, "pairs": 2},
+    {**AGENT, "pairs": 2, "agent": "a:B", "strategy": {"type": "Recreate"}},
+    {**AGENT, "pairs": 2, "agent": "a:B", "strategy": {"type": "BlueGreen"}},
+    {**AGENT, "pairs": 2, "strategy": {"maxSurge": 2, "minReadySeconds": 3}},
+    {**AGENT, "auth": {"adminKeyFrom": {"file": "/k"}}},
+)
+
+
+SERVING_AGENTS = tuple(
+    spec
+    for spec in AGENT_SPECS
+    if not spec.get("suspend") and spec.get("pairs") != 0 and "Recreate" not in str(spec) and "auth" not in spec
+)
 SERVING_SERVICES = tuple(spec for spec in SERVICE_SPECS if "suspend" not in spec and "auth" not in spec)
 SERVING_MODELS = tuple(
     spec
@@ -124,7 +154,8 @@ class Chances:
 
 @st.composite
 def worlds(draw: st.DrawFn, chances: Chances | None = None) -> Simulation:
-    """Any past of one service with up to two models; every process as healthy as ``chances`` allow."""
+    """Any past of one service with up to two models, and of an agent service; every process as healthy as ``chances``
+    allow."""
     chances = chances or Chances()
     numbers = itertools.count(1)
     home = service(draw(st.sampled_from(SERVING_SERVICES if chances.serving else SERVICE_SPECS)))
@@ -137,6 +168,12 @@ def worlds(draw: st.DrawFn, chances: Chances | None = None) -> Simulation:
             spec = draw(st.sampled_from(SERVING_MODELS if chances.serving else MODEL_SPECS))
             objects[f"Model/{name}"] = item = stored("Model", name, {"service": "default", **spec})
             runs += draw(_replicas(item, chances, numbers))
+    if chances.serving or draw(st.booleans()):
+        specs = SERVING_AGENTS if chances.serving else AGENT_SPECS
+        objects[AGENTS] = agents = stored("AgentService", "tau", draw(st.sampled_from(specs)))
+        if chances.serving or draw(st.integers(0, 9)):
+            runs += draw(_front(agents, chances, numbers))
+        runs += draw(_pairs(agents, chances, numbers))
     world = Simulation(objects, {one.uid: one for one in runs}, {}, {}, draw(st.integers(0, 4)), numbers=numbers)
     draw(_routed(world))
     return world
@@ -147,11 +184,14 @@ def _front(draw: st.DrawFn, home: StoredObject, chances: Chances, numbers: Any) 
     made: list[ObservedRun] = []
     for component in ("router", "gateway"):
         for _ in range(draw(st.sampled_from([1, 1, 1, 2]) if component == "gateway" else st.just(1))):
-            version = draw(st.sampled_from([home, home, service(draw(st.sampled_from(SERVICE_SPECS)))]))
+            specs = SERVICE_SPECS if home.kind == "InferenceService" else AGENT_SPECS
+            other = stored(home.kind, home.name, draw(st.sampled_from(specs)))
+            version = draw(st.sampled_from([home, home, other]))
             phase, seen = draw(chances.fates(component))
-            uid = f"default-{component}-0-{next(numbers):03}"
+            uid = f"{home.name}-{component}-0-{next(numbers):03}"
             inputs = {"routerUrl": made[0].url if draw(st.integers(0, 7)) else "http://elsewhere"} if made else {}
-            made.append(_started(version, component, 0, phase, seen, uid, **inputs))
+            one = _started(version, component, 0, phase, seen, uid, **inputs)
+            made.append(_at_port(one, AGENT_PORTS[component]) if home.kind == "AgentService" else one)
     return made
 
 
@@ -194,6 +234,32 @@ def _replica(draw: st.DrawFn, item: StoredObject, index: int, chances: Chances, 
     return made
 
 
+@st.composite
+def _pairs(draw: st.DrawFn, item: StoredObject, chances: Chances, numbers: Any) -> list[ObservedRun]:
+    """Pairs of the recorded version, or of another one, some of them surplus, some half there."""
+    made: list[ObservedRun] = []
+    count = effective("AgentService", item.spec).pairs
+    for index in range(max(1, count + draw(st.sampled_from([0, 0, 1, -1])))):
+        for _ in range(draw(st.sampled_from([1, 1, 1, 2, 0]))):
+            other = stored("AgentService", item.name, draw(st.sampled_from(AGENT_SPECS)))
+            version, number = draw(st.sampled_from([item, item, other])), next(numbers)
+            phase, seen = draw(chances.fates("worker"))
+            worker = _at_port(
+                _started(version, "worker", index, phase, seen, f"tau-worker-{index}-{number:03}"), 27000 + number
+            )
+            made.append(worker)
+            if draw(st.integers(0, 4)):
+                phase, seen = draw(chances.fates("data-proxy"))
+                if seen is Seen.READY and not answers(worker):
+                    seen = Seen.NOT_READY
+                told = draw(st.sampled_from([PLACE, PLACE, PLACE_BEFORE])) if version.spec.get("inference") else {}
+                uid = f"tau-data-proxy-{index}-{number:03}"
+                proxy = _started(version, "data-proxy", index, phase, seen, uid, workerUrl=worker.url, **told)
+                settings = session_settings(effective("AgentService", version.spec))
+                made.append(replace(_at_port(proxy, 28000 + number), settings=settings))
+    return made
+
+
 def _at_port(one: ObservedRun, port: int) -> ObservedRun:
     spec = replace(one.state.spec, ports=(port,), url=f"http://127.0.0.1:{port}")
     return replace(one, state=replace(one.state, spec=spec))
@@ -202,9 +268,17 @@ def _at_port(one: ObservedRun, port: int) -> ObservedRun:
 @st.composite
 def _routed(draw: st.DrawFn, world: Simulation) -> None:
     """A router that answers knows some of the data proxies; gateways know what a router told them once."""
+    for home in (SERVICE, AGENTS):
+        draw(_routed_by(world, home))
+
+
+@st.composite
+def _routed_by(draw: st.DrawFn, world: Simulation, home: str) -> None:
     proxies = [one for one in world.runs.values() if one.state.spec.component == "data-proxy" and one.may_live]
     known: dict[str, tuple[tuple[str, str, str], ...]] = {}
     for one in proxies:
+        if (one.state.spec.owner == AGENTS) != (home == AGENTS):
+            continue
         model = one.state.spec.owner.partition("/")[2]
         if draw(st.integers(0, 3)):
             state = draw(st.sampled_from(["ready", "ready", "ready", "draining"]))
@@ -212,25 +286,26 @@ def _routed(draw: st.DrawFn, world: Simulation) -> None:
     if draw(st.integers(0, 9)) == 0:
         known["stranger"] = (("stranger-1", "http://127.0.0.1:9", "ready"),)
     synced = draw(st.booleans())
-    if any(answers(one) for one in world.of(SERVICE, "router")):
+    if any(answers(one) for one in world.of(home, "router")):
         strategy = draw(st.sampled_from(["auto", "round_robin"]))
-        world.tables[SERVICE] = RouteTable(known, strategy, LIMITS, synced)
+        world.tables[home] = RouteTable(known, strategy, LIMITS, synced)
         if draw(st.integers(0, 15)) == 0:
-            world.unreadable = frozenset({SERVICE})
-    for gate in filter(answers, world.of(SERVICE, "gateway")):
+            world.unreadable = frozenset({home, *world.unreadable})
+    for gate in filter(answers, world.of(home, "gateway")):
         relay = Relay(inherited={model: {w[0]: w[2] for w in workers} for model, workers in known.items()})
         relay.view = dict(relay.inherited)
-        if SERVICE in world.tables:
-            relay.follow(world.tables[SERVICE])
+        if home in world.tables:
+            relay.follow(world.tables[home])
         world.relays[gate.uid] = relay
 
 
 @st.composite
 def rollouts(draw: st.DrawFn) -> Wish:
-    """Wishes under which every model goes on serving."""
+    """Wishes under which every model, and the agent service, goes on serving."""
     models = {f"Model/{name}": {"service": "default", **draw(st.sampled_from(SERVING_MODELS))} for name in MODELS}
     front = {SERVICE: draw(st.sampled_from(SERVING_SERVICES))} if draw(st.booleans()) else {}
-    return Wish({**front, **models}, Policy(allow_downtime=draw(st.booleans())))
+    agents = {AGENTS: draw(st.sampled_from(SERVING_AGENTS))} if draw(st.booleans()) else {}
+    return Wish({**front, **models, **agents}, Policy(allow_downtime=draw(st.booleans())))
 
 
 @st.composite
@@ -244,6 +319,9 @@ def wishes(draw: st.DrawFn) -> Wish:
         if fate != "leave":
             spec = {"service": "default", **draw(st.sampled_from(MODEL_SPECS))}
             specs[f"Model/{name}"] = spec if fate == "apply" else None
+    fate = draw(st.sampled_from(["apply", "leave", "delete"]))
+    if fate != "leave":
+        specs[AGENTS] = draw(st.sampled_from(AGENT_SPECS)) if fate == "apply" else None
     if draw(st.integers(0, 9)) == 0:
-        specs = {SERVICE: None, **{f"Model/{name}": None for name in MODELS}}
+        specs = {SERVICE: None, **{f"Model/{name}": None for name in MODELS}, AGENTS: None}
     return Wish(specs, Policy(allow_downtime=draw(st.booleans())))

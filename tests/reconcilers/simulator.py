@@ -18,9 +18,13 @@ from areal.errors import TargetFailed
 from areal.reconcilers.converge import abandoned
 from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report, claim_slots
+from areal.reconcilers.kinds import host_of
+from areal.reconcilers.kinds.agent_plan import session_settings
+from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Op, Plan, Verb
+from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject
 from tests.reconcilers.worlds import gpus_of
@@ -154,10 +158,10 @@ class Simulation:
 
     # -- what users see
 
-    def serving(self, model: str) -> int | None:
+    def serving(self, ref: str) -> int | None:
         """Replicas that the gateway in the worst position can use; None when no gateway is up."""
-        ref = f"Model/{model}"
-        service = f"InferenceService/{self.stored[ref].spec.get('service', 'default')}" if ref in self.stored else ""
+        model = ref.partition("/")[2]
+        service = "" if ref not in self.stored else host_of(self.stored[ref]) or ref
         counts = [
             sum(1 for uid, state in self.relays[gate.uid].view.get(model, {}).items() if self._serves(uid, state))
             for gate in self.of(service, "gateway")
@@ -170,7 +174,7 @@ class Simulation:
         return state == "ready" and run is not None and answers(run) and self.engine_answers(run)
 
     def engine_answers(self, proxy: ObservedRun) -> bool:
-        url = proxy.state.spec.inputs.get("engineUrl")
+        url = called_by(proxy)
         return url is None or any(answers(run) and run.url == url for run in self.runs.values())
 
     def picked(self, uid: str) -> list[str]:
@@ -195,6 +199,18 @@ def _possible(report: Report) -> list[Op]:
         for op in report.plan.ops
         if op.id not in ended and set(op.needs) <= report.done and set(op.args.get("after", ())) <= ended
     ]
+
+
+def called_by(proxy: ObservedRun) -> str | None:
+    """The URL of its engine, or of its worker."""
+    inputs = proxy.state.spec.inputs
+    return inputs.get("engineUrl") or inputs.get("workerUrl")
+
+
+def settings_of(item: StoredObject, component: str) -> Mapping[str, Any]:
+    if item.kind != "AgentService" or component != "data-proxy":
+        return {}
+    return session_settings(effective(item.kind, item.spec))
 
 
 def answers(run: ObservedRun) -> bool:
@@ -306,7 +322,8 @@ class _Hands:
             spec=item.spec,
             inputs=self._inputs(op, item, slot),
         )
-        self.world.runs[slot.uid] = ObservedRun(RunState(spec, Phase.RUNNING, pid=1, shim_pid=1), Seen.NOT_READY)
+        state, settings = RunState(spec, Phase.RUNNING, pid=1, shim_pid=1), settings_of(item, slot.component)
+        self.world.runs[slot.uid] = ObservedRun(state, Seen.NOT_READY, settings=settings)
 
     def _require_port(self, slot: Slot) -> None:
         holders = [
@@ -320,11 +337,15 @@ class _Hands:
         inputs = dict(op.args.get("inputs", {}))
         if "router" in op.args:
             inputs["routerUrl"] = self.url(op.args["router"])
+        engine = "workerUrl" if item.kind == "AgentService" else "engineUrl"
         if "engine" in op.args:
-            inputs["engineUrl"] = self.url(op.args["engine"])
+            inputs[engine] = self.url(op.args["engine"])
         external = bool(item.spec.get("external"))
         if slot.component == "data-proxy":
-            require(external or "engineUrl" in inputs, "a data proxy must be told its engine")
+            require(external or engine in inputs, "a data proxy must be told its engine")
+        if item.kind == "AgentService" and slot.component in ("gateway", "data-proxy") and item.spec.get("inference"):
+            home = effective("InferenceService", self.object("InferenceService/default").spec)
+            inputs |= inference_inputs(home, f"http://127.0.0.1:{home.gateway.port}")  # as the launch adds it
         if slot.component == "gateway":
             require("routerUrl" in inputs, "a gateway must be told its router")
         return inputs
@@ -382,12 +403,13 @@ class _Hands:
         if component == "data-proxy":
             callers = self.world.picked(run.uid)
             require(not callers, f"{run.uid} is stopped while {callers} send it requests")
-            gates = [gate for gate in self.world.relays if gate in self.world.runs and self.world.runs[gate].is_live]
+            home = host_of(self.object(run.state.spec.owner)) or run.state.spec.owner
+            gates = [gate for gate in self.world.of(home, "gateway") if gate.is_live and gate.uid in self.world.relays]
             idle = run.uid in self.drained or run.uid not in self.picked or not answers(run) or not gates
             require(idle, f"{run.uid} is stopped with the requests that it got after it was drained")
-        if component == "engine":
+        if component in ("engine", "worker"):
             for proxy in self.world.runs.values():
-                called = proxy.state.spec.inputs.get("engineUrl") == run.url and proxy.is_live
+                called = called_by(proxy) == run.url and proxy.is_live
                 require(not (called and self.world.picked(proxy.uid)), f"{proxy.uid} is routed and calls {run.uid}")
 
     def do_forget(self, op: Op) -> None:
@@ -436,6 +458,11 @@ class _Hands:
         self.drained.add(run.uid)
 
     def do_configure(self, op: Op) -> None:
+        if op.target.startswith("data-proxy"):
+            run = self.get(op.run)
+            require(answers(run), f"{run.uid} does not answer")
+            self._put(replace(run, settings={**run.settings, **op.args}))
+            return
         table = self._table(op)[1]
         self._set(op.ref, replace(table, strategy=op.args["strategy"], limits=dict(op.args["limits"])))
 

@@ -12,14 +12,17 @@ from hypothesis import strategies as st
 from areal.errors import NoCapacity
 from areal.reconcilers.converge import MAX_PASSES
 from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.model_plan import gpus_per_replica, replica_count
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planning import unseen
 from areal.resources.validation import effective
-from tests.reconcilers.histories import Chances, Wish, rollouts, wishes, worlds
+from tests.reconcilers.histories import AGENTS, MODELS, Chances, Wish, rollouts, wishes, worlds
 from tests.reconcilers.simulator import Pick, Simulation, answers
 from tests.reconcilers.worlds import SERVICE
 
+SERVED = (*(f"Model/{name}" for name in MODELS), AGENTS)
 DESTRUCTIVE = (Verb.STOP, Verb.FORGET, Verb.DRAIN)
 many = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -85,11 +88,20 @@ def assert_true_to(world: Simulation, wish: Wish, last: Plan) -> None:
     if home is None:
         assert not any(run.is_live for run in world.runs.values())
         return
-    front = [slot(run) for run in world.runs.values() if run.is_live and run.state.spec.owner == SERVICE]
-    assert sorted(front) == ([] if home.spec.get("suspend") else ["gateway/0", "router/0"])
+    assert_front(world, SERVICE)
     for ref, item in world.stored.items():
         if item.kind == "Model" and ref not in refused and (ref in wish.specs or SERVICE in wish.specs):
             assert_whole(world, ref)
+    if AGENTS in world.stored and AGENTS in wish.specs:
+        assert_front(world, AGENTS)
+        assert_pairs(world)
+
+
+def assert_front(world: Simulation, ref: str) -> None:
+    parts = ("router", "gateway")
+    live = [run for run in world.runs.values() if run.is_live and run.state.spec.owner == ref]
+    front = sorted(slot(run) for run in live if run.state.spec.component in parts)
+    assert front == ([] if world.stored[ref].spec.get("suspend") else ["gateway/0", "router/0"])
 
 
 def assert_whole(world: Simulation, ref: str) -> None:
@@ -97,21 +109,47 @@ def assert_whole(world: Simulation, ref: str) -> None:
     spec = effective("Model", item.spec)
     idle = spec.suspend or home.spec.get("suspend")
     count = 0 if idle else replica_count(spec)
-    live = [run for run in world.runs.values() if run.is_live and run.state.spec.owner == ref]
     parts = ("data-proxy",) if spec.external else ("data-proxy", "engine")
-    assert sorted(map(slot, live)) == sorted(f"{part}/{index}" for part in parts for index in range(count))
+    live = assert_replicas(world, ref, SERVICE, parts, count)
     for run in live:
-        assert answers(run)
-        assert world.engine_answers(run)
         wanted, had = effective("Model", item.spec), effective("Model", run.state.spec.spec)
         assert wanted.path == had.path
         if run.state.spec.component == "engine":
             assert len(run.state.spec.gpus) == gpus_per_replica(spec)
         else:
             assert wanted.chat_template == had.chat_template
-    if SERVICE in world.tables:
-        routed = {uid for uid, _, state in world.tables[SERVICE].models.get(item.name, ()) if state == "ready"}
+
+
+def assert_pairs(world: Simulation) -> None:
+    item, home = world.stored[AGENTS], world.stored[SERVICE]
+    spec = effective("AgentService", item.spec)
+    place = effective("InferenceService", home.spec).gateway
+    told = f"http://{place.host}:{place.port}" if spec.inference is not None else None
+    live = assert_replicas(world, AGENTS, AGENTS, ("data-proxy", "worker"), 0 if spec.suspend else spec.pairs)
+    for run in live:
+        had = effective("AgentService", run.state.spec.spec)
+        if run.state.spec.component == "worker":
+            assert (had.agent, had.env, had.log_level) == (spec.agent, spec.env, spec.log_level)
+        else:
+            assert (had.inference, run.settings) == (spec.inference, session_settings(spec))
+            assert run.state.spec.inputs.get("inferenceUrl") == told
+    for gate in filter(answers, world.of(AGENTS, "gateway")):
+        assert gate.state.spec.inputs.get("inferenceUrl") == told
+        assert effective("AgentService", gate.state.spec.spec).gateway == spec.gateway
+
+
+def assert_replicas(world: Simulation, ref: str, home: str, parts: Sequence[str], count: int) -> list[ObservedRun]:
+    """The live processes, which are those of ``count`` replicas, whole and routed."""
+    owned = [run for run in world.runs.values() if run.is_live and run.state.spec.owner == ref]
+    live = [run for run in owned if run.state.spec.component in parts or ref != home]
+    live = [run for run in live if run.state.spec.component not in ("router", "gateway")]
+    assert sorted(map(slot, live)) == sorted(f"{part}/{index}" for part in parts for index in range(count))
+    assert all(answers(run) and world.engine_answers(run) for run in live)
+    if home in world.tables:
+        models = world.tables[home].models
+        routed = {uid for uid, _, state in models.get(ref.partition("/")[2], ()) if state == "ready"}
         assert routed == {run.uid for run in live if run.state.spec.component == "data-proxy"}
+    return live
 
 
 def slot(run: Any) -> str:
@@ -168,8 +206,8 @@ def test_nothing_is_ever_done_to_what_cannot_be_seen(world: Simulation, wish: Wi
 @given(worlds(Chances(unknown=True, serving=True)), rollouts(), orders())
 def test_what_serves_goes_on_serving_while_it_is_changed(world: Simulation, wish: Wish, pick: Pick) -> None:
     plan, targets = planned(world, wish)
-    served = {name: count for name in ("alpha", "beta") if (count := must_go_on(world, plan, targets, name))}
-    event(f"{len(served)} models serve")
+    served = {ref: count for ref in SERVED if (count := must_go_on(world, plan, targets, ref))}
+    event(f"{len(served)} objects serve")
     floors = dict.fromkeys(served, 1)
 
     def watching(ops: Sequence[Op]) -> Op:
@@ -185,16 +223,19 @@ def test_what_serves_goes_on_serving_while_it_is_changed(world: Simulation, wish
     check()
 
 
-def must_go_on(world: Simulation, plan: Plan, targets: dict[str, Target], name: str) -> int:
-    """How many replicas serve a model today whose service must not be interrupted; 0 where it may be."""
-    ref = f"Model/{name}"
-    target, home = targets.get(ref), targets.get(SERVICE)
+def must_go_on(world: Simulation, plan: Plan, targets: dict[str, Target], ref: str) -> int:
+    """How many replicas serve an object today whose service must not be interrupted; 0 where it may be."""
+    target, home = targets.get(ref), targets.get(AGENTS if ref == AGENTS else SERVICE)
     if target is None or home is None or target.gone or home.gone:
         return 0
-    spec, front = effective("Model", target.object.spec), effective("InferenceService", home.object.spec)
-    stops = spec.suspend or front.suspend or replica_count(spec) == 0
-    allowed = any(sentence.startswith((f"{ref}:", f"{SERVICE}: the key")) for sentence in plan.destructive)
-    return 0 if stops or allowed else world.serving(name) or 0
+    stops = home.object.spec.get("suspend") or target.object.spec.get("suspend") or wanted_count(target) == 0
+    allowed = any(sentence.startswith((f"{ref}: ", f"{SERVICE}: the key")) for sentence in plan.destructive)
+    return 0 if stops or allowed else world.serving(ref) or 0
+
+
+def wanted_count(target: Target) -> int:
+    spec = effective(target.object.kind, target.object.spec)
+    return spec.pairs if target.ref == AGENTS else replica_count(spec)
 
 
 @many
@@ -203,10 +244,10 @@ def test_a_rollout_loses_no_more_capacity_than_it_says(world: Simulation, wish: 
     """Without a word about it in the plan, as many replicas serve as before, or as are wanted."""
     plan, targets = planned(world, wish)
     floors = {}
-    for name in ("alpha", "beta"):
-        serving = must_go_on(world, plan, targets, name)
+    for ref in SERVED:
+        serving = must_go_on(world, plan, targets, ref)
         if serving:
-            floors[name] = min(serving, replica_count(effective("Model", targets[f"Model/{name}"].object.spec)))
+            floors[ref] = min(serving, wanted_count(targets[ref]))
 
     def watching(ops: Sequence[Op]) -> Op:
         for name, floor in floors.items():
@@ -224,10 +265,12 @@ def test_when_new_processes_die_the_old_ones_serve_on_and_a_later_plan_comes_tru
 ) -> None:
     assume(not world.unreadable)
     plan, targets = planned(world, wish)
-    started = sorted({op.run for op in plan.ops if op.verb is Verb.SPAWN and op.ref != SERVICE})
+    started = sorted(
+        {op.run for op in plan.ops if op.verb is Verb.SPAWN and "/router/" not in op.run and "/gateway/" not in op.run}
+    )
     assume(started)
     dead = data.draw(st.sets(st.sampled_from(started), min_size=1, max_size=2))
-    floors = [name for name in ("alpha", "beta") if must_go_on(world, plan, targets, name)]
+    floors = [ref for ref in SERVED if must_go_on(world, plan, targets, ref)]
     world.run(plan, targets, pick, dies=lambda op: op.run in dead)
     for name in floors:
         assert (world.serving(name) or 0) >= 1, f"{name} does not serve any more"

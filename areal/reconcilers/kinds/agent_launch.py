@@ -15,8 +15,9 @@ from typing import Any
 
 from areal.errors import UsageFault
 from areal.reconcilers.desired import Wanted
-from areal.reconcilers.kinds.agent_plan import WORKER, inference_inputs, readiness_of, session_settings
+from areal.reconcilers.kinds.agent_plan import WORKER, readiness_of, session_settings
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
+from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
 from areal.reconcilers.plan import Op
 from areal.resources.kinds import parse_ref, served_name
@@ -49,6 +50,10 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         config = RouterConfig(**launch.address(spec.log_level), state_file=launch.router_file)
         return launch.run(service_argv("inference.router"), spec, config, grace_s, env=PLAIN_HTTP)
     access = _inference(context, op, spec)
+    if spec.inference is not None:
+        called = f"InferenceService/{spec.inference.service}"
+        told = inference_inputs(context.spec_of(called), context.service_url(op, called))
+        launch = replace(launch, inputs={**launch.inputs, **told})
     if slot.component == "gateway":
         gateway = AgentGatewayConfig(
             **about,
@@ -57,10 +62,6 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
             inference=() if access is None else (access,),
         )
         return launch.run(service_argv("agent.gateway"), spec, gateway, grace_s, env=PLAIN_HTTP)
-    if spec.inference is not None:
-        called = f"InferenceService/{spec.inference.service}"
-        told = inference_inputs(context.spec_of(called), context.service_url(op, called))
-        launch = replace(launch, inputs={**launch.inputs, **told})
     registration = RegistrationConfig(
         router_file=launch.router_file,
         worker_id=slot.uid,

@@ -6,19 +6,29 @@ Session settings change in the data proxies that run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds.replica_plan import close_replicas, open_replicas, settle, stop_replicas
 from areal.reconcilers.kinds.replicas import PROXY, ReplicaWork
-from areal.reconcilers.kinds.service_plan import ServicePlan, ServiceView, called_first
+from areal.reconcilers.kinds.service_plan import (
+    ServicePlan,
+    ServiceView,
+    called_first,
+    called_inputs,
+    inference_inputs,
+)
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Verb
-from areal.reconcilers.planning import KEY_INPUT, LOCAL, Action, Planning, key_input
+from areal.reconcilers.planning import LOCAL, Action, Planning
 from areal.resources.addresses import base_url
 from areal.resources.fields import RolloutStrategy
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
+from areal.runtime.backends.base import RunState
+from areal.state.records import StoredObject
 from areal.wire.routing import Readiness
 
 WORKER = "worker"
@@ -41,10 +51,28 @@ def session_settings(spec: AgentServiceSpec) -> dict[str, Any]:
     }
 
 
-def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec, url: str) -> dict[str, str]:
-    """What a data proxy is told of the inference service that it records at. ``url`` "": not known yet."""
-    source = key_input(spec).get(KEY_INPUT, "generated")
-    return {**({"inferenceUrl": url} if url else {}), "inferenceKeyFrom": source}
+def with_callers_of(
+    targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
+) -> tuple[Target, ...]:
+    """``targets``, with the agent services whose processes were told another place or key of an inference service among
+    them than it has now."""
+    chosen = {target.ref: target for target in targets}
+    told: dict[str, list[Mapping[str, Any]]] = {}
+    for run in map(ObservedRun, states):
+        if run.is_live and "inferenceUrl" in run.state.spec.inputs:
+            told.setdefault(run.state.spec.owner, []).append(run.state.spec.inputs)
+    for item in stored:
+        ref, called = str(item.ref), (item.spec.get("inference") or {}).get("service", "default")
+        target = chosen.get(f"InferenceService/{called}")
+        if ref not in told or ref in chosen or target is None or target.gone:
+            continue
+        spec: InferenceServiceSpec = effective(target.object.kind, target.object.spec)
+        if spec.scheduler.type != LOCAL:
+            continue  # known when it is placed
+        now = inference_inputs(spec, base_url(spec.gateway.host, spec.gateway.port))
+        if any(inputs.get(name) != value for inputs in told[ref] for name, value in now.items()):
+            chosen[ref] = Target(item, "unchanged")
+    return tuple(chosen.values())
 
 
 class PairWork(ReplicaWork):
@@ -83,14 +111,7 @@ class PairWork(ReplicaWork):
     @property
     def proxy_inputs(self) -> Mapping[str, str]:
         """Those of the inference service, where that is in sight."""
-        called = self.spec.inference
-        view = self.planning.views.get(f"InferenceService/{called.service}") if called is not None else None
-        if view is None:
-            return {}
-        if view.spec.scheduler.type == LOCAL:
-            return inference_inputs(view.spec, base_url(view.spec.gateway.host, view.spec.gateway.port))
-        placed = [run.url for run in self.observed.of(view.ref, "gateway") if run.is_live]
-        return inference_inputs(view.spec, max(placed, default=""))
+        return called_inputs(self.planning, self.spec)
 
     @property
     def before_start(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from areal.reconcilers.kinds import Endpoint, ServiceController, Told, folders_w
 from areal.reconcilers.observe import Health, routed_health
 
 if TYPE_CHECKING:
-    from areal.reconcilers.desired import Wanted
+    from areal.reconcilers.desired import Target, Wanted
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed
     from areal.reconcilers.plan import Op
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from areal.resources.nodes import Diagnostic
     from areal.resources.resource import Resource
     from areal.resources.specs import AgentServiceSpec
-    from areal.runtime.backends.base import RunSpec
+    from areal.runtime.backends.base import RunSpec, RunState
     from areal.state.home import Home
 
 
@@ -40,6 +40,13 @@ class AgentServiceController(ServiceController):
     def called(self, spec: Mapping[str, Any]) -> str | None:
         inference = spec.get("inference")
         return f"InferenceService/{inference.get('service', 'default')}" if inference else None
+
+    def follow(
+        self, targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
+    ) -> tuple[Target, ...]:
+        from areal.reconcilers.kinds.agent_plan import with_callers_of
+
+        return with_callers_of(targets, stored, states)
 
     # -- status
 

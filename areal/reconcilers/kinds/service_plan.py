@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import (
+    KEY_INPUT,
+    LOCAL,
     Action,
     Component,
     Decision,
@@ -28,6 +30,7 @@ from areal.reconcilers.planning import (
     stoppable,
     unseen,
 )
+from areal.resources.addresses import base_url
 from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
@@ -80,6 +83,24 @@ def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[
         routed = {op.ref for op in work.build.ops() if op.verb is Verb.ROUTE and op.args["service"] == service}
         needed |= {service, *([f"Model/{model.model}"] if model.model else routed)}  # which one, the process knows
     return work.build.ready_ops(needed)
+
+
+def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec, url: str) -> dict[str, str]:
+    """What a process is told of the inference service that it records at. ``url`` "": not known yet."""
+    source = key_input(spec).get(KEY_INPUT, "generated")
+    return {**({"inferenceUrl": url} if url else {}), "inferenceKeyFrom": source}
+
+
+def called_inputs(planning: Planning, spec: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
+    """Those of an agent service's processes, where the inference service that it calls is in sight."""
+    called = spec.inference if isinstance(spec, AgentServiceSpec) else None
+    view: ServiceView | None = planning.views.get(f"InferenceService/{called.service}") if called is not None else None
+    if view is None:
+        return {}
+    if view.spec.scheduler.type == LOCAL:
+        return inference_inputs(view.spec, base_url(view.spec.gateway.host, view.spec.gateway.port))
+    placed = [run.url for run in planning.observed.of(view.ref, "gateway") if run.is_live]
+    return inference_inputs(view.spec, max(placed, default=""))
 
 
 class ServicePlan(KindPlan, ABC):
@@ -257,7 +278,7 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
     view = work.view
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
-    component, decision = work.decided("gateway", GATEWAY_FIELDS, inputs)
+    component, decision = work.decided("gateway", GATEWAY_FIELDS, {**inputs, **called_inputs(work.planning, work.spec)})
     if not stays and decision.action in (Action.AWAIT, Action.KICK):
         view.gateway_unseen = True  # its router has to be there first: the next pass decides
     elif decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):

@@ -10,7 +10,7 @@ import pytest
 
 from areal.errors import Conflict
 from areal.reconcilers.desired import Target, with_layer
-from areal.reconcilers.kinds.agent_plan import PROXY_FIELDS, WORKER_FIELDS, session_settings
+from areal.reconcilers.kinds.agent_plan import PROXY_FIELDS, WORKER_FIELDS, session_settings, with_callers_of
 from areal.reconcilers.kinds.service_plan import GATEWAY_FIELDS, ROUTER_FIELDS
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan, Verb
@@ -181,7 +181,7 @@ def test_plan_of_another_model_replaces_data_proxies_and_the_gateway_and_keeps_w
     assert not any("worker" in each or "router/0" in each for each in listed)
 
 
-def test_plan_of_an_inference_service_that_moved_replaces_data_proxies() -> None:
+def test_plan_of_an_inference_service_that_moved_replaces_data_proxies_and_the_gateway() -> None:
     item, observed = steady(1, {"inference": {"service": "default"}})
     told = {"inferenceUrl": "http://127.0.0.1:8080", "inferenceKeyFrom": "generated"}
     worker = run(item, "worker")
@@ -191,12 +191,31 @@ def test_plan_of_an_inference_service_that_moved_replaces_data_proxies() -> None
     )
     home = service()
     routes = {REF: table({"tau": [proxy]}), "InferenceService/default": table({})}
-    observed = replace(world([*front(item), worker, proxy, *front(home)]), routes=routes)
+    router = run(item, "router")
+    gateway = run(item, "gateway", 0, Phase.RUNNING, Seen.READY, "", routerUrl=router.url, **told)
+    observed = replace(world([router, gateway, worker, proxy, *front(home)]), routes=routes)
     assert plan_of(unchanged(item), observed=observed, context=(unchanged(home),)).is_empty
     moved = service({"gateway": {"port": 9999}})
     plan = plan_of(unchanged(item), observed=observed, context=(unchanged(moved),))
-    assert "stop data-proxy/0" in verbs(plan)
+    assert {"stop data-proxy/0", "stop gateway/0"} <= set(verbs(plan)), "callers bring RL sessions of where it is now"
     assert not any("worker" in each for each in verbs(plan))
+
+
+def test_callers_of_an_inference_service_that_moves_move_with_it() -> None:
+    item, home = agents({"inference": {"service": "default"}}), service()
+    told = {"inferenceUrl": "http://127.0.0.1:8080", "inferenceKeyFrom": "generated"}
+    proxy = run(item, "data-proxy", 0, Phase.RUNNING, Seen.READY, "", **told)
+
+    def followed(target: Target, *runs: ObservedRun) -> list[str]:
+        states = [one.state for one in runs]
+        return [each.ref for each in with_callers_of((target,), [item, home], states)][1:]
+
+    assert followed(unchanged(home), proxy) == []
+    moved = changed(home, {"gateway": {"port": 9999}})
+    assert followed(moved, proxy) == [REF]
+    assert followed(changed(home, {"auth": {"adminKeyFrom": {"file": "/k"}}}), proxy) == [REF]
+    assert followed(moved, run(item, "data-proxy", 0, Phase.EXITED, Seen.UNSEEN, "", **told)) == []
+    assert followed(Target(home, "delete"), proxy) == []
 
 
 def test_plan_with_strategy_recreate_stops_first_and_says_so() -> None:
