@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import Conflict, Locked
+from areal.files import write_all
 from areal.rollout.failures import EpisodeFailed
-from areal.state.files import explain, write_all, write_atomic
+from areal.state.files import explain, write_atomic
 from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
 from areal.trajectories.record import Episode
 

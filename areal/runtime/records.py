@@ -22,6 +22,7 @@ import json
 import os
 from contextlib import suppress
 
+from areal.files import replace_file
 from areal.runtime.procfs import read_bytes
 
 TYPE_CHECKING = False
@@ -47,24 +48,8 @@ SHIM_LOG = "shim.log"
 def write_json(folder: str, name: str, value: object, *, durable: bool = True, mode: int = 0o600) -> None:
     """Replace ``folder/name`` in one step. ``durable`` survives a power cut; what only describes a live process
     need not: after a reboot the boot id says that it is dead."""
-    path = os.path.join(folder, name)
-    temporary = f"{path}.tmp{os.getpid()}"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        try:
-            data = json.dumps(value, separators=(",", ":")).encode()
-            while data:
-                data = data[os.write(fd, data) :]
-            if durable:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
-    except OSError:
-        remove(temporary)
-        raise
-    if durable:
-        sync_folder(folder)
+    data = json.dumps(value, separators=(",", ":")).encode()
+    replace_file(f"{folder}/{name}", data, mode=mode, durable=durable)
 
 
 def read_object(folder: str, name: str) -> dict[str, Any] | None:
@@ -81,12 +66,3 @@ def read_object(folder: str, name: str) -> dict[str, Any] | None:
 def remove(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def sync_folder(path: str) -> None:
-    """Make renames and creations inside the folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
+from areal.files import sync_folder
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     NODE_HOST,
@@ -249,7 +250,7 @@ class RunStore:
             if os.path.lexists(folder):
                 raise Conflict(f"run {spec.uid} exists already", hint="a new process needs a new uid")
             os.rename(temporary, folder)
-            records.sync_folder(self.root)
+            sync_folder(self.root)
         except (OSError, Conflict) as error:
             if life >= 0:
                 os.close(life)
@@ -316,7 +317,7 @@ class RunStore:
             os.rename(self.folder(uid), hidden)
         except FileNotFoundError:
             return
-        records.sync_folder(self.root)
+        sync_folder(self.root)
         shutil.rmtree(hidden, ignore_errors=True)
 
     def is_held(self, uid: str) -> bool:
@@ -383,7 +384,15 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
         identity = read_identity(folder)
         if identity is None:
             return RunState(spec, Phase.INTENDED)
-        return _observe_identified(store, folder, spec, identity)
+        state = liveness(identity)
+        ended = records.read_object(folder, records.EXIT)
+        if ended is not None:
+            return _ended(spec, identity, ended)
+        if state is Liveness.ALIVE:
+            return _living(folder, spec, identity)
+        if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
+            return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
+        return _dead(folder, spec, identity)
     except DAMAGED as error:
         return RunState(spec, Phase.UNKNOWN, reason=f"a record cannot be read: {error!r}")
 
@@ -392,18 +401,6 @@ def read_identity(folder: str) -> ProcessIdentity | None:
     """The shim's; raises ValueError, KeyError or TypeError on a damaged record."""
     record = records.read_object(folder, records.ID)
     return None if record is None else ProcessIdentity.from_record(record)
-
-
-def _observe_identified(store: RunStore, folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
-    state = liveness(identity)
-    ended = records.read_object(folder, records.EXIT)
-    if ended is not None:
-        return _ended(spec, identity, ended)
-    if state is Liveness.ALIVE:
-        return _living(folder, spec, identity)
-    if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
-        return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
-    return _dead(folder, spec, identity)
 
 
 def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str, Any]) -> RunState:

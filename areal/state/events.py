@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import Locked
+from areal.files import write_all
 from areal.resources.kinds import KINDS, Ref
-from areal.state.files import explain, make_folder, read_raw, write_all, write_atomic
+from areal.state.files import explain, make_folder, read_raw, write_atomic
 from areal.state.home import Home
 from areal.state.locks import acquire, flock_owner
 from areal.state.locks import actor as this_actor

@@ -25,6 +25,7 @@ from threading import Event, Lock
 from typing import Any, Generic, TypeVar
 
 from areal.errors import ArealError, UsageFault
+from areal.files import sync_folder, write_all
 
 VARIABLE = "AREAL_CRASH_AT"
 
@@ -198,18 +199,6 @@ def names_in(folder: Path | str) -> list[str]:
         raise explain(error, folder, "list") from error
 
 
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot; the rename itself is then all there is
-            raise
-    finally:
-        os.close(fd)
-
-
 def seal(body: Any) -> bytes:
     """``body`` as a document that carries its own checksum. Plain JSON values only."""
     text = json.dumps(body, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -297,13 +286,6 @@ def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> No
             os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def write_all(fd: int, content: bytes) -> None:
-    """``os.write`` until nothing is left: a nearly full disk takes a part and refuses the rest. Raises OSError."""
-    view = memoryview(content)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 # -- group commit: the first thread to come commits its own item, then whatever has queued up meanwhile as one batch,

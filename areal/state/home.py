@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal.errors import ArealError, NotFound
+from areal.files import sync_folder
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, Ref, check_name
-from areal.state.files import explain, make_folder, sync_folder, write_new
+from areal.state.files import explain, make_folder, write_new
 
 VARIABLE = "AREAL_HOME"
 _ELSEWHERE = "choose another home with --home DIR or AREAL_HOME=DIR"

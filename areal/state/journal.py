@@ -24,14 +24,13 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
+from areal.files import sync_folder, write_all
 from areal.state.files import (
     GroupCommit,
     crash_point,
     explain,
     make_folder,
     names_in,
-    sync_folder,
-    write_all,
 )
 from areal.state.home import Home
 from areal.state.locks import actor, still_named, try_lock

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import NotFound
+from areal.files import sync_folder
 from areal.resources.kinds import KINDS, Ref, name_problem, resolve_kind
 from areal.resources.tree import changes
 from areal.state.files import (
@@ -37,7 +38,6 @@ from areal.state.files import (
     read_json,
     read_raw,
     seal,
-    sync_folder,
     write_atomic,
     write_json,
     write_together,

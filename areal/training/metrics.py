@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from urllib.parse import urlsplit
 
 from areal.errors import UsageFault
+from areal.files import replace_file
 from areal.resources.addresses import is_loopback
 from areal.rollout.controller import KEY_FILE
 from areal.services.http.auth import AdminKey, load_admin_key
 from areal.services.http.serve import serve_in_thread
 from areal.services.http.service import Service
-from areal.training.run_folder import replace_text
 
 if TYPE_CHECKING:
     from areal.api.cli_args import BaseExperimentConfig
@@ -54,7 +54,7 @@ class MetricsLog:
         """Leave out the lines of later steps: a run that resumes after ``step`` takes them again."""
         kept = [line for line in _lines(self._path) if line["step"] <= step]
         with contextlib.suppress(OSError):
-            replace_text(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
             self._file.close()
             self._file = self._path.open("a", encoding="utf-8")
 
@@ -286,7 +286,7 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
     tracker = Prometheus(service.metrics, total_steps)
     with serve_in_thread(service, asked.host, asked.port) as url:
         file = folder / DISCOVERY
-        replace_text(file, json.dumps([{"targets": [urlsplit(url).netloc], "labels": labels(config)}]) + "\n")
+        replace_file(file, json.dumps([{"targets": [urlsplit(url).netloc], "labels": labels(config)}]).encode() + b"\n")
         try:
             yield tracker, url
         finally:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from areal.errors import UsageFault
+from areal.files import replace_file
 from areal.hub import model_folder
 
 if TYPE_CHECKING:
@@ -80,11 +81,11 @@ class RunFolder:
 
     def write_config(self, config: BaseExperimentConfig) -> None:
         """Write the configuration of this attempt with every default; as ``--config`` it starts the same run again."""
-        replace_text(self.config, yaml.safe_dump(_written(config), sort_keys=False))
+        replace_file(self.config, yaml.safe_dump(_written(config), sort_keys=False).encode())
 
     def note_version(self, version: int) -> None:
         """This version of the weights is about to be published: no later attempt may give it to others."""
-        replace_text(self._version, f"{version}\n")
+        replace_file(self._version, f"{version}\n".encode())
 
     def published_version(self) -> int | None:
         """The last one that was noted."""
@@ -96,13 +97,6 @@ class RunFolder:
     @property
     def _version(self) -> Path:
         return self.root / "version"
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole: a reader sees the old text or the new one. Raises OSError."""
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def _written(value: Any) -> Any:

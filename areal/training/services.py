@@ -32,6 +32,7 @@ from areal.api.engine_api import TrainEngine
 from areal.client.command import AREAL, free_port, run_areal
 from areal.client.http import AdminClient
 from areal.errors import ArealError, TimedOut, UsageFault
+from areal.files import replace_file
 from areal.resources.addresses import base_url
 from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS
@@ -40,7 +41,7 @@ from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
 from areal.services.weight_update.publisher import Delivery, TrainerPair, WeightPublisher, serve_endpoint
 from areal.services.weight_update.staging import copy_model, open_publisher, probe
-from areal.training.run_folder import RunFolder, config_files, replace_text
+from areal.training.run_folder import RunFolder, config_files
 from areal.wire.fields import write_fields
 from areal.wire.processes import WeightUpdateConfig
 
@@ -70,7 +71,7 @@ def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Ite
             admin_key_file=str(key_file) if key_file is not None else None,
         )
         file = log.with_suffix(".config.json")
-        replace_text(file, json.dumps(write_fields(config), indent=1) + "\n")
+        replace_file(file, json.dumps(write_fields(config), indent=1).encode() + b"\n")
         address = base_url(config.host, config.port)
         process = _start([sys.executable, "-m", "areal.services.weight_update", "--config", str(file)], log)
         try:

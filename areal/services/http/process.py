@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from areal.errors import ArealError, UsageFault
+from areal.files import replace_file
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import AdminKey, load_admin_key, refuse_open_bind
 from areal.wire.fields import FieldError, field_types, read_fields
@@ -80,10 +81,7 @@ def keep_settings(settings: Mapping[str, Any]) -> None:
     path: Path | None = parser.parse_known_args()[0].config
     if path is None:
         return
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.touch(0o600)
-    draft.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-    draft.replace(path)
+    replace_file(path, json.dumps({**json.loads(path.read_text()), **settings}).encode(), mode=0o600)
 
 
 def _parsing(kind: Any) -> dict[str, Any]:
@@ -155,10 +153,7 @@ def report_stage(stage: str, *, done: int | None = None, total: int | None = Non
     path = os.environ.get("AREAL_STAGE_FILE")
     if not path:
         return
-    target = Path(path)
-    draft = target.with_name(f"{target.name}.{os.getpid()}")
-    draft.write_text(json.dumps({"stage": stage, "done": done, "total": total}), encoding="utf-8")
-    draft.replace(target)
+    replace_file(path, json.dumps({"stage": stage, "done": done, "total": total}).encode())
 
 
 _YOUNG = 50_000  # objects made and not yet freed: some tens of megabytes at most

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from areal.files import replace_file
 from areal.resources.addresses import base_url
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
@@ -203,9 +204,7 @@ def _discovery_file(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
     }
     text = json.dumps(about)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(f".{os.getpid()}.tmp")
-    aside.write_text(text)
-    aside.rename(path)
+    replace_file(path, text.encode())
     try:
         yield
     finally:

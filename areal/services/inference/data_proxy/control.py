@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import json
 import math
-import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from areal.files import replace_file
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_object
@@ -292,9 +292,7 @@ class WeightTracker:
         self.published = record
         if self.file is None:
             return
-        temporary = self.file.with_name(f".{PUBLISHED}.{os.getpid()}")
-        temporary.write_text(json.dumps(asdict(record)))
-        temporary.rename(self.file)
+        replace_file(self.file, json.dumps(asdict(record)).encode())
         self.reload()
 
 

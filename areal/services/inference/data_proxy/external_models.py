@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from areal.files import replace_file
 from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -146,7 +146,8 @@ class ExternalModels:
             wanted[name] = served
         if self._file is not None:
             try:
-                await asyncio.to_thread(_write, self._file, [each.registered for each in wanted.values()])
+                content = orjson.dumps([asdict(each.registered) for each in wanted.values()])
+                await asyncio.to_thread(replace_file, self._file, content, mode=0o600, durable=True)
             except OSError as error:
                 message = f"the registration cannot be kept: {error.strerror}"
                 raise ApiError(507, message, code="store_failed") from error
@@ -194,14 +195,3 @@ def _read(file: Path | None) -> list[Registered]:
     except (OSError, ValueError, TypeError) as error:
         _log.error("the registrations in %s cannot be read: %s", file, error)
         return []
-
-
-def _write(file: Path, registered: list[Registered]) -> None:
-    """Replaces the file atomically. Raises OSError."""
-    fresh = file.with_suffix(".new")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(orjson.dumps([asdict(each) for each in registered]))
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(file)

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from areal.files import replace_file
 from areal.services.http.auth import Access
 from areal.services.http.client import Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request
@@ -217,12 +217,7 @@ class DeclaredFile:
         content = {"url": self._url, "declared": self._registry.declared()}
         if content == self._written:
             return
-        aside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with aside.open("wb") as file:
-            file.write(orjson.dumps(content))
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(self._path)
+        replace_file(self._path, orjson.dumps(content), durable=True)
         self._written = content
 
     async def run(self) -> None:

@@ -1,0 +1,57 @@
+"""Files that are replaced whole: a reader, or a crash at any instant, sees the old bytes or the new ones. A draft that
+a killed process left has a name beginning with a dot, and ``.tmp-`` in it.
+
+Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
+"""
+
+# ruff: noqa: PTH104, PTH108, PTH118
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def replace_file(path: Path | str, content: bytes, *, mode: int = 0o666, durable: bool = False) -> None:
+    """``durable``: the new bytes survive a power cut. Raises OSError, and then ``path`` is as it was."""
+    folder, name = os.path.split(path)
+    draft = os.path.join(folder, f".{name}.tmp-{os.getpid()}")
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            write_all(fd, content)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    if durable:
+        sync_folder(folder)
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """``os.write`` until nothing is left: a nearly full disk takes a part and refuses the rest. Raises OSError."""
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync_folder(path: Path | str) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot; the rename itself is then all there is
+            raise
+    finally:
+        os.close(fd)

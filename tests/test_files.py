@@ -1,0 +1,57 @@
+"""Files that are replaced whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from areal.files import replace_file
+from areal.runtime import records
+
+
+def test_replaced_file_has_the_new_bytes_and_leaves_no_draft(tmp_path: Path) -> None:
+    path = tmp_path / "about.json"
+    replace_file(path, b"old")
+    replace_file(path, b"new", durable=True)
+    assert path.read_bytes() == b"new"
+    assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
+
+
+def test_mode_of_a_secret_is_that_of_its_first_byte(tmp_path: Path) -> None:
+    replace_file(tmp_path / "key", b"secret", mode=0o600)
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_disk_that_is_full_keeps_the_old_bytes_and_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "about.json"
+    replace_file(path, b"old")
+
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
+
+
+def test_record_of_a_run_is_written_where_folders_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on some network file systems, which answer EINVAL."""
+    sync = os.fsync
+
+    def only_files(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").is_dir():
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", only_files)
+    records.write_json(str(tmp_path), "id.json", {"pid": 1})
+    assert records.read_object(str(tmp_path), "id.json") == {"pid": 1}
