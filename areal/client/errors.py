@@ -114,7 +114,8 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
     """The typed error of an answer with an error status. ``body`` is decoded JSON, or text where it is not JSON."""
-    error = _error_object(body)
+    found = body.get("error") if isinstance(body, Mapping) else None
+    error: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)
     message = error.get("message")
     return kind(
@@ -125,11 +126,6 @@ def error_of_answer(status: int, body: object, headers: Mapping[str, str], what:
         request_id=_text(error.get("request_id")) or headers.get("x-request-id"),
         retry_after_s=_seconds(headers.get("Retry-After")),
     )
-
-
-def _error_object(body: object) -> Mapping[str, Any]:
-    error = body.get("error") if isinstance(body, Mapping) else None
-    return error if isinstance(error, Mapping) else {}
 
 
 def _text(value: object) -> str | None:

@@ -130,7 +130,12 @@ def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool
             raise BackendError('one engine only: "+" joins inference with training, in a training config', column - 1)
         parts.append(_parse_part(piece, column, parts, engines))
         column += len(piece) + 1
-    _check_roles(parts, text)
+    if len(parts) > 2:
+        raise BackendError("at most two parts: one for inference, one for training", len(text))
+    roles = [is_train_engine(part.engine) for part in parts]
+    if len(parts) == 2 and roles[0] == roles[1]:
+        role = "training" if roles[0] else "inference"
+        raise BackendError(f"both parts are {role} engines: one for inference, one for training", text.index("+") + 2)
     return Allocation(tuple(parts))
 
 
@@ -217,15 +222,6 @@ def _check_part(part: Part, column: int) -> None:
         raise BackendError(f"{part.engine} runs in one process: only d can be above 1", column)
     if part.world_size > _MAX_DEVICES:
         raise BackendError(f"{part.world_size} devices are more than anyone has", column)
-
-
-def _check_roles(parts: list[Part], text: str) -> None:
-    if len(parts) > 2:
-        raise BackendError("at most two parts: one for inference, one for training", len(text))
-    roles = [is_train_engine(part.engine) for part in parts]
-    if len(parts) == 2 and roles[0] == roles[1]:
-        role = "training" if roles[0] else "inference"
-        raise BackendError(f"both parts are {role} engines: one for inference, one for training", text.index("+") + 2)
 
 
 @dataclass(frozen=True)

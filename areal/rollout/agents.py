@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -72,17 +71,14 @@ class AgentServiceWorkflow(SessionWorkflow):
             with contextlib.suppress(ClientError):  # it expires
                 await self._client.session(key).close()
         if self._reward is None:
-            return _own_reward(answer["agent_metadata"])
+            if "reward" not in answer["agent_metadata"]:
+                hint = (
+                    'reward_fn=module:function, or AgentResponse(metadata={"reward": 1.0}) (None rejects the episode)'
+                )
+                raise UsageFault("nothing says what the agent's answer is worth", hint=hint)
+            return answer["agent_metadata"]["reward"]
         asked = task if isinstance(task, str) else str(task[-1]["content"])
         return await self._reward(asked, response_text(answer), [], [], data)
-
-
-def _own_reward(metadata: Mapping[str, Any]) -> float | dict[str, float] | None:
-    if "reward" not in metadata:
-        hint = 'reward_fn=module:function, or AgentResponse(metadata={"reward": 1.0}) (None rejects the episode)'
-        raise UsageFault("nothing says what the agent's answer is worth", hint=hint)
-    reward: float | dict[str, float] | None = metadata["reward"]
-    return reward
 
 
 def _key(file: str | None) -> str | None:

@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 async def serve(service: Service, options: ServeOptions) -> None:
     """Run until told to stop."""
     stop, now = asyncio.Event(), asyncio.Event()
-    _on_signals(stop, now)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())
     sock = bind(options.host, options.port, reuse_port=options.reuse_port)
     service.address = base_url(options.host, sock.getsockname()[1])
     async with service.lifespan():
@@ -83,15 +84,6 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
-
-
-def _on_signals(stop: asyncio.Event, now: asyncio.Event) -> None:
-    def signalled() -> None:
-        (now if stop.is_set() else stop).set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signalled)
 
 
 async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:

@@ -6,7 +6,7 @@ that mean counts. So every aggregation is the same however a batch is cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -42,22 +42,22 @@ def token_logprobs(logits: Tensor, input_ids: Tensor, temperatures: Tensor | Non
     ``temperatures`` [B, T], above 0: what each token was sampled at, so that both sides speak of one distribution;
     None: 1.
     """
-    batch, length, vocabulary = logits.shape
-    rows = _rows(vocabulary)
-    scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
-    targets = torch.split(input_ids[:, 1:].reshape(-1), rows)
-    parts = zip(scored, targets, _divisors(temperatures, rows, len(scored)), strict=True)
-    flat = torch.cat([_of_targets(*part) for part in parts])
-    return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
+    return _by_chunks(_of_targets, logits, temperatures, input_ids[:, 1:].reshape(-1))
 
 
 def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tensor:
     """Entropy in nats of the distribution that token t was drawn from: [B, T, V] -> float32 [B, T]; column 0 is 0."""
+    return _by_chunks(_entropy, logits, temperatures)
+
+
+def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tensor | None, *targets: Tensor) -> Tensor:
+    """[B, T] of ``score(logits, *targets, divisors)`` of some rows at a time; ``targets`` are flat."""
     batch, length, vocabulary = logits.shape
     rows = _rows(vocabulary)
     scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
-    parts = zip(scored, _divisors(temperatures, rows, len(scored)), strict=True)
-    flat = torch.cat([_entropy(*part) for part in parts])
+    given = (torch.split(each, rows) for each in targets)
+    parts = zip(scored, *given, _divisors(temperatures, rows, len(scored)), strict=True)
+    flat = torch.cat([score(*part) for part in parts])
     return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
 
 

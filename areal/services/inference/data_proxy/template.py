@@ -38,7 +38,10 @@ class ChatTemplate:
     """One compiled template. Raises ``jinja2.TemplateSyntaxError``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _environment()
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         self._names = meta.find_undeclared_variables(environment.parse(source))
         self.source = source
         self._template = environment.from_string(source)
@@ -95,14 +98,6 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 _DICT_NAMES = frozenset(dir(dict))
 _MISSING = object()
-
-
-def _environment() -> jinja2.Environment:
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
