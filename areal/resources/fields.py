@@ -25,6 +25,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WithJsonSchema,
     WrapValidator,
+    field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
@@ -255,6 +256,12 @@ class Ray(SpecModel):
     refused before anything starts."""
 
 
+_OWN_OPTIONS = (
+    *("--array", "--chdir", "--comment", "--job-name", "--output", "--parsable", "--test-only", "--wait", "--wrap"),
+)
+_OWN_LETTERS = ("-J", "-D", "-W", "-a", "-o")
+
+
 class Slurm(SpecModel):
     """Options of Slurm submissions."""
 
@@ -273,7 +280,8 @@ class Slurm(SpecModel):
     time_limit_seconds: Annotated[PositiveSeconds | None, UpdateClass.RECREATE] = None
     """Wall-clock limit of a job. Absent: the partition's."""
     extra_args: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Options passed to `sbatch` as they are, after areal's own, for example `--exclusive`."""
+    """Options passed to `sbatch` as they are, after areal's own, for example `--exclusive`. Not `--array`, since each
+    process is one job, nor those that a job is found by."""
     setup_commands: Annotated[list[Text], UpdateClass.RECREATE] = []
     """Shell commands at the beginning of the job's script, for example `module load cuda`."""
     container_image: Annotated[Text | None, UpdateClass.RECREATE] = None
@@ -282,6 +290,20 @@ class Slurm(SpecModel):
     """`pyxis`: by `srun --container-image`. `apptainer`: by `apptainer exec`."""
     container_mounts: Annotated[list[Text], UpdateClass.RECREATE] = []
     """Further folders of the node in the container, `SOURCE:TARGET`; `$AREAL_HOME` is always there."""
+
+    @field_validator("extra_args")
+    @classmethod
+    def _job_can_be_found(cls, words: list[str]) -> list[str]:
+        for word in words:
+            option = word.partition("=")[0]
+            long = len(option) > 2 and option.startswith("--") and any(own.startswith(option) for own in _OWN_OPTIONS)
+            if long or (not option.startswith("--") and option[:2] in _OWN_LETTERS):
+                raise PydanticCustomError(
+                    "areal_sbatch_option",
+                    "{option} is areal's own: each process is one job, which is found by its name and comment",
+                    {"option": option},
+                )
+        return words
 
 
 def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:

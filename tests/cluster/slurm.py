@@ -105,7 +105,7 @@ class SlurmCluster:
         self.start_controller()
         for node in NODES:
             self.start_node(node)
-        self._until(lambda: self.node_states().count("idle") == len(NODES), "its nodes to be idle")
+        self.until(lambda: self.node_states().count("idle") == len(NODES), "its nodes to be idle")
 
     def _write_conf(self) -> None:
         host, ports = socket.gethostname().partition(".")[0], _free_ports(1 + len(NODES))
@@ -133,13 +133,16 @@ class SlurmCluster:
             *(f"--socket={run}/munge.sock", f"--pid-file={run}/munged.pid", f"--seed-file={run}/munge.seed"),
             f"--log-file={log}/munged.log",
         )
-        self._until(lambda: (run / "munge.sock").exists(), "munged")
+        self.until(lambda: (run / "munge.sock").exists(), "munged")
 
     def start_controller(self) -> None:
         self._daemon("slurmctld", "slurmctld", "-D", "-i")
 
-    def start_node(self, node: str) -> None:
-        self._daemon(node, "slurmd", "-D", "-N", node)
+    def start_node(self, node: str, unseen: Path | None = None) -> None:
+        """``unseen``: a folder that this node has another one of, empty."""
+        slurmd = ("slurmd", "-D", "-N", node)
+        mounted = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(unseen))
+        self._daemon(node, *(slurmd if unseen is None else (*mounted, *slurmd)))
 
     def end_daemon(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """``munged``, ``slurmctld`` or a node's slurmd; by SIGKILL it leaves its slurmstepd and their jobs."""
@@ -160,6 +163,26 @@ class SlurmCluster:
         for pid in (*steps, *of_node):  # a slurmstepd that outlives its job tells slurmctld of its end
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    @contextmanager
+    def other_key(self, folder: Path) -> Iterator[dict[str, str]]:
+        """The environment of commands whose munge has another key than the cluster's."""
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        (folder / "munge.key").chmod(0o400)
+        names = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "pid"}
+        names |= {"seed-file": "seed", "log-file": "munged.log"}
+        options = [f"--{name}={folder / file}" for name, file in names.items()]
+        munged = subprocess.Popen(["munged", "-F", "--force", *options], stderr=subprocess.DEVNULL)
+        try:
+            self.until((folder / "munge.sock").exists, "the other munged")
+            conf = (self.folder / "slurm.conf").read_text()
+            own, other = f"{self.folder}/run/munge.sock", f"{folder}/munge.sock"
+            (folder / "slurm.conf").write_text(conf.replace(own, other))
+            (folder / "gres.conf").write_text("")
+            yield {"SLURM_CONF": str(folder / "slurm.conf")}
+        finally:
+            munged.terminate()
+            munged.wait()
 
     def command(self, *argv: str) -> str:
         """The output of one of Slurm's commands. Raises CalledProcessError."""
@@ -184,7 +207,7 @@ class SlurmCluster:
             with suppress(subprocess.SubprocessError):
                 self.command("scancel", "--signal=KILL", "--full", "--user", "root")
                 self.command("scancel", "--user", "root")
-                self._until(lambda: not self.jobs(), "its jobs to end", _END_S)
+                self.until(lambda: not self.jobs(), "its jobs to end", _END_S)
         for name in reversed(list(self._daemons)):
             self.end_daemon(name)
         for pid in (*self._processes(), *self._stepds()):
@@ -218,7 +241,7 @@ class SlurmCluster:
         found = (stat.pid for stat in procfs.processes() if stat.alive and stat.comm == "slurmstepd")
         return [pid for pid in found if f"{self.folder}/" in _open_files(pid)]
 
-    def _until(self, condition: Callable[[], bool], what: str, patience_s: float = _START_S) -> None:
+    def until(self, condition: Callable[[], bool], what: str, patience_s: float = _START_S) -> None:
         deadline = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > deadline:

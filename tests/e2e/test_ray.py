@@ -4,13 +4,12 @@ cluster refuses, and a job over two nodes."""
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from tests.cluster.ray import GPUS, HEAD, SECOND, RayCluster, ray_cluster
+from tests.cluster.ray import HEAD, SECOND, RayCluster, ray_cluster
 from tests.e2e.conftest import ROOT, Box
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -64,38 +63,6 @@ def test_service_and_model_live_on_the_nodes_and_come_back_from_one_that_dies(on
 
     on_ray.ok("scale", "model/reverse", "--replicas", "1")
     assert "engine/1" not in on_ray.processes()
-
-
-def test_command_that_dies_leaves_no_job_and_the_next_one_converges(on_ray: Box, cluster: RayCluster) -> None:
-    file = manifest(on_ray, cluster)
-
-    for number, point in enumerate(POINTS):
-        at = random.Random(number).randint(1, 4)
-        on_ray.areal("apply", "-f", file, env={"AREAL_CRASH_AT": f"{point}:{at}"})
-    on_ray.ok("apply", "-f", file)
-
-    assert chat(on_ray).isdigit()
-    running = {row["jobId"] for row in on_ray.processes().values()}
-    assert set(cluster.live_jobs()) == running and len(running) == 4
-    on_ray.areal("delete", "inferenceservice/default", "--cascade", "--yes", env={"AREAL_CRASH_AT": "stop-signalled"})
-
-
-def test_more_gpus_than_a_node_has_start_nothing(on_ray: Box, cluster: RayCluster) -> None:
-    result = on_ray.areal("apply", "-f", manifest(on_ray, cluster, f"resources: {{gpus: {GPUS + 1}}}"))
-
-    assert result.code == 10, result.text
-    assert f"no node has GPU {GPUS + 1}" in result.text
-    assert cluster.live_jobs() == []
-
-
-def test_address_that_does_not_answer_is_one_clear_error(box: Box) -> None:
-    file = box.manifest(service="scheduler: {type: ray, ray: {address: 'http://127.0.0.1:9'}}")
-
-    result = box.areal("apply", "-f", file)
-
-    assert result.code not in (0, 130), result.text
-    assert "the Ray cluster at http://127.0.0.1:9 does not answer" in result.text
-    assert json.loads(box.ok("get", "processes", "-o", "json").out)["items"] == []
 
 
 def test_quickstart_over_two_nodes_trains_and_answers_afterwards(on_ray: Box, cluster: RayCluster) -> None:

@@ -181,6 +181,14 @@ def test_validate_scheduler_settings_belong_to_its_type() -> None:
     assert path == ("scheduler",) and '"ray" settings need "type: ray"' in message
 
 
+@pytest.mark.parametrize("words", [["--array=0-3"], ["-Jmine"], ["--job-n", "mine"], ["--comment=mine"], ["-o", "f"]])
+def test_validate_option_that_a_slurm_job_is_found_by_is_areals_own(words: list[str]) -> None:
+    ((path, message),) = validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"extraArgs": words}}})
+    assert path == ("scheduler", "slurm", "extraArgs") and "each process is one job" in message
+    allowed = ["--exclusive", "--wait-all-nodes=1", "-p", "a"]
+    assert validate("InferenceService", {"scheduler": {"type": "slurm", "slurm": {"extraArgs": allowed}}}) == []
+
+
 _ROOTS: dict[str, type[SpecModel]] = {
     **{kind: spec_model(kind) for kind in KINDS},
     "Metadata": Metadata,

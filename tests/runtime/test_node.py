@@ -163,7 +163,7 @@ def test_run_that_was_forgotten_starts_nothing(store: RunStore, spawn: Spawn) ->
     _, words = node.communicate(timeout=30)
 
     assert node.returncode != 0
-    assert b"run r1 has no record" in words and b"nothing was started" in words
+    assert b"run r1 has no record" in words and b"has to be a folder that every node sees" in words
 
 
 def test_requeued_job_begins_again_at_another_address(store: RunStore, spawn: Spawn) -> None:

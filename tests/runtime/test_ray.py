@@ -171,7 +171,8 @@ NODE_DIED = (
 KILLED = "Job supervisor actor died: ...\nThe actor is dead because it was killed by `ray.kill`."
 FAILED_IN_LOG = (
     "Job entrypoint command failed with exit code 78, last available logs (truncated to 20,000 chars):\n"
-    "Running entrypoint for job r1: exec python\nareal: run r1 has no record in /h on n1: nothing was started\n"
+    "Running entrypoint for job r1: exec python\nareal: run r1 has no record in /h on n1: $AREAL_HOME has to be a "
+    "folder that every node sees\n"
 )
 
 
@@ -186,7 +187,7 @@ FAILED_IN_LOG = (
         (
             {"status": "FAILED", "error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "message": FAILED_IN_LOG},
             Cause.NONE,
-            "areal: run r1 has no record in /h on n1: nothing was started",
+            "areal: run r1 has no record in /h on n1: $AREAL_HOME has to be a folder that every node sees",
         ),
         ({"status": "FAILED", "driver_exit_code": NODE_LOST_STATUS, "message": "..."}, Cause.NODE_LOST, "..."),
         ({"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"}, Cause.NONE, ""),

@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -158,35 +158,14 @@ def test_image_that_cannot_be_used_ends_the_run_with_sruns_words(slurm: SlurmBac
     assert "FAILED" in state.reason
 
 
-@pytest.fixture
-def other_key(slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Commands whose munge has another key than the cluster's."""
-    (tmp_path / "munge.key").write_bytes(os.urandom(128))
-    (tmp_path / "munge.key").chmod(0o400)
-    files = {"key-file": "munge.key", "socket": "munge.sock", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
-    options = [f"--{name}={tmp_path / file}" for name, file in files.items()]
-    munged = subprocess.Popen(["munged", "-F", "--force", *options], stderr=subprocess.DEVNULL)
-    until((tmp_path / "munge.sock").exists, "the other munged")
-    conf = Path(slurm_cluster.env["SLURM_CONF"]).read_text()
-    (tmp_path / "slurm.conf").write_text(
-        conf.replace(f"{slurm_cluster.folder}/run/munge.sock", f"{tmp_path}/munge.sock")
-    )
-    (tmp_path / "gres.conf").write_text("")
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
-    yield
-    munged.terminate()
-    munged.wait()
-
-
 def test_wrong_munge_key_is_one_error_and_nothing_is_queued(
-    slurm: SlurmBackend, slurm_cluster: SlurmCluster, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmBackend, slurm_cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    request.getfixturevalue("other_key")
+    with slurm_cluster.other_key(tmp_path) as env, monkeypatch.context() as patch:
+        patch.setenv("SLURM_CONF", env["SLURM_CONF"])
+        with pytest.raises(ArealError, match=r"Slurm does not answer: .*(Zero Bytes|authentication error)"):
+            slurm.start(run_spec())
 
-    with pytest.raises(ArealError, match=r"Slurm does not answer: .*(Zero Bytes|authentication error)"):
-        slurm.start(run_spec())
-
-    monkeypatch.setenv("SLURM_CONF", slurm_cluster.env["SLURM_CONF"])
     assert slurm_cluster.jobs() == []
     slurm._forget_jobs()
     assert [state.phase for state in slurm.observe().values()] in ([], [Phase.INTENDED])
@@ -286,6 +265,24 @@ def test_node_that_dies_is_lost_and_the_job_with_it(slurm: SlurmBackend, slurm_c
     finally:
         slurm_cluster.start_node("n2")
         _within(MINUTES_S, slurm_cluster.node_states, lambda states: states.count("idle") == len(NODES))
+
+
+@pytest.mark.slow
+def test_home_that_the_node_does_not_see_is_one_clear_end(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+    slurm.home.mkdir(exist_ok=True)
+    slurm_cluster.end_daemon("n2")
+    slurm_cluster.start_node("n2", unseen=slurm.home)
+    try:
+        slurm.start(run_spec("r1", **placed_by(nodelist="n2")))
+
+        state = until_phase(slurm, "r1", Phase.DEAD)
+
+        assert "FAILED on n2, JobLaunchFailure: its node could not write to" in state.reason
+        assert "$AREAL_HOME has to be a folder that every node sees" in state.reason
+    finally:
+        slurm_cluster.end_daemon("n2")
+        slurm_cluster.start_node("n2")
+        slurm_cluster.until(lambda: slurm_cluster.node_states().count("idle") == len(NODES), "both nodes to be idle")
 
 
 def test_run_whose_processes_are_all_killed_is_dead(slurm: SlurmBackend, tmp_path: Path) -> None:

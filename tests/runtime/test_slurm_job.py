@@ -20,6 +20,7 @@ from areal.runtime.backends.slurm_job import (
     error_words,
     gpus_of_gres,
     in_steps,
+    last_words,
     newest,
     parse_sacct,
     parse_squeue,
@@ -292,3 +293,22 @@ def test_no_entry_of_squeue_is_unreadable(damage: dict[str, Any], states: list[s
 def test_no_text_of_sacct_is_unreadable(text: str) -> None:
     for job in parse_sacct(text):
         job.job()
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["srun: unrecognized option '--container-image=a'", 'Try "srun --help" for more information', ""], 0),
+        (
+            [
+                "slurmstepd: error: execve(): apptainer: No such file or directory",
+                "srun: error: n1: task 0: Exited with 2",
+            ],
+            0,
+        ),
+        (["all is well", "the end", " "], 1),
+    ],
+)
+def test_last_words_of_a_job_name_its_fault(lines: list[str], words: int) -> None:
+    assert last_words(lines) == lines[words]
+    assert last_words([]) == ""

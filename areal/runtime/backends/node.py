@@ -133,8 +133,8 @@ def prepare(run_dir: str, rank: int, address: str, environ: Mapping[str, str]) -
     found = read_intent(run_dir)
     if found is None:
         raise NotFound(
-            f"run {uid} has no record in {store.root} on {socket.gethostname()}: nothing was started",
-            hint="$AREAL_HOME must be a folder that every node sees",
+            f"run {uid} has no record in {store.root} on {socket.gethostname()}: "
+            "$AREAL_HOME has to be a folder that every node sees"
         )
     if rank == 0:
         life = _take_life(run_dir)

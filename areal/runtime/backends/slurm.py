@@ -36,6 +36,7 @@ from areal.runtime.backends.slurm_job import (
     error_words,
     gpus_of_gres,
     in_steps,
+    last_words,
     newest,
     parse_sacct,
     parse_squeue,
@@ -141,7 +142,10 @@ class SlurmBackend(ClusterBackend):
         return ""
 
     def _last_words(self, uid: str) -> str:
-        return next((line for line in reversed(tail([self._job_log(uid)], 5)) if line.strip()), "")
+        """Of a job that failed. Its log is opened before anything of it runs: without one its node could not."""
+        if os.path.exists(self._job_log(uid)) or self._job_of_node(uid):
+            return last_words(tail([self._job_log(uid)], 8))
+        return f"its node could not write to {self.home}: $AREAL_HOME has to be a folder that every node sees"
 
     def _job_log(self, uid: str) -> str:
         return f"{self.store.folder(uid)}/{records.LOG_FOLDER}/{JOB_LOG}"

@@ -194,6 +194,8 @@ class SlurmJob:
             return Job(JobState.RUNNING, self.job_id, self.node, self.gpus, queued_at=at, requeues=requeues)
         where = f" on {self.node}" if self.node else ""
         status = f", exit {self.exit_code}" if self.state == "FAILED" and self.exit_code else ""
+        if self.reason == "JobLaunchFailure":  # its exit code is slurmstepd's
+            status = f", {self.reason}"
         words = f": {last_words}" if last_words and self.state in ("FAILED", "OUT_OF_MEMORY") else ""
         return Job(
             JobState.ENDED,
@@ -318,6 +320,17 @@ def newest(jobs: Iterable[SlurmJob], home: str) -> dict[str, SlurmJob]:
         if job.comment == comment(home):
             found[job.name] = job
     return found
+
+
+_FAULT = re.compile(r"error|unrecognized|invalid|no such|not found|cannot|unable|denied", re.IGNORECASE)
+_ECHO = re.compile(r"task [0-9,-]+: (Exited|Terminated|Killed)|Terminating StepId")  # srun's, of what was said before
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Of the log of a job that failed: the last line that names a fault, else the last one."""
+    said = [line.strip() for line in lines if line.strip()]
+    faults = [line for line in said if _FAULT.search(line) and not _ECHO.search(line)]
+    return (faults or said or [""])[-1]
 
 
 def error_words(stderr: str) -> str:
