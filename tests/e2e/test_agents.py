@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -203,3 +204,7 @@ def test_agent_is_found_in_its_working_folder_and_beside_the_manifest(box: Box, 
     agents = Agents(box)
     box.ok("apply", "-f", agents.manifest("agent: own:Agent", f"workingDir: {elsewhere}"))
     assert agents.say("a", "s") == "beside elsewhere"
+    shutil.copy(elsewhere / "own.py", box.folder)
+    for number in range(3):  # each leaves records of its workers
+        box.ok("apply", "-f", agents.manifest("agent: own:Agent", f"env: {{N: '{number}'}}"))
+        assert agents.say("a", "s") == f"beside {box.folder.name}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from areal.reconcilers.kinds.agent_plan import WORKER, readiness_of, session_set
 from areal.reconcilers.kinds.inference_launch import PLAIN_HTTP, Launch, launch_of, service_argv
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import EffectContext, Fault, Slot, secret_faults, secret_of, source_file
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Op
 from areal.resources.kinds import parse_ref, served_name
 from areal.resources.nodes import Diagnostic
@@ -35,6 +36,8 @@ from areal.wire.processes import (
     RegistrationConfig,
     RouterConfig,
 )
+
+_APPLIED_IN = "appliedIn"  # input of a worker
 
 
 def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
@@ -93,9 +96,9 @@ def _inference(context: EffectContext, op: Op, spec: AgentServiceSpec) -> Infere
 
 
 def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:
-    earlier = max(context.observed.of(str(launch.object.ref), WORKER), key=lambda run: run.uid, default=None)
-    known = earlier.state.spec.cwd if earlier is not None else None
-    folder, file = Path(spec.working_dir or known or Path.cwd()), source_file(launch.object)
+    applied_in = _applied_in(context.observed.of(str(launch.object.ref), WORKER))
+    launch = replace(launch, inputs={**launch.inputs, _APPLIED_IN: applied_in})
+    folder, file = Path(spec.working_dir or applied_in), source_file(launch.object)
     for path, message, hint in _faults(spec, folder, file):
         raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}", hint=hint)
     config = AgentWorkerConfig(
@@ -109,6 +112,15 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     argv = service_argv("agent.worker")
     return launch.run(argv, spec, config, env=env, secret_env=secret_env, cwd=str(folder))
+
+
+def _applied_in(earlier: Sequence[ObservedRun]) -> str:
+    """The folder where the service was first applied, as far as the records of its workers tell."""
+    for run in earlier:
+        if _APPLIED_IN in run.state.spec.inputs:
+            return str(run.state.spec.inputs[_APPLIED_IN])
+    own = (run.state.spec.cwd for run in earlier if not run.state.spec.spec.get("workingDir"))
+    return str(next(filter(None, own), Path.cwd()))
 
 
 def _added_path(env: Mapping[str, Any], folder: Path, file: str | None) -> list[str]:
