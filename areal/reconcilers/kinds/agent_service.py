@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal.reconcilers.kinds import Endpoint, ServiceController, Told, folders_without_object
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from areal.resources.specs import AgentServiceSpec
     from areal.runtime.backends.base import RunSpec, RunState
     from areal.state.home import Home
+    from areal.state.records import StoredObject
 
 
 class AgentServiceController(ServiceController):
