@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar
 
 from areal.client.agent import AsyncAgentClient, Input
@@ -185,18 +184,14 @@ class _Controller:
         self.initialize()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.destroy()
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.initialize)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.destroy)
 
     def initialize(self, *_: Any, **__: Any) -> None:

@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -408,9 +407,7 @@ class PendingCall:
             raise
         return connection
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         assert self._connection is not None
         self._pool.release(self._address, self._connection)
 
@@ -508,9 +505,7 @@ class HttpClient:
     async def __aenter__(self) -> HttpClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

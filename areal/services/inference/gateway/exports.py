@@ -16,7 +16,7 @@ import orjson
 
 from areal.services.http import headers as names
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import bad_request
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.inference.gateway.sessions import (
@@ -194,10 +194,7 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
     """The sessions asked for, by journal. Raises 400, 404."""
     ids, group_id = data.get("session_ids"), data.get("group_id")
     if not ids and isinstance(group_id, str):
-        group = GroupName.parse(group_id)
-        if group is None:
-            raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-        return {group.tag: []}
+        return {GroupName.require(group_id).tag: []}
     if not isinstance(ids, list) or not ids or not all(isinstance(item, str) for item in ids):
         raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
     places: dict[str, list[str]] = {}

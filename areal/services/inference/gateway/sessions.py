@@ -420,10 +420,7 @@ def _tag_of(data: Mapping[str, Any]) -> str:
         if not isinstance(session_id, str):
             raise bad_request("session_id must be a string", param="session_id")
         return SessionName.require(session_id).tag
-    group = GroupName.parse(group_id) if isinstance(group_id, str) else None
-    if group is None:
-        raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-    return group.tag
+    return GroupName.require(group_id).tag
 
 
 def to_response(reply: WorkerReply) -> Response:

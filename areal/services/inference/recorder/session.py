@@ -257,6 +257,14 @@ class GroupName:
         met = _GROUP.fullmatch(text)
         return cls(met["tag"], int(met["first"]), int(met["size"])) if met else None
 
+    @classmethod
+    def require(cls, text: object) -> GroupName:
+        """Raises 404."""
+        name = cls.parse(text) if isinstance(text, str) else None
+        if name is None:
+            raise ApiError(404, f"no group {text!r}", code="group_not_found", param="group_id")
+        return name
+
 
 @dataclass(frozen=True)
 class ExportName:

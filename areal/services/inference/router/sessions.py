@@ -250,10 +250,7 @@ class SessionPlacing:
     async def end(self, data: Mapping[str, Any], request_id: str) -> Fetched:
         """End every session of a group. Raises 404, 502, 503."""
         group_id = data.get("group_id")
-        group = GroupName.parse(group_id) if isinstance(group_id, str) else None
-        if group is None:
-            raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-        worker = self._with_journal(group.tag)
+        worker = self._with_journal(GroupName.require(group_id).tag)
         try:
             return await self._post(worker, "/rl/end_session", {"group_id": group_id}, request_id)
         except (CallFailed, TimeoutError) as error:
