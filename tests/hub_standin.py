@@ -14,6 +14,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def hub_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In every test of a module that imports it: no variable of a hub but an empty cache."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
 
 def commit_of(name: str) -> str:
     return hashlib.sha1(name.encode()).hexdigest()

@@ -18,7 +18,7 @@ from areal.resources.validation import effective
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import Layer, StoredObject
-from tests.hub_standin import HubStandin, commit_of, fill_cache, hub_standin
+from tests.hub_standin import HubStandin, commit_of, fill_cache, hub_environment, hub_standin  # noqa: F401 - a fixture
 
 NAME = "org/tiny"
 FILES = {
@@ -30,13 +30,6 @@ FILES = {
     "tokenizer [special].json": b"{  }",
 }
 KEPT = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer [special].json"}
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from areal.dataset.files import configs_of, files_of, hub_rows
 from areal.dataset.loading import get_custom_dataset
 from areal.errors import NotFound, UsageFault
 from areal.hub import Hub
-from tests.hub_standin import HubStandin, fill_cache, hub_standin
+from tests.hub_standin import HubStandin, fill_cache, hub_environment, hub_standin  # noqa: F401 - a fixture
 
 NAME = "org/questions"
 CARD = """---
@@ -45,13 +45,6 @@ FILES = {
     "main/test-00000-of-00001.jsonl": lines("4"),
     "socratic/train-00000-of-00001.jsonl": lines("5"),
 }
-
-
-@pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HF_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
 @pytest.fixture

@@ -183,6 +183,15 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 @pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    """A service with two replicas."""
+    made = make_box(tmp_path_factory.mktemp("two"))
+    made.ok("apply", "-f", made.manifest(model="replicas: 2"))
+    yield made
+    tear_down(made)
+
+
+@pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     """One service with the quickstart model, shared by the tests of a module that leave it as they found it."""
     made = make_box(tmp_path_factory.mktemp("served"))

@@ -5,22 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Box, make_box, tear_down
+from tests.e2e.conftest import Box
 from tests.e2e.rollouts import Talks, ask
 from tests.services.processes import wait_until
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    made = make_box(tmp_path_factory.mktemp("two"))
-    made.ok("apply", "-f", made.manifest(model="replicas: 2"))
-    yield made
-    tear_down(made)
 
 
 def test_sessions_of_a_killed_data_proxy_come_back_and_the_others_never_notice(two: Box) -> None:

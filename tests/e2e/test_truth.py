@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from areal.cli.main import run
 from tests.cli.test_light import HEAVY, SHOW, modules
 from tests.e2e.conftest import Box
+from tests.services.processes import halted
 
 SERVICE, MODEL = "inferenceservice/default", "model/reverse"
 
@@ -56,15 +56,6 @@ def phases(areal: Areal) -> dict[str, set[str]]:
     found["model"] |= {row["phase"] for row in described["related"]}
     found["model"].add(document("describe", MODEL)["status"]["phase"])
     return found
-
-
-@contextmanager
-def halted(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def at_rest(areal: Areal) -> None:

@@ -6,22 +6,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import Box, make_box, tear_down
+from tests.e2e.conftest import Box
 from tests.e2e.load import Load
 from tests.e2e.rollouts import ask
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    """A service with two replicas."""
-    made = make_box(tmp_path_factory.mktemp("two"))
-    made.ok("apply", "-f", made.manifest(model="replicas: 2"))
-    yield made
-    tear_down(made)
 
 
 def changed(before: dict[str, int], after: dict[str, int]) -> set[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.reliability.faults import PAGE, Outcome, fault_of, read_page
+from tests.reliability.fleet import Fleet, running_fleet
 from tests.reliability.table import WRITING
 from tests.services.processes import Processes
 from tests.services.tokenizer_folder import write_tokenizer
@@ -26,6 +27,12 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     processes = Processes(tmp_path)
     yield processes
     processes.stop()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
+    with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
+        yield fleet
 
 
 @pytest.fixture

@@ -21,12 +21,6 @@ def alone(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture
-def fleet(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
-    with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
-        yield fleet
-
-
 @pytest.mark.parametrize("key", [None, "key-of-a-sealed-turn"])
 def test_retry_without_a_key_gets_no_answer_of_a_sealed_trajectory(alone: Fleet, key: str | None) -> None:
     machine = machine_of(alone, kills=0)()

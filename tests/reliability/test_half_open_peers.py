@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -19,7 +17,7 @@ from tests.reliability.peers import MANNERS, Peer, peer
 from tests.reliability.scenes import NOTHING_MORE, RETRY, SERVED, Scene, failure, instruct, reached, scene_at
 from tests.services.inference.recorder.rollouts import begin
 from tests.services.inference.running_service import later
-from tests.services.processes import Processes, wait_ready, wait_until
+from tests.services.processes import Processes, halted, wait_ready, wait_until
 
 STUCK = "Processes that are held still (`SIGSTOP`)"
 ENGINE = "Strangers at an engine's address"
@@ -49,15 +47,6 @@ def behaviours(part: str) -> list[Any]:
         slow = () if name in QUICK else (pytest.mark.slow,)
         cases.append(pytest.param(name, marks=(fault(part, name, "at a call"), *slow)))
     return cases
-
-
-@contextlib.contextmanager
-def held(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def scene_of(fleet: Fleet) -> tuple[Scene, int]:
@@ -95,7 +84,7 @@ def test_engine_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outcome, 
     running = later(line.ask, scene.rollout.key, CHAT, body, {"Idempotency-Key": "k"})
     reached(engine, tokens)
     assert tokens == 0 or line.begun.wait(20)
-    with held(engine.process.popen.pid):
+    with halted(engine.process.popen.pid):
         outcome.callers(failure(running.result(60)))
         outcome.recorded(scene.kept())
         outcome.healed(serves_on(other))
@@ -123,7 +112,7 @@ def test_data_proxy_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outco
     running = later(line.ask, scene.rollout.key, CHAT, body, {"Idempotency-Key": "k"})
     reached(fleet.engines[place], tokens)
     assert tokens == 0 or line.begun.wait(20)
-    with held(fleet.proxies[place].process.popen.pid):
+    with halted(fleet.proxies[place].process.popen.pid):
         outcome.callers(failure(running.result(60)))
         outcome.healed(serves_on(other))
     instruct(fleet.engines[place])
@@ -138,7 +127,7 @@ def test_data_proxy_held_still_is_a_failure_in_time(fleet: Fleet, outcome: Outco
 def test_router_held_still_is_not_noticed_by_calls(fleet: Fleet, outcome: Outcome) -> None:
     assert fleet.router is not None
     scene, _ = scene_of(fleet)
-    with held(fleet.router.process.popen.pid):
+    with halted(fleet.router.process.popen.pid):
         outcome.callers(failure(scene.ask()))
     outcome.recorded(scene.kept())
     fleet.wait_ready()
@@ -153,7 +142,7 @@ def test_relay_held_still_holds_its_own_callers_only(fleet: Fleet, outcome: Outc
     victim = stuck.pid()
     while free.pid() == victim:
         free = Line(fleet.front)
-    with held(victim):
+    with halted(victim):
         waiting = later(stuck.ask, scene.rollout.key, CHAT, scene.body(), {})
         assert isinstance(free.ask(scene.rollout.key, CHAT, scene.body(), {"Idempotency-Key": "free"}), Said)
         assert not waiting.done()

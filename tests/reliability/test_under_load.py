@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.reliability.asking import Said
 from tests.reliability.faults import Outcome, fault
-from tests.reliability.fleet import Fleet, running_fleet
+from tests.reliability.fleet import Fleet
 from tests.reliability.scenes import NOTHING_MORE, RETRY, Scene
 from tests.services.inference.recorder.rollouts import begin
 from tests.services.inference.running_service import later
@@ -20,12 +18,6 @@ from tests.services.processes import wait_until
 
 CALLERS, TURNS = 12, 12
 PATIENCE_S = 240.0
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, tokenizer: Path) -> Iterator[Fleet]:
-    with running_fleet(tmp_path, tokenizer, replicas=2, behind_gateway=True, relays=2) as fleet:
-        yield fleet
 
 
 class Caller:

@@ -223,6 +223,16 @@ def wait_until(condition: Any, timeout_s: float = 30.0, what: str = "") -> Any:
         time.sleep(0.02)
 
 
+@contextlib.contextmanager
+def halted(pid: int) -> Iterator[None]:
+    """Hold the process still while the block runs."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def script(engine: Process, **what: Any) -> None:
     assert engine.call("POST", "/script", what).status == 200
 

@@ -23,7 +23,7 @@ from areal.client.prometheus import Page, parse
 from areal.errors import UsageFault
 from areal.training.metrics import prometheus
 from areal.training.trainers.offline import SFTTrainer
-from tests.services.test_metrics import documented
+from tests.services.test_metrics import check_documented
 from tests.training.trainers.reversing import engine, experiment, solved
 
 NUMBERS = {
@@ -57,12 +57,7 @@ def test_trainer_exposes_exactly_what_is_documented_and_is_found_by_its_file(tmp
         tracker.log(5, NUMBERS)
         told = scrape(url)
     assert not (tmp_path / "prometheus.json").exists()
-    wanted = documented("every") | documented("trainer")
-    assert {name: family.kind for name, family in told.families.items() if not name.endswith("_created")} == {
-        name: kind for name, (kind, _) in wanted.items()
-    }
-    for name, (_, labels) in wanted.items():
-        assert told.label_names(name) in (labels, set()), name
+    check_documented(told, "trainer")
     assert told.total("areal_trainer_step") == 5 and told.total("areal_trainer_total_steps") == 7
     assert told.total("areal_trainer_reward") == 0.5
     assert told.total("areal_trainer_kl_nats", lambda labels: labels["kind"] == "reference") == 0.25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import socket
@@ -129,3 +130,8 @@ def later(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
 def refuses_connections(process: Process) -> bool:
     with contextlib.closing(socket.socket()) as probe:
         return probe.connect_ex(("127.0.0.1", process.port)) == errno.ECONNREFUSED
+
+
+async def in_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A blocking call beside a server that lives in this loop."""
+    return await asyncio.wrap_future(later(work, *args, **kwargs))

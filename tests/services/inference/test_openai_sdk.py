@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -10,12 +9,6 @@ import pytest
 
 from tests.services.inference.running_service import Service
 from tests.services.processes import script
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key=service.key, max_retries=0) as client:
-        yield client
 
 
 def test_sdk_chat_completion(client: openai.OpenAI) -> None:

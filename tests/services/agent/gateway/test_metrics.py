@@ -6,7 +6,7 @@ import pytest
 
 from tests.services.agent.gateway.conftest import AgentService
 from tests.services.processes import Process
-from tests.services.test_metrics import AGENT_PARTS, documented, scraped
+from tests.services.test_metrics import AGENT_PARTS, check_documented, scraped
 
 
 @pytest.fixture
@@ -18,12 +18,7 @@ def processes_of(service: AgentService) -> dict[str, Process]:
 
 @pytest.mark.parametrize("component", [*AGENT_PARTS, "router"])
 def test_process_exposes_exactly_what_is_documented(processes_of: dict[str, Process], component: str) -> None:
-    told = scraped(processes_of[component])
-    wanted = documented("every") | documented(component)
-    exposed = {name: family.kind for name, family in told.families.items() if not name.endswith("_created")}
-    assert exposed == {name: kind for name, (kind, _) in wanted.items()}
-    for name, (_, labels) in wanted.items():
-        assert told.label_names(name) in (labels, set()), name
+    check_documented(scraped(processes_of[component]), component)
 
 
 def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import aiohttp
 import pytest
@@ -14,11 +12,10 @@ import pytest
 from areal.resources.addresses import parse_external_url
 from areal.services.inference.engines.base import Dialect
 from areal.services.inference.engines.external import ANTHROPIC_VERSION, ExternalApi, Redirected, open_outside
-from tests.services.inference.running_service import CHAT, later
+from tests.services.inference.running_service import CHAT, in_thread
 from tests.services.processes import Answer, Process, Processes
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
-T = TypeVar("T")
 CHATTED = (200, {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}]})
 
 
@@ -96,11 +93,6 @@ async def test_anthropics_key_and_version_have_its_own_headers() -> None:
         assert [each["anthropic-version"] for each in headers] == [ANTHROPIC_VERSION, "2030-01-01"]
         assert all(each["x-api-key"] == "secret" and "Authorization" not in each for each in headers)
         assert api.bodies("POST /v1/messages")[0] == {"model": "theirs"}
-
-
-async def in_thread(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """A blocking call beside the scripted server, which lives in this loop."""
-    return cast(T, await asyncio.wrap_future(later(work, *args, **kwargs)))
 
 
 async def proxy_before(processes: Processes, api: ScriptedApi) -> Process:

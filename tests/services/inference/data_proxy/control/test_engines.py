@@ -6,18 +6,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import pytest
 
 from areal.services.http.client import HttpClient
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import EngineFailed, EngineUnsupported, TokenEngine
-from tests.services.inference.running_service import later
+from tests.services.inference.running_service import in_thread
 from tests.services.processes import Answer, Process, Processes, wait_ready
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
-T = TypeVar("T")
 MODELS = (200, {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 4096}]})
 OK: tuple[int, dict[str, Any]] = (200, {})
 SAMPLED = {  # what each is asked before it is ready: how it reports log probabilities
@@ -113,11 +112,6 @@ async def test_vllm_keeps_the_version_until_the_engine_is_gone(http: HttpClient,
     await engine.set_version(4)
     state = await engine.state()
     assert (state.version, state.root, state.paused) == (4, "/models/tiny", False)
-
-
-async def in_thread(work: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """A blocking call beside the scripted server, which lives in this loop."""
-    return cast(T, await asyncio.wrap_future(later(work, *args, **kwargs)))
 
 
 async def proxy_before(processes: Processes, api: ScriptedApi, tokenizer: Path) -> Process:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,6 @@ TOOLS: Any = [
     {"type": "function", "name": "now", "parameters": {"type": "object"}, "strict": False},
 ]
 USER: Any = {"role": "user", "content": "How is Rome?"}
-
-
-@pytest.fixture
-def client(service: Service) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{service.gateway.url}/v1", api_key=service.key, max_retries=0) as client:
-        yield client
 
 
 def post(service: Service, **body: Any) -> Answer:
