@@ -265,7 +265,8 @@ def wait_ready(
         if not why:
             return state
         if elapsed_s >= timeout_s:
-            late = f"{_name(state)} was not ready within {timeout_s:g} s: {why}"
+            doing = f" ({stage.stage})" if (stage := backend.stage(uid)) is not None else ""
+            late = f"{_name(state)} was not ready within {timeout_s:g} s{doing}: {why}"
             raise TimedOut(late, hint=_logs_hint(state), detail=_last_lines(backend, state))
         on_wait(state, elapsed_s)
         if interrupted.wait(pause_s):

@@ -146,8 +146,13 @@ def test_what_an_operator_reads(agents: Agents) -> None:
             "class Agent:\n    def __init__(self): raise ValueError('bad key')\n    async def run(self, request): ...",
             "ValueError: bad key",
         ),
+        (
+            "agent: broken:Agent\n  setupTimeoutSeconds: 4",
+            "import time\ntime.sleep(1000)\nclass Agent: ...",
+            "was not ready within 4 s (importing the agent broken:Agent)",
+        ),
     ],
-    ids=["import", "constructor"],
+    ids=["import", "constructor", "hangs"],
 )
 def test_agent_that_does_not_start_fails_the_apply_and_leaves_no_half_pair(
     box: Box, fields: str, module: str, words: str

@@ -7,7 +7,7 @@ import sys
 
 from areal.services.agent.worker.agents import check_config, import_agent
 from areal.services.agent.worker.app import agent_worker, starts_anew
-from areal.services.http.process import exit_on_failure, read_config, serve_options
+from areal.services.http.process import exit_on_failure, read_config, report_stage, serve_options
 from areal.services.http.serve import run_service
 from areal.wire.processes import AgentWorkerConfig
 
@@ -16,6 +16,8 @@ def main() -> None:
     config = read_config(AgentWorkerConfig, "areal-agent-worker")
     check_config(config)
     options = serve_options(config)
+    if config.agent:
+        report_stage(f"importing the agent {config.agent}")
     found = import_agent(config.agent) if config.agent else None
     run_service(lambda: agent_worker(config, options, found), options)
     if starts_anew.is_set():  # in the same process, so that its supervisor counts no failure

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from areal.api.agent import Tool, ToolError
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
+from areal.services.http.process import report_stage
 from areal.services.http.tasks import background
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[li
         for each in configured:
             about = each["mcp"]
             server = McpConnection(about.get("command") or (), about.get("url"))
+            report_stage(f"connecting to the MCP server {server.name}")
             await stack.enter_async_context(background(f"mcp {server.name}", server.serve))
             try:
                 await server.connected()
