@@ -27,7 +27,6 @@ from areal.terminal import ESCAPE, Screen, safe, spelled
 from tests.cli.conftest import Areal, Result, serving
 
 HOSTILE = "x\x1b[31mred\x1b]0;title\x07\x9b2J\u202egnp.exe\r\x7f\x08y"
-SPELLED = "x\\x1b[31mred\\x1b]0;title\\x07\\x9b2J\\u{202e}gnp.exe"
 _OBEYED = "\x1b\x9b\u202e\x07\x08\x7f"
 
 

@@ -327,7 +327,6 @@ class RecordedCall:
 
     session: int
     trajectory: int
-    interaction_ids: tuple[str, ...]
     first: int
 
 
@@ -408,8 +407,7 @@ def record(
         cache.forget(number)
     else:
         cache.follow(pending, placed.trajectory, [((row.id, row.total, row.tokens), row.after) for row in rows])
-    names = tuple(call.interaction_id(choice) for choice in range(len(call.samples)))
-    return RecordedCall(number, placed.trajectory.number, names, row_id(number, seq))
+    return RecordedCall(number, placed.trajectory.number, row_id(number, seq))
 
 
 class _InteractionRow(NamedTuple):

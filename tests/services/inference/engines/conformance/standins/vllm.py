@@ -60,7 +60,6 @@ class Vllm:
         self._core = core
         self._worker = StandinWorker(core, tied_fault=tied_fault)
         self._running = 0
-        self._sleeping = False
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=2**26)
