@@ -1,7 +1,7 @@
 """A run's numbers: a line of JSON a step, and whatever trackers the config asks for.
 
 A run that resumes from an older checkpoint takes some steps again: their lines are taken out when it does, and whoever
-reads takes the last line of each step (``read_metrics``).
+reads takes the last line of each step (``areal.state.job_metrics``).
 """
 
 from __future__ import annotations
@@ -77,12 +77,6 @@ class MetricsLog:
             self._file.close()
         for tracker in self._trackers:
             tracker.close()
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The last line of each step, in order of steps. A line that was cut off is left out."""
-    by_step = {line["step"]: line for line in _lines(path)}
-    return [by_step[step] for step in sorted(by_step)]
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.training.metrics import read_metrics
+from areal.state.job_metrics import steps_of
 from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
 
@@ -39,7 +39,7 @@ def drive(
     ran = subprocess.run(argv, env=environment, cwd=runs, capture_output=True, text=True, timeout=170)
     assert ran.returncode == 0, ran.stderr[-4000:]
     (metrics,) = runs.rglob("metrics.jsonl")
-    return read_metrics(metrics)
+    return steps_of(metrics)
 
 
 @pytest.mark.slow
@@ -172,4 +172,4 @@ def test_areal_lite_overrides_reach_the_driver_through_the_command_line(
     environment["AREAL_HOME"] = str(home)
     ran = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=170)
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
-    assert [line["step"] for line in read_metrics(home / "jobs" / "lite-t" / "metrics.jsonl")] == [1, 2]
+    assert [line["step"] for line in steps_of(home / "jobs" / "lite-t" / "metrics.jsonl")] == [1, 2]

@@ -13,7 +13,7 @@ from areal.dataset.files import read_rows
 from areal.dataset.tokenizers import load_hf_tokenizer
 from areal.loading import load_attr
 from areal.reconcilers.kinds.job_config import choose_driver, read_config
-from areal.training.metrics import read_metrics
+from areal.state.job_metrics import steps_of
 from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         config = EXAMPLE / f"{name}.yaml"
         driver = choose_driver(None, read_config(config), overrides, name)
         load_attr(driver)(["--config", str(config), *overrides])
-        return read_metrics(tmp_path / "metrics.jsonl")
+        return steps_of(tmp_path / "metrics.jsonl")
 
     return run
 

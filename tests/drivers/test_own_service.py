@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal.errors import NoCapacity
-from areal.training.metrics import read_metrics
+from areal.state.job_metrics import steps_of
 from tests.drivers.test_drivers import HERE, RL, SMALL
 from tests.services.processes import REPOSITORY
 
@@ -47,7 +47,7 @@ def test_driver_that_is_given_no_service_brings_its_own_and_takes_it_away(
     ran = subprocess.run(argv(gsm8k, tmp_path), env=environment, capture_output=True, text=True, timeout=170)
     assert ran.returncode == 0, ran.stderr[-4000:]
     (metrics,) = tmp_path.rglob("metrics.jsonl")
-    assert [line["step"] for line in read_metrics(metrics)] == [1, 2]
+    assert [line["step"] for line in steps_of(metrics)] == [1, 2]
     assert objects(environment) == []
 
 

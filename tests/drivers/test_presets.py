@@ -12,8 +12,8 @@ import torch
 import yaml
 
 from areal.api.cli_args import PRESETS
+from areal.state.job_metrics import steps_of
 from areal.training import drivers
-from areal.training.metrics import read_metrics
 from tests.drivers.conftest import Service
 from tests.services.processes import REPOSITORY
 
@@ -66,7 +66,7 @@ def served(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", overrides())
 def test_preset_of_the_docs_trains(name: str, served: Path) -> None:
     drivers.grpo(["--config", CONFIG, *SMALL, "actor.reward_norm=null", *overrides()[name]])
-    lines = read_metrics(served / "metrics.jsonl")
+    lines = steps_of(served / "metrics.jsonl")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(math.isfinite(line["loss"]) and math.isfinite(line["grad_norm"]) for line in lines)
 

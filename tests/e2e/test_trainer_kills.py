@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from areal.state.job_metrics import steps_of
 from areal.training.checkpoints import Checkpoint
-from areal.training.metrics import read_metrics
 from tests.e2e.conftest import MODEL, Box
 
 BATCH = 8
@@ -184,7 +184,7 @@ def assert_nothing_lost(job: Job) -> None:
     assert len(trained) == len(set(trained)) == BATCH * job.steps
     versions = [note["version"] for note in notes]
     assert versions == sorted(set(versions)), "a version means one set of weights"
-    last = read_metrics(job.folder / "metrics.jsonl")[-1]
+    last = steps_of(job.folder / "metrics.jsonl")[-1]
     assert (last["step"], last["prompts/consumed"]) == (job.steps, len(trained))
     kept = [path for path in (job.folder / "checkpoints").iterdir() if path.suffix != ".tmp"]
     assert f"step_{job.steps}" in {path.name for path in kept}

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 from areal.cli.train import step_of
-from areal.state.job_metrics import eta_s
-from areal.training.metrics import MetricsLog, ProgressLine, bottleneck, read_metrics, step_line
+from areal.state.job_metrics import eta_s, steps_of
+from areal.training.metrics import MetricsLog, ProgressLine, bottleneck, step_line
 
 
 def test_resumed_run_has_each_step_once(tmp_path: Path) -> None:
@@ -26,13 +26,13 @@ def test_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     second.close()
     lines = path.read_text().splitlines()
     assert len(lines) == 4
-    assert [(line["step"], line["attempt"], line["loss"]) for line in read_metrics(path)] == [
+    assert [(line["step"], line["attempt"], line["loss"]) for line in steps_of(path)] == [
         (1, 1, 1.0),
         (2, 1, 2.0),
         (3, 2, -3.0),
         (4, 2, -4.0),
     ]
-    assert {line["total_steps"] for line in read_metrics(path)} == {6}
+    assert {line["total_steps"] for line in steps_of(path)} == {6}
 
 
 def test_progress_of_a_job_is_step_n_of_m_and_what_is_left() -> None:
@@ -65,11 +65,11 @@ def test_progress_off_a_terminal_is_a_hundred_lines_at_most() -> None:
     assert len(stream.getvalue().splitlines()) == 100
 
 
-def test_read_metrics_takes_the_last_line_of_a_step_and_leaves_out_half_lines(tmp_path: Path) -> None:
+def test_step_that_was_written_again_is_read_from_its_last_line_and_half_lines_are_left_out(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl", 2, [])
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2, "loss": 9.0}) + '\n{"step": 3, "lo\n')
     log.write(1, {"loss": float("nan")})
     log.write(2, {"loss": 1.0})
     log.close()
-    lines = read_metrics(tmp_path / "metrics.jsonl")
+    lines = steps_of(tmp_path / "metrics.jsonl")
     assert [(line["step"], line["loss"]) for line in lines] == [(1, "nan"), (2, 1.0)]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from areal.installation import install_command
+from areal.state.job_metrics import steps_of
 from areal.training.checkpoints import Checkpoints
-from areal.training.metrics import read_metrics
 from tests.training.trainers.reversing import MODEL
 
 REPOSITORY = Path(__file__).parents[3]
@@ -141,10 +141,10 @@ def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_
     assert errors.endswith("stopped\n")
     newest = checkpoints.newest()
     assert newest is not None
-    assert newest.step == read_metrics(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"], "nothing is done again"
+    assert newest.step == steps_of(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"], "nothing is done again"
     last = newest.step + 2
     done = _run(tmp_path, *words[:-1], f"total_train_steps={last}")
     assert done.returncode == 0, done.stderr
     assert f"resumed after step {newest.step}" in done.stderr
     assert f"step {last}/{last}" in done.stderr
-    assert read_metrics(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"] >= last
+    assert steps_of(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"] >= last

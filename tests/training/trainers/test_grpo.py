@@ -32,8 +32,8 @@ from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
 from areal.rollout.rlvr import RLVRWorkflow
 from areal.rollout.tensors import RewardedResponse, response_rows
+from areal.state.job_metrics import steps_of
 from areal.training.algorithms.advantages import kl_estimate, prepare
-from areal.training.metrics import read_metrics
 from areal.training.run_folder import RunFolder
 from areal.training.trainers.ppo import PPOTrainer
 from areal.trajectories.reading import read_episodes
@@ -108,7 +108,7 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
 def _run(config: GRPOConfig, count: int = 200) -> list[dict[str, Any]]:
     with PPOTrainer(config, prompts(count), prompts(8, seed=1)) as trainer:
         trainer.train(**WORKFLOW)
-    return read_metrics(trainer.folder.metrics)
+    return steps_of(trainer.folder.metrics)
 
 
 def test_asynchronous_steps_stay_within_their_staleness_and_serve_what_they_learn(
@@ -151,7 +151,7 @@ def test_synchronous_steps_train_on_what_the_newest_weights_sampled(tmp_path: Pa
     config = _config(tmp_path, service, 4, staleness=0, actor={"use_decoupled_loss": True})
     with Scraped(config, prompts(200)) as trainer:
         trainer.train(**WORKFLOW)
-    lines = read_metrics(trainer.folder.metrics)
+    lines = steps_of(trainer.folder.metrics)
     assert Scraped.found == [(3.0, lines[2]["reward/mean"])]
     for line in lines:
         assert line["staleness/max"] == 0
@@ -200,7 +200,7 @@ def test_on_policy_the_ratio_is_one_at_every_temperature_of_a_batch(tmp_path: Pa
     assert float(((ours - theirs).exp() - 1)[mask].abs().max()) < 1e-4
     for estimator in ("k1", "k2", "k3"):
         assert float(kl_estimate(theirs, ours, estimator)[mask].abs().max()) < 1e-4
-    (line,) = read_metrics(trainer.folder.metrics)
+    (line,) = steps_of(trainer.folder.metrics)
     assert abs(line["mismatch_kl"]) < 1e-5 and abs(line["importance_weight"] - 1) < 1e-4
 
 
@@ -247,7 +247,7 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
         trainer.train(**WORKFLOW)
         assert trainer.critic is not None
         assert (trainer.critic.steps, trainer.actor.steps) == (6 * 2 * 2, 6 * 2)
-    lines = read_metrics(trainer.folder.metrics)
+    lines = steps_of(trainer.folder.metrics)
     losses = [line["critic/loss"] for line in lines]
     assert min(losses[3:]) < losses[0]
 
@@ -259,7 +259,7 @@ def test_reference_is_logged_without_a_penalty_and_every_epoch_updates(tmp_path:
         trainer.train(**WORKFLOW)
         assert trainer.actor.steps == 2 * 2 * 3
         state = trainer.state()
-    lines = read_metrics(trainer.folder.metrics)
+    lines = steps_of(trainer.folder.metrics)
     assert abs(lines[0]["ref_kl"]) < 1e-5 < abs(lines[1]["ref_kl"])  # the policy began as the reference
     assert lines[0]["kl_coef"] == 0.1
     assert lines[1]["kl_coef"] == pytest.approx(0.1 * (1 - 0.2 * 32 / 100))
@@ -284,7 +284,7 @@ def test_kl_target_moves_the_penalty_in_the_rewards(
     config = _config(tmp_path, service, 3, staleness=0, actor=more, ref=PPOActorConfig(**engine()))
     with PPOTrainer(config, prompts(50)) as trainer:
         trainer.train(**WORKFLOW)
-    coefficients = [line["kl_coef"] for line in read_metrics(trainer.folder.metrics)]
+    coefficients = [line["kl_coef"] for line in steps_of(trainer.folder.metrics)]
     assert coefficients[1] != 0.1
     assert [0.1 * penalty for penalty in penalties[1:]] == pytest.approx(coefficients[1:], rel=0.01)
 
@@ -313,7 +313,7 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
         other.train(**WORKFLOW)
     assert len(calls) == 2
     for run in (trainer, other):
-        lines = read_metrics(run.folder.metrics)
+        lines = steps_of(run.folder.metrics)
         assert len(lines) == 2
         assert any(line["grad_norm"] > 0 for line in lines)  # a batch without a right answer has none
         assert all(line["trained_share"] == 1 for line in lines)
@@ -324,7 +324,7 @@ def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path,
     kwargs = WORKFLOW["workflow_kwargs"] | {"reward_fn": rewards, "reward_weights": [1.0, 0.25]}
     with PPOTrainer(_config(tmp_path, service, 1), prompts(50)) as trainer:
         trainer.train(workflow=WORKFLOW["workflow"], workflow_kwargs=kwargs)
-    (line,) = read_metrics(trainer.folder.metrics)
+    (line,) = steps_of(trainer.folder.metrics)
     assert line["rollout/reward/ended"] > 0
     assert 0 < line["reward/mean"] <= 1.25
     assert line["reward/mean"] != line["rollout/reward/reversed_digits"]
@@ -346,7 +346,7 @@ def test_ids_of_the_hub_are_trained_as_folders_are(
         with PPOTrainer(config, rows) as trainer:
             kwargs = {**WORKFLOW["workflow_kwargs"], "tokenizer": "org/reverse"}
             trainer.train(workflow=WORKFLOW["workflow"], workflow_kwargs=kwargs)
-        assert [line["step"] for line in read_metrics(trainer.folder.metrics)] == [1]
+        assert [line["step"] for line in steps_of(trainer.folder.metrics)] == [1]
         weights = [line for line in standin.asked if line.startswith("GET") and line.endswith("model.safetensors")]
         assert len(weights) == 1
 
@@ -442,7 +442,7 @@ def _unreliable(tmp_path: Path, service: Service, fails: list[int]) -> tuple[PPO
     Unreliable.failed.clear()
     with PPOTrainer(config, rows) as trainer:
         trainer.train(workflow=Unreliable())
-    return trainer, read_metrics(trainer.folder.metrics)
+    return trainer, steps_of(trainer.folder.metrics)
 
 
 def test_prompt_whose_rollout_fails_is_sampled_again_and_trained_on(tmp_path: Path, service: Service) -> None:

@@ -21,9 +21,9 @@ from areal.api.cli_args import (
 )
 from areal.api.engine_api import NonFinite
 from areal.errors import UsageFault
+from areal.state.job_metrics import steps_of
 from areal.training.algorithms.losses import token_outputs
 from areal.training.drivers import sft
-from areal.training.metrics import read_metrics
 from areal.training.ranks import Ranks
 from areal.training.trainers.offline import DPOTrainer, RWTrainer, SFTTrainer
 from tests.hub_standin import files_of, hub_standin
@@ -48,7 +48,7 @@ def _sft(tmp_path: Path, steps: int, **more) -> SFTTrainer:
 def test_sft_learns_what_it_is_shown_and_writes_it_down(tmp_path: Path) -> None:
     with _sft(tmp_path, 100, saver=SaverConfig(freq_epochs=1)) as trainer:
         trainer.train()
-        lines = read_metrics(trainer.folder.metrics)
+        lines = steps_of(trainer.folder.metrics)
         assert (trainer.folder.models / "step_100" / "tokenizer.json").is_file()
     assert [line["step"] for line in lines] == list(range(101))
     assert all(line["time/eval"] <= line["time/step"] for line in lines[1:] if "time/eval" in line)
@@ -83,7 +83,7 @@ def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> No
             cut.train()
     with _sft(tmp_path / "cut", 9, recover=recover) as resumed:
         resumed.train()
-        steps = [line["step"] for line in read_metrics(resumed.folder.metrics)]
+        steps = [line["step"] for line in steps_of(resumed.folder.metrics)]
     assert steps == list(range(10))
     ends = [dict(trainer.actor.named_tensors()) for trainer in (whole, resumed)]
     assert all((ends[0][name] - ends[1][name]).abs().max() < 1e-6 for name in ends[0])
@@ -93,7 +93,7 @@ def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
     config = RWConfig(**_common(tmp_path, 200), model=TrainEngineConfig(**engine(optimizer=optimizer(1e-3))))
     with RWTrainer(config, preferences(800), preferences(128, first=1000)) as trainer:
         trainer.train()
-        lines = read_metrics(trainer.folder.metrics)
+        lines = steps_of(trainer.folder.metrics)
     assert lines[0]["eval/accuracy"] < 0.6
     assert lines[-1]["eval/accuracy"] > 0.75  # by chance 0.5, of 128 pairs
 
@@ -104,7 +104,7 @@ def test_dpo_widens_the_margin_of_the_chosen_one(tmp_path: Path, kind: Literal["
     config = DPOConfig(**_common(tmp_path, 20), actor=actor)
     with DPOTrainer(config, preferences(160), preferences(32, first=1000)) as trainer:
         trainer.train()
-        lines = read_metrics(trainer.folder.metrics)
+        lines = steps_of(trainer.folder.metrics)
         reference = dict(trainer.reference.named_tensors())
         assert any((tensor - reference[name]).abs().max() > 1e-4 for name, tensor in trainer.actor.named_tensors())
     assert lines[-1]["eval/accuracy"] > 0.95
@@ -202,5 +202,5 @@ def test_sft_of_ids_of_the_hub_learns(tmp_path: Path, monkeypatch: pytest.Monkey
         words += ["model.path=org/reverse", "model.dtype=float32", "tokenizer_path=org/reverse"]
         words += ["train_dataset.path=org/digits:train", "train_dataset.batch_size=4", "model.optimizer.lr=1e-3"]
         sft(words)
-    lines_ = read_metrics(tmp_path / "runs" / "e" / "t" / "metrics.jsonl")
+    lines_ = steps_of(tmp_path / "runs" / "e" / "t" / "metrics.jsonl")
     assert [line["step"] for line in lines_] == [1, 2] and lines_[1]["loss"] < lines_[0]["loss"]

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from areal.client.command import free_port
+from areal.state.job_metrics import steps_of
 from areal.training.checkpoints import Checkpoints
-from areal.training.metrics import read_metrics
 from areal.trajectories.reading import read_episodes
 from tests.services.processes import Processes
 from tests.services.weight_update.conftest import embedded_worker
@@ -87,7 +87,7 @@ def run(
     with ThreadPoolExecutor() as launchers:
         ends = list(launchers.map(launch, range(nodes)))
     assert all(done.returncode == 0 for done in ends), "\n".join(done.stderr for done in ends)
-    return read_metrics(folder / "run" / "metrics.jsonl")
+    return steps_of(folder / "run" / "metrics.jsonl")
 
 
 def own_ip() -> str:

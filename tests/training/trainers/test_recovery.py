@@ -12,9 +12,10 @@ import torch
 
 from areal.api.cli_args import RecoverConfig, SaverConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
 from areal.errors import ArealError
+from areal.state.job_metrics import steps_of
 from areal.training import stopping
 from areal.training.checkpoints import CheckpointFailed
-from areal.training.metrics import Metrics, read_metrics
+from areal.training.metrics import Metrics
 from areal.training.trainers.offline import SFTTrainer
 from areal.training.trainers.ppo import version_to_publish
 from tests.training.trainers.reversing import engine, experiment, solved
@@ -63,7 +64,7 @@ def test_full_disk_costs_a_checkpoint_and_the_next_one_finds_room(tmp_path: Path
     with _trainer(tmp_path, 6) as trainer:
         _before_each_step(trainer, lambda step: disk.set(step in (2, 3)))
         trainer.train()
-        lines = read_metrics(trainer.folder.metrics)
+        lines = steps_of(trainer.folder.metrics)
     assert [line["step"] for line in lines if "checkpoint/failed" in line] == [4]
     assert "step 4 cannot be written" in capsys.readouterr().err
     assert sorted(path.name for path in trainer.checkpoints.root.iterdir()) == ["step_2", "step_6"]
@@ -76,7 +77,7 @@ def test_full_disk_at_the_end_of_a_run_fails_it_and_keeps_what_there_is(tmp_path
     disk.set(False)
     with _trainer(tmp_path, 4) as again:
         again.train()
-    assert [line["step"] for line in read_metrics(again.folder.metrics)] == [1, 2, 3, 4]
+    assert [line["step"] for line in steps_of(again.folder.metrics)] == [1, 2, 3, 4]
 
 
 def test_full_disk_costs_a_saved_model_and_not_the_run_but_at_its_end(tmp_path: Path, disk: FullDisk, capsys) -> None:
@@ -84,7 +85,7 @@ def test_full_disk_costs_a_saved_model_and_not_the_run_but_at_its_end(tmp_path: 
     with _trainer(tmp_path, 4, saver=often) as trainer:
         _before_each_step(trainer, lambda step: disk.set(step == 1))
         trainer.train()
-        lines = read_metrics(trainer.folder.metrics)
+        lines = steps_of(trainer.folder.metrics)
     assert [line["step"] for line in lines if "save/failed" in line] == [2]
     assert "the model of step 2 cannot be written" in capsys.readouterr().err
     assert [path.name for path in trainer.folder.models.iterdir()] == ["step_4"]
@@ -165,7 +166,7 @@ def test_request_to_stop_is_a_checkpoint_of_the_step_that_runs(tmp_path: Path, m
         signal.signal(signal.SIGTERM, before)
     newest = trainer.checkpoints.newest()
     assert newest is not None and newest.step == 3
-    assert [line["step"] for line in read_metrics(trainer.folder.metrics)] == [1, 2, 3]
+    assert [line["step"] for line in steps_of(trainer.folder.metrics)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
