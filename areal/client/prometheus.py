@@ -18,19 +18,9 @@ _ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
 @dataclass(frozen=True)
-class Family:
-    """One metric: ``kind`` is counter, gauge, histogram, ...; ``text`` its help."""
-
-    name: str
-    kind: str = "untyped"
-    text: str = ""
-
-
-@dataclass(frozen=True)
 class Page:
     """The metrics of one process at one moment. ``samples`` by series name and sorted labels."""
 
-    families: Mapping[str, Family] = field(default_factory=dict)
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     def total(self, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> float | None:
@@ -38,20 +28,11 @@ class Page:
         found = [value for labels, value in self.samples.get(name, {}).items() if wanted(dict(labels))]
         return math.fsum(found) if found else None
 
-    def label_names(self, family: str) -> set[str]:
-        names = {family, f"{family}_total", f"{family}_bucket", f"{family}_count"}
-        every = (labels for name in names for labels in self.samples.get(name, {}))
-        return {name for labels in every for name, _ in labels} - {"le"}
-
 
 def parse(text: str) -> Page:
     """Lines that are none of the format are passed over: a page is another process's, and may be of any version."""
-    families: dict[str, Family] = {}
     samples: dict[str, dict[Labels, float]] = {}
     for line in text.splitlines():
-        if line.startswith("# "):
-            _note(families, line)
-            continue
         match = _SAMPLE.match(line)
         if match is None:
             continue
@@ -60,18 +41,7 @@ def parse(text: str) -> Page:
             samples.setdefault(match["name"], {})[labels] = float(match["value"])
         except ValueError:
             continue
-    return Page(families, samples)
-
-
-def _note(families: dict[str, Family], line: str) -> None:
-    _, word, *rest = line.split(" ", 3)
-    if word not in ("HELP", "TYPE") or not rest:
-        return
-    name, rest_of_line = rest[0], rest[1] if len(rest) > 1 else ""
-    before = families.get(name, Family(name))
-    families[name] = (
-        Family(name, rest_of_line, before.text) if word == "TYPE" else Family(name, before.kind, rest_of_line)
-    )
+    return Page(samples)
 
 
 def _labels(text: str) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ from areal.api.cli_args import (
     TrainEngineConfig,
 )
 from areal.client.command import free_port
-from areal.client.prometheus import Page, parse
+from areal.client.prometheus import parse
 from areal.errors import UsageFault
 from areal.training.metrics import prometheus
 from areal.training.trainers.offline import SFTTrainer
@@ -42,10 +42,10 @@ def _config(**asked: object) -> SFTConfig:
     return SFTConfig(experiment_name="e", trial_name="t", stats_logger=logger)
 
 
-def scrape(url: str, key: str = "") -> Page:
+def scrape(url: str, key: str = "") -> str:
     request = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"} if key else {})
     with urllib.request.urlopen(request, timeout=20) as answer:
-        return parse(answer.read().decode())
+        return str(answer.read().decode())
 
 
 def test_trainer_exposes_exactly_what_is_documented_and_is_found_by_its_file(tmp_path: Path) -> None:
@@ -55,9 +55,10 @@ def test_trainer_exposes_exactly_what_is_documented_and_is_found_by_its_file(tmp
         assert found["labels"] == {"job": "areal-trainer", "experiment": "e", "trial": "t"}
         tracker.log(4, NUMBERS)
         tracker.log(5, NUMBERS)
-        told = scrape(url)
+        text = scrape(url)
     assert not (tmp_path / "prometheus.json").exists()
-    check_documented(told, "trainer")
+    check_documented(text, "trainer")
+    told = parse(text)
     assert told.total("areal_trainer_step") == 5 and told.total("areal_trainer_total_steps") == 7
     assert told.total("areal_trainer_reward") == 0.5
     assert told.total("areal_trainer_kl_nats", lambda labels: labels["kind"] == "reference") == 0.25
@@ -73,7 +74,7 @@ def test_metrics_of_a_trainer_need_a_key_beyond_loopback(tmp_path: Path) -> None
     key.touch(mode=0o600)
     key.write_text("k" * 32)
     with prometheus(_config(host="0.0.0.0", key_file=str(key)), tmp_path, 1) as (_, url):
-        assert scrape(url, "k" * 32).total("areal_trainer_total_steps") == 1
+        assert parse(scrape(url, "k" * 32)).total("areal_trainer_total_steps") == 1
         with pytest.raises(urllib.error.HTTPError) as refused:
             scrape(url)
         assert refused.value.code == 401

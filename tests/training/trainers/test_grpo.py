@@ -28,6 +28,7 @@ from areal.api.cli_args import (
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
 from areal.cli.remote import GatewayClient
+from areal.client.prometheus import parse
 from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
 from areal.rollout.rlvr import RLVRWorkflow
@@ -139,7 +140,7 @@ class Scraped(PPOTrainer):
                 """Trainers of the tests before may be listed for a while."""
                 for url in listed():
                     with contextlib.suppress(OSError):
-                        page = scrape(url)
+                        page = parse(scrape(url))
                         return page.total("areal_trainer_step"), page.total("areal_trainer_reward")
                 return None
 

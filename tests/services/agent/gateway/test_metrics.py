@@ -6,7 +6,7 @@ import pytest
 
 from tests.services.agent.gateway.conftest import AgentService
 from tests.services.processes import Process
-from tests.services.test_metrics import AGENT_PARTS, check_documented, scraped
+from tests.services.test_metrics import AGENT_PARTS, check_documented, page_of, scraped
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def processes_of(service: AgentService) -> dict[str, Process]:
 
 @pytest.mark.parametrize("component", [*AGENT_PARTS, "router"])
 def test_process_exposes_exactly_what_is_documented(processes_of: dict[str, Process], component: str) -> None:
-    check_documented(scraped(processes_of[component]), component)
+    check_documented(page_of(processes_of[component]), component)
 
 
 def test_turns_are_counted_by_their_outcome(own: AgentService) -> None:
