@@ -149,9 +149,16 @@ class AgentSessions:
         """The tag of the session's journal. Raises 404."""
         tag = await self._keys.journal_with(key.encode())
         if tag is None:
-            self._table.require_whole()
+            self.require_pairs()
             raise session_not_found(key)
         return tag
+
+    def require_pairs(self) -> None:
+        """Raises 503 where no pair is there, or not told of yet: whoever keeps the sessions is away then."""
+        self._table.require_whole()
+        model = self._table.snapshot.models.get(self.service)
+        if model is None or not model.workers:
+            raise _no_pair()
 
     def forget(self, key: str) -> None:
         """The session is no longer where it was."""
@@ -169,8 +176,7 @@ class AgentSessions:
         body = orjson.dumps(start)
         status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
         if status == 404 and b'"model_not_found"' in answer:
-            message = "no pair of this agent service is registered"
-            raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
+            raise _no_pair()
         if status == 404 and start.api_key is not None:
             raise session_not_found(start.api_key)
         if status != 201:
@@ -185,6 +191,11 @@ class AgentSessions:
         else:
             self._keys.remember(key.encode(), tag)
         return OpenedSession(key, tag, session.get("inference_session_id"))
+
+
+def _no_pair() -> ApiError:
+    message = "no pair of this agent service is registered"
+    return ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
 
 
 def _base(url: str) -> str:
@@ -232,6 +243,7 @@ class AgentSessionRoutes:
 
     async def list(self, request: Request) -> Response:
         """A page in the order of keys."""
+        self._sessions.require_pairs()
         return await self._journals.page(request, "/sessions", "session_key", itemgetter("session_key"))
 
     async def close(self, request: Request) -> AnyResponse:

@@ -129,5 +129,8 @@ def test_service_without_pairs_says_so(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.service("agent.gateway", "--router-url", router.url, "--service", "helper")
     router.call("POST", "/synced", {}, key=processes.key)
-    answer = gateway.call("POST", "/v1/responses", {"input": "hello"}, key=processes.key)
-    assert (answer.status, answer.json()["error"]["code"]) == (503, "no_worker_available")
+    made = "/sessions/sk-aaaaaaaa-" + "x" * 43
+    asked = [("POST", "/v1/responses", {"input": "hello"}), ("GET", "/sessions", None), ("GET", "/sessions/mine", None)]
+    for method, path, body in [*asked, ("GET", made, None), ("POST", f"{made}/reward", {"reward": 1})]:
+        answer = gateway.call(method, path, body, key=processes.key)
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_worker_available"), path
