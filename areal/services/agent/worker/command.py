@@ -171,7 +171,7 @@ class _ProgramRun:
             case "tool_result":
                 return self._turn.tool_result(event.get("name"), event.get("result"), event.get("id"))
             case "failed":
-                raise AgentFailed(str(event.get("error")))
+                raise AgentFailed(str(event.get("error") or "the program says that it has failed"))
         self._complete = response_of(AgentResponse(event.get("summary", ""), event.get("metadata", {})))
         return None
 
@@ -226,8 +226,18 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
+    """Raises AgentFailed for an event with a NaN, an infinity or half a character: Python writes them, JSON has none."""
+    fault = ""
     try:
         found = orjson.loads(line)
-    except orjson.JSONDecodeError:
+    except orjson.JSONDecodeError as error:
+        fault = str(error)
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(found, dict) or found.get("type") not in _TYPES:
         return None
-    return found if isinstance(found, dict) and found.get("type") in _TYPES else None
+    if fault:
+        raise AgentFailed(f"a {found['type']} of the program is no JSON: {fault}")
+    return found

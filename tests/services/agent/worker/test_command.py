@@ -44,6 +44,10 @@ PROGRAM = """
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "failed":
         say(type="failed", error="no such task")
+    elif what == "untold":
+        say(type="failed")
+    elif what == "nan":
+        say(type="complete", summary="won", metadata={"reward": float("nan")})
     elif what == "bad":
         say(type="delta", text=5)
     elif what == "orphan":
@@ -120,6 +124,11 @@ def test_events_of_a_program(worker: Process) -> None:
         ("fail", "ended with exit status 3\nfirst\nthe last words"),
         ("killed", "ended with signal 9, Killed"),
         ("failed", "no such task"),
+        ("untold", "the program says that it has failed"),
+        (
+            "nan",
+            "a complete of the program is no JSON: unexpected character, expected a JSON value: line 1 column 63 (char 62)",
+        ),
         ("bad", "a delta is a text, not int 5"),
     ],
 )
