@@ -18,7 +18,12 @@ def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padd
 
     model_name_or_path = _folder(model_name_or_path)
     more = {"padding_side": padding_side} if padding_side is not None else {}
-    tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, use_fast=fast_tokenizer, **more)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, use_fast=fast_tokenizer, **more)
+    except (ValueError, OSError) as error:  # transformers guesses at packages that would read what is not there
+        raise NotFound(
+            f"no tokenizer can be read from {model_name_or_path}", hint="tokenizer_path: a folder that has one"
+        ) from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
     return tokenizer

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import re
 import shutil
@@ -225,6 +226,7 @@ class RunStore:
 
     def __init__(self, root: Path) -> None:
         self.root = str(root)
+        self._cleared_at = -math.inf
 
     def folder(self, uid: str) -> str:
         return f"{self.root}/{check_uid(uid)}"
@@ -239,9 +241,12 @@ class RunStore:
 
     def create(self, spec: RunSpec, **facts: object) -> int:
         """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the
-        intent and are no part of the spec. Leftovers, which may hold secrets, go with the next run that is made."""
-        for leftover in self.leftovers():
-            shutil.rmtree(leftover, ignore_errors=True)
+        intent and are no part of the spec. Leftovers, which may hold secrets, go with the next run that is made, but
+        are looked for once in their age: one look reads the names of all runs."""
+        if time.monotonic() - self._cleared_at > _LEFTOVER_AGE_S:
+            self._cleared_at = time.monotonic()
+            for leftover in self.leftovers():
+                shutil.rmtree(leftover, ignore_errors=True)
         folder = self.folder(spec.uid)
         temporary = f"{self.root}/{_NEW}{spec.uid}-{os.getpid()}"
         life = -1
@@ -341,11 +346,13 @@ class RunStore:
     def leftovers(self) -> list[str]:
         """Hidden folders of a ``create`` or ``remove`` that was killed: old enough to belong to nobody."""
         found = []
-        for prefix in (_NEW, _FORGOTTEN):
-            for path in Path(self.root).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), os.scandir(self.root) as entries:
+            for entry in entries:
+                if not entry.name.startswith((_NEW, _FORGOTTEN)):
+                    continue
                 with contextlib.suppress(FileNotFoundError):  # another command clears it too
-                    if time.time() - path.stat().st_mtime > _LEFTOVER_AGE_S:
-                        found.append(str(path))
+                    if time.time() - entry.stat(follow_symlinks=False).st_mtime > _LEFTOVER_AGE_S:
+                        found.append(entry.path)
         return sorted(found)
 
     def stage(self, uid: str) -> Stage | None:

@@ -144,6 +144,13 @@ def test_what_is_not_there_says_so(tmp_path: Path) -> None:
         load_hf_tokenizer(str(tmp_path / "none"))
 
 
+def test_model_folder_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(NotFound, match="no tokenizer can be read from") as told:
+        load_hf_tokenizer(str(tmp_path))
+    assert "tokenizer_path" in str(told.value.hint)
+
+
 def test_loader_of_ones_own_is_called_with_the_configuration() -> None:
     config = TrainDatasetConfig(path="tests.dataset.test_dataset:own_loader", type="rl")
     assert get_custom_dataset(split="train", dataset_config=config) == [("train", "rl")]

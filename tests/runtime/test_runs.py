@@ -135,8 +135,23 @@ def test_leftovers_are_old_hidden_folders_only(tmp_path: Path) -> None:
 
     assert store.leftovers() == [str(old)]
     assert store.uids() == ["r1"]
-    os.close(store.create(run_spec("r4")))
+    os.close(RunStore(tmp_path / "runs").create(run_spec("r4")))
     assert fresh.exists() and not old.exists()
+
+
+def test_making_many_runs_does_not_read_the_names_of_all_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, looks = RunStore(tmp_path / "runs"), list[str]()
+
+    def leftovers() -> list[str]:
+        looks.append("all")
+        return []
+
+    monkeypatch.setattr(store, "leftovers", leftovers)
+    for number in range(5):
+        os.close(store.create(run_spec(f"r{number}")))
+    assert looks == ["all"]
 
 
 @pytest.fixture

@@ -64,6 +64,7 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -
     trained.save_model(out / f"model-{name}")
     found["trained"] = weights(trained)
     found["third"] = trained.train_batch(mine, sft, tokens).loss
+    found["fourth"] = trained.eval_batch(mine, sft, tokens)
     kept = weights(trained)
     try:
         trained.train_batch(mine, lambda outputs, micro: sft(outputs, micro) * torch.nan, tokens)
@@ -73,6 +74,7 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -
     resumed.load_checkpoint(out / name / "step_2" / "actor")
     found["resumed"] = (resumed.steps, resumed.version, torch.equal(torch.rand(2), drawn))
     found["resumed third"] = resumed.train_batch(mine, sft, tokens).loss
+    found["resumed fourth"] = resumed.eval_batch(mine, sft, tokens)
     found["others' third"] = {}
     for other in others:
         try:
@@ -80,7 +82,8 @@ def seen(layout: str, model: Path, ranks: Ranks, out: Path, others: list[str]) -
         except CheckpointUnreadable as error:
             found["others' third"][other] = error.message
             continue
-        found["others' third"][other] = resumed.train_batch(mine, sft, tokens).loss
+        third = resumed.train_batch(mine, sft, tokens).loss
+        found["others' third"][other] = third, resumed.eval_batch(mine, sft, tokens)
     return found
 
 

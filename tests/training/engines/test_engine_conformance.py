@@ -1,8 +1,9 @@
 """What every train engine must do (``areal.api.engine_api.TrainEngine``). A new engine joins by its name in
-``ENGINES``, registered in the fixture ``registered``."""
+``ENGINES``, registered in the fixture ``registered``; ``megatron`` in a process of its own (``test_megatron``)."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from areal.training.engines import open_engine
 from areal.training.ranks import one_process
 from tests.training.engines.models import VOCABULARY, batch, config, save_model, sft, tokens
 
-ENGINES = ["fsdp", "plain"]
+ENGINES = os.environ.get("CONFORMING_TRAIN_ENGINES", "fsdp plain").split()
 Make = Callable[..., TrainEngine]
 
 

@@ -83,7 +83,7 @@ def assert_same(found: dict[str, Any], model: Path, saved: Path) -> None:
     losses = [adam.train_batch(data, sft, tokens).loss for _ in range(2)]
     assert found["losses"] == pytest.approx(losses, abs=1e-5)
     assert found["refused"] and found["resumed"] == (2, 7, True)
-    assert found["resumed third"] == found["third"]
+    assert (found["resumed third"], found["resumed fourth"]) == (found["third"], found["fourth"])
 
     opened = fsdp(saved)  # what Megatron has saved, in Hugging Face's format
     assert all(torch.equal(tensor, found["trained"][name]) for name, tensor in named(opened).items())
@@ -107,7 +107,7 @@ def test_other_layouts_of_two_ranks_compute_and_train_as_one(models: dict[str, P
     for layout, found in seen.items():
         assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
     assert seen["megatron:c2"]["others' third"] == {
-        "megatron:d2": pytest.approx(seen["megatron:d2"]["third"], abs=1e-5)
+        "megatron:d2": pytest.approx((seen["megatron:d2"]["third"], seen["megatron:d2"]["fourth"]), abs=1e-5)
     }
     assert "an optimizer of their own" in seen["megatron:t2"]["others' third"]["megatron:d2e2"]
 
@@ -123,10 +123,26 @@ def test_layouts_of_four_ranks_compute_and_train_as_one(models: dict[str, Path],
     seen = run_ranks(4, layouts, tmp_path)
     for layout, found in seen.items():
         assert_same(found, layouts[layout], tmp_path / f"model-{file_name(layout)}")
-    third = seen["megatron:d2t2"]["third"]
-    assert seen["megatron:t2p2"]["others' third"] == {"megatron:d2t2": pytest.approx(third, abs=1e-5)}
+    losses = seen["megatron:d2t2"]["third"], seen["megatron:d2t2"]["fourth"]
+    assert seen["megatron:t2p2"]["others' third"] == {"megatron:d2t2": pytest.approx(losses, abs=1e-5)}
     told = seen["megatron:p2c2"]["others' third"]["megatron:(attn:d2t2|ffn:d2t1e2)"]
     assert "a checkpoint with e1 and one with more are not read by each other" in told
+
+
+def test_megatron_conforms() -> None:
+    """The suite of every engine, in a process that computes ``megatron_on_cpu``."""
+    folder = Path(__file__).parent
+    plugin = ["-p", "tests.training.engines.megatron_on_cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", *plugin, str(folder / "test_engine_conformance.py")],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CONFORMING_TRAIN_ENGINES": "megatron"},
+        cwd=folder.parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:

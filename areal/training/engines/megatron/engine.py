@@ -28,7 +28,7 @@ from areal.training.engines.huggingface import dtype_by_name, write_model
 from areal.training.engines.megatron import model as building
 from areal.training.engines.megatron.layout import check, join_groups
 from areal.training.engines.megatron.names import Weight, architecture, parted, unshard, weights
-from areal.training.engines.megatron.optimizer import clip, has_states, parts_of, trained
+from areal.training.engines.megatron.optimizer import clip, has_states, load_states, parts_of, trained
 from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class MegatronEngine:
         state = read(self._state(is_loading=True), folder, len(parts_of(self.optimizer)))
         self._built.load_state_dict(state["model"])
         if has_states(self.config):
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_states(self.optimizer, state["optimizer"])
         self.steps, self.version = state["steps"], state["version"]
         torch.set_rng_state(state["random"])
 

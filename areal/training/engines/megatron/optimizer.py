@@ -85,6 +85,15 @@ def _make_moments(part: Any) -> None:
     part._set_main_param_and_optimizer_states = put_but_step
 
 
+def load_states(optimizer: Any, state: Any) -> None:
+    """Into moments that were made. megatron-core lets all parameters share one counter of steps: each adds to it."""
+    optimizer.load_state_dict(state)
+    for part in parts_of(optimizer):
+        for each in part.optimizer.state.values():
+            if "step" in each:
+                each["step"] = each["step"].clone()
+
+
 @torch.no_grad()
 def clip(optimizer: Any, most: float, norm: float) -> None:
     """Scale the gradients, whose norm is ``norm``, to one of at most ``most``; 0 leaves them as they are."""
