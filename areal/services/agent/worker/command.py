@@ -226,7 +226,7 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """Raises AgentFailed for an event with a NaN, an infinity or half a character: Python writes them, JSON has none."""
+    """Raises AgentFailed for an event with a NaN, an infinity or half a character, as Python writes them."""
     fault = ""
     try:
         found = orjson.loads(line)

@@ -127,7 +127,7 @@ def test_events_of_a_program(worker: Process) -> None:
         ("untold", "the program says that it has failed"),
         (
             "nan",
-            "a complete of the program is no JSON: unexpected character, expected a JSON value: line 1 column 63 (char 62)",
+            "unexpected character, expected a JSON value: line 1 column 63 (char 62)",
         ),
         ("bad", "a delta is a text, not int 5"),
     ],
