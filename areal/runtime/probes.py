@@ -59,8 +59,8 @@ def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = Non
 def http_get_all(
     requests: Sequence[ProbeRequest], timeout_s: float, *, most_bytes: int = MOST_BYTES
 ) -> list[ProbeResponse | ProbeFailed]:
-    """The answers, in order. None of them takes longer than ``timeout_s`` from now. Those that do not fit among the
-    process's open files are asked as soon as others have answered."""
+    """The answers, in order. Those that do not fit among the process's open files are asked as soon as others have
+    answered. It ends where none has answered for ``timeout_s``: thousands may take longer to ask than one to answer."""
     deadline = time.monotonic() + timeout_s
     exchanges = [_Exchange(request, timeout_s, most_bytes) for request in requests]
     waiting = list(reversed(exchanges))
@@ -70,21 +70,22 @@ def http_get_all(
         while True:
             while waiting and open_now < at_once:
                 exchange = waiting.pop()
-                if exchange.connect():
-                    selector.register(exchange.socket, selectors.EVENT_WRITE, exchange)
+                if (peer := exchange.connect()) is not None:
+                    selector.register(peer, selectors.EVENT_WRITE, (exchange, peer))
                     open_now += 1
             if not open_now:
                 break
             ready = selector.select(max(0.0, deadline - time.monotonic()))
             for key, _ in ready:
-                exchange = key.data
-                exchange.step()
+                exchange, peer = key.data
+                exchange.step(peer)
                 if exchange.answer is not None:
-                    selector.unregister(exchange.socket)
-                    exchange.socket.close()
+                    selector.unregister(peer)
+                    exchange.close()
                     open_now -= 1
+                    deadline = time.monotonic() + timeout_s
                 elif exchange.sent and key.events == selectors.EVENT_WRITE:
-                    selector.modify(exchange.socket, selectors.EVENT_READ, exchange)
+                    selector.modify(peer, selectors.EVENT_READ, key.data)
             if time.monotonic() >= deadline:
                 break
     return [exchange.finish() for exchange in exchanges]
@@ -101,10 +102,10 @@ class _Exchange:
         self._out = b""
         self._in = bytearray()
         self._request = request
-        self.socket = socket.socket()
+        self._socket: socket.socket | None = None
 
-    def connect(self) -> bool:
-        """Whether there is something to wait for; otherwise ``answer`` says why not."""
+    def connect(self) -> socket.socket | None:
+        """What is to be waited for; None where ``answer`` says why there is nothing."""
         try:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port or 80
@@ -112,35 +113,34 @@ class _Exchange:
             parts, host, port = urlsplit(""), None, 0
         if parts.scheme != "http" or host is None:
             self.answer = ProbeFailed(f"{self.url}: not an http:// URL")
-            return False
+            return None
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close", **self._request.headers}
         lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
         try:
             self._out = "\r\n".join(lines).encode("latin-1")
             family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self.socket.close()
-            self.socket = socket.socket(family, kind, proto)
-            self.socket.setblocking(False)
-            error = self.socket.connect_ex(address)
+            self._socket = socket.socket(family, kind, proto)
+            self._socket.setblocking(False)
+            error = self._socket.connect_ex(address)
+            if error not in (0, errno.EINPROGRESS):
+                raise OSError(error, os.strerror(error))
         except (OSError, UnicodeError) as failure:
             self._fail(failure)
-            return False
-        if error not in (0, errno.EINPROGRESS):
-            self._fail(OSError(error, os.strerror(error)))
-            return False
-        return True
+            self.close()
+            return None
+        return self._socket
 
-    def step(self) -> None:
+    def step(self, peer: socket.socket) -> None:
         try:
             if not self.sent:
-                error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                error = peer.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if error:
                     raise OSError(error, os.strerror(error))
-                self._out = self._out[self.socket.send(self._out) :]
+                self._out = self._out[peer.send(self._out) :]
                 self.sent = not self._out
                 return
-            block = self.socket.recv(_BLOCK)
+            block = peer.recv(_BLOCK)
         except BlockingIOError:
             return
         except OSError as failure:
@@ -153,8 +153,12 @@ class _Exchange:
             self.answer = ProbeFailed(f"{self.url}: {fault}")
 
     def finish(self) -> ProbeResponse | ProbeFailed:
-        self.socket.close()
+        self.close()
         return self.answer or NoAnswer(f"{self.url}: no answer within {self._timeout_s:g} s")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
 
     def _fail(self, failure: Exception) -> None:
         self.answer = ProbeFailed(f"{self.url}: {failure or type(failure).__name__}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import select
 import socket
 import subprocess
@@ -158,6 +159,33 @@ def test_http_get_all_answers_in_order(serve: Serve) -> None:
     assert [answer.body for answer in answers if isinstance(answer, ProbeResponse)] == [
         b"%03d" % n for n in range(20)
     ] * 15
+
+
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_files")
+def test_http_get_all_asks_more_than_a_process_may_open_files(serve: Serve) -> None:
+    url = serve(answering(OK))
+    answers = http_get_all([ProbeRequest(url)] * 700, 30)
+    assert {type(answer) for answer in answers} == {ProbeResponse}
+
+
+def test_http_get_all_goes_on_while_there_are_answers(serve: Serve) -> None:
+    """One after the other: together they take longer than each of them may."""
+
+    def slow(peer: socket.socket) -> None:
+        time.sleep(0.05)
+        answering(OK)(peer)
+
+    url = serve(slow)
+    answers = http_get_all([ProbeRequest(url)] * 40, 1.0)
+    assert {type(answer) for answer in answers} == {ProbeResponse}
 
 
 WHOLE = (
