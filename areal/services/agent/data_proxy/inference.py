@@ -29,6 +29,7 @@ _TIMEOUT_S = 10.0
 _EXPORT_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 5.0
 _TRUSTED_S = 60.0  # an RL session that recorded a turn so long ago is asked for before the next one
+_REMOVED = b',"removed":true}'  # the end of an export that has left nothing of its session
 _TASK = "agent"
 _LONGEST_TASK = 256
 
@@ -63,7 +64,7 @@ class RlSessions:
             return None
         if rl is not None and time.monotonic() - session.checked_at < _TRUSTED_S:
             return None
-        reason = await self._fault(rl) if rl is not None else ""
+        reason = ("it was exported" if session.exported == rl else await self._fault(rl)) if rl is not None else ""
         if reason is not None:
             started = await self.start(session.metadata)
             assert started is not None
@@ -123,11 +124,13 @@ class RlSessions:
         )
         if reply.status == 404 and reply.error().get("code") == "session_not_found":
             raise _rl_session_ended(rl)
+        if reply.status == 200 and reply.body.endswith(_REMOVED):
+            session.exported = session.inference
         return reply
 
-    async def end(self, rl: RlSession | None) -> None:
+    async def end(self, rl: RlSession | None, exported: RlSession | None = None) -> None:
         """One of ours. What does not end now ends by its time to live."""
-        if rl is None or rl.session_id is None or self._access is None:
+        if rl is None or rl.session_id is None or self._access is None or rl == exported:
             return
         try:
             await self._end(self._own(rl))

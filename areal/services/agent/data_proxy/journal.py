@@ -59,7 +59,8 @@ class RlSession:
 @dataclass(slots=True, eq=False)
 class SessionEntry:
     """``turns``: the number of the last one. ``used_at``: when that ended. ``checked_at`` (monotonic): when the RL
-    session was last known to record. ``ran``: this process's worker may hold something of it."""
+    session was last known to record. ``exported``: the RL session that an export has removed. ``ran``: this process's
+    worker may hold something of it."""
 
     journal: AgentJournal
     number: int
@@ -72,6 +73,7 @@ class SessionEntry:
     used_at: float
     conversation: bytes | None = None  # the messages of complete turns, as JSON with commas between
     checked_at: float = -math.inf
+    exported: RlSession | None = None
     ran: bool = False
     closing: asyncio.Task[None] | None = None
 

@@ -205,7 +205,7 @@ class PairRoutes:
     async def _end(self, session: SessionEntry) -> None:
         try:
             await self._runner.abort(session, TurnFailed("cancelled", "the session was closed"), waiting=True)
-            await asyncio.gather(self._forget(session), self._rl.end(session.inference))
+            await asyncio.gather(self._forget(session), self._rl.end(session.inference, session.exported))
             await session.journal.delete(session)
         finally:
             session.closing = None

@@ -271,9 +271,10 @@ class TrajectoryRoutes:
         self._rows.inc(len(export.rows))
         for error in export.errors:
             self._errors.labels(error["code"]).inc()
+        removed = wanted.remove and journal.has_removed(wanted.session_ids)
         if not export.interactions and sum(len(column.data) for column in export.columns) <= _AT_ONCE_BYTES:
-            return _answer(str(kept.name), export, body.format)
-        return await asyncio.to_thread(_answer, str(kept.name), export, body.format)
+            return _answer(str(kept.name), export, body.format, removed)
+        return await asyncio.to_thread(_answer, str(kept.name), export, body.format, removed)
 
     async def _seal(self, journal: SessionJournal, wanted: ExportRequest, reward: float) -> bool:
         """Raises 400 for several sessions, and for one of several trajectories."""
@@ -351,8 +352,10 @@ class TrajectoryRoutes:
         return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
 
 
-def _answer(export_id: str, export: Export, form: str) -> Response:
-    more = {"rows": export.rows, "failures": export.failures, "errors": export.errors, "export_id": export_id}
+def _answer(export_id: str, export: Export, form: str, removed: bool) -> Response:
+    """``removed``: its sessions are gone, with all that they recorded."""
+    more: dict[str, Any] = {"rows": export.rows, "failures": export.failures, "errors": export.errors}
+    more |= {"export_id": export_id, "removed": removed}
     if form == "json":
         return json_response({"traj": export.traj(), **more})
     body = npz(export.columns, {"about.json": orjson.dumps({**more, "interactions": export.interactions})})

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,7 @@ from areal.services.inference.recorder.session import (
     GroupName,
     SessionName,
     SessionRecord,
+    SessionState,
     Trajectory,
     TrajectoryKind,
     TrajectoryPhase,
@@ -307,6 +308,12 @@ class SessionJournal(Journal):
             kept = await self._change(partial(exporting.take, self._write, request, chosen, items, errors, retention))
             if kept is not None and kept.items in (chosen, items):
                 return kept, built
+
+    def has_removed(self, session_ids: Iterable[str]) -> bool:
+        """Whether none of these sessions is there any more."""
+        names = [name for each in session_ids if (name := SessionName.parse(each)) is not None]
+        found = self._look(lambda tables: [tables.session(name.number) for name in names])
+        return all(session is None or session.state is SessionState.REMOVED for session in found)
 
     async def check_export(self, request: ExportRequest) -> Export:
         """The answer that ``export`` would give, or its error; takes nothing."""

@@ -64,6 +64,28 @@ def test_reward_and_export_are_one_call(trained: Pair) -> None:
     assert exported["traj"]["rewards"] == [0.75]
 
 
+def test_rl_session_that_an_export_has_removed_is_asked_for_and_ended_no_more(
+    trained: Pair, inference: RecordingService
+) -> None:
+    session = trained.start()
+    trained.say(session, "model")
+    before = rl_session(trained, session)
+    assert trained.call("POST", trained.path(session, "/export"), {"reward": 1.0}).status == 200
+    told = trained.turn(session, "model")[-1]["metadata"]["areal_inference"]
+    assert (told["replaced"], told["reason"]) == (before, "it was exported")
+    assert trained.call("POST", trained.path(session, "/export"), {"reward": 1.0}).status == 200
+    ends = ends_asked(inference)
+    trained.call("POST", trained.path(session, "/close"))
+    assert ends_asked(inference) == ends
+
+
+def ends_asked(inference: RecordingService) -> float:
+    """Requests to end an RL session."""
+    page = inference.gateway.call("GET", "/metrics", key=inference.key).body.decode()
+    own = (line for line in page.splitlines() if line.startswith('areal_http_requests_total{route="/rl/end_session"'))
+    return sum(float(line.split()[-1]) for line in own)
+
+
 def test_rl_session_that_was_exported_is_replaced_before_the_next_turn_and_that_is_told(trained: Pair) -> None:
     session = trained.start()
     trained.say(session, "model")
@@ -118,8 +140,10 @@ def test_closing_ends_the_rl_session(trained: Pair, inference: RecordingService)
     rl = rl_session(trained, session)
     trained.say(session, "model")
     assert state_of(inference, rl) == "active"
+    ends = ends_asked(inference)
     trained.call("POST", trained.path(session, "/close"))
     assert state_of(inference, rl) == "ended"
+    assert ends_asked(inference) == ends + 1
 
 
 def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: RecordingService) -> None:
