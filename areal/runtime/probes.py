@@ -14,6 +14,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -25,6 +26,7 @@ from areal.runtime.backends.base import Phase, RunControl, RunState
 MOST_BYTES = 1 << 20
 _BLOCK = 1 << 16
 _MOST_HEAD = 1 << 16
+_AT_ONCE = 2048
 _FILES_LEFT = 128  # of the process's limit, for whatever else it has open
 
 
@@ -59,23 +61,25 @@ def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = Non
 def http_get_all(
     requests: Sequence[ProbeRequest], timeout_s: float, *, most_bytes: int = MOST_BYTES
 ) -> list[ProbeResponse | ProbeFailed]:
-    """The answers, in order. Those that do not fit among the process's open files are asked as soon as others have
-    answered. It ends where none has answered for ``timeout_s``: thousands may take longer to ask than one to answer."""
-    deadline = time.monotonic() + timeout_s
+    """The answers, in order, each within ``timeout_s`` of when it was asked for, this process's own work left out. No
+    more are asked at once than it may open files, or ``_AT_ONCE``. Where none has answered for two timeouts, those that
+    were not asked yet are taken as silent too."""
     exchanges = [_Exchange(request, timeout_s, most_bytes) for request in requests]
-    waiting = list(reversed(exchanges))
-    at_once = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_LEFT)
-    open_now = 0
+    waiting, asked = deque(exchanges), deque[tuple[float, _Exchange]]()
+    at_once = min(_AT_ONCE, max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES_LEFT))
+    open_now, quiet_from = 0, time.monotonic()
     with selectors.DefaultSelector() as selector:
         while True:
             while waiting and open_now < at_once:
-                exchange = waiting.pop()
+                exchange = waiting.popleft()
                 if (peer := exchange.connect()) is not None:
                     selector.register(peer, selectors.EVENT_WRITE, (exchange, peer))
+                    asked.append((time.monotonic() + timeout_s, exchange))
                     open_now += 1
             if not open_now:
                 break
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            ready = selector.select(max(0.0, asked[0][0] - time.monotonic()))
+            seen = time.monotonic()  # what came while the ready ones are read is seen before it is late
             for key, _ in ready:
                 exchange, peer = key.data
                 exchange.step(peer)
@@ -83,10 +87,16 @@ def http_get_all(
                     selector.unregister(peer)
                     exchange.close()
                     open_now -= 1
-                    deadline = time.monotonic() + timeout_s
+                    quiet_from = seen
                 elif exchange.sent and key.events == selectors.EVENT_WRITE:
                     selector.modify(peer, selectors.EVENT_READ, key.data)
-            if time.monotonic() >= deadline:
+            while asked and (asked[0][1].answer is not None or asked[0][0] <= seen):
+                exchange = asked.popleft()[1]
+                if exchange.answer is None and exchange.peer is not None:
+                    selector.unregister(exchange.peer)
+                    exchange.finish()
+                    open_now -= 1
+            if seen - quiet_from >= 2 * timeout_s:
                 break
     return [exchange.finish() for exchange in exchanges]
 
@@ -102,7 +112,7 @@ class _Exchange:
         self._out = b""
         self._in = bytearray()
         self._request = request
-        self._socket: socket.socket | None = None
+        self.peer: socket.socket | None = None
 
     def connect(self) -> socket.socket | None:
         """What is to be waited for; None where ``answer`` says why there is nothing."""
@@ -120,16 +130,16 @@ class _Exchange:
         try:
             self._out = "\r\n".join(lines).encode("latin-1")
             family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._socket = socket.socket(family, kind, proto)
-            self._socket.setblocking(False)
-            error = self._socket.connect_ex(address)
+            self.peer = socket.socket(family, kind, proto)
+            self.peer.setblocking(False)
+            error = self.peer.connect_ex(address)
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
         except (OSError, UnicodeError) as failure:
             self._fail(failure)
             self.close()
             return None
-        return self._socket
+        return self.peer
 
     def step(self, peer: socket.socket) -> None:
         try:
@@ -154,11 +164,12 @@ class _Exchange:
 
     def finish(self) -> ProbeResponse | ProbeFailed:
         self.close()
-        return self.answer or NoAnswer(f"{self.url}: no answer within {self._timeout_s:g} s")
+        self.answer = self.answer or NoAnswer(f"{self.url}: no answer within {self._timeout_s:g} s")
+        return self.answer
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
+        if self.peer is not None:
+            self.peer.close()
 
     def _fail(self, failure: Exception) -> None:
         self.answer = ProbeFailed(f"{self.url}: {failure or type(failure).__name__}")

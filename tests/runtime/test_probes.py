@@ -176,16 +176,12 @@ def test_http_get_all_asks_more_than_a_process_may_open_files(serve: Serve) -> N
     assert {type(answer) for answer in answers} == {ProbeResponse}
 
 
-def test_http_get_all_goes_on_while_there_are_answers(serve: Serve) -> None:
-    """One after the other: together they take longer than each of them may."""
-
-    def slow(peer: socket.socket) -> None:
-        time.sleep(0.05)
-        answering(OK)(peer)
-
-    url = serve(slow)
-    answers = http_get_all([ProbeRequest(url)] * 40, 1.0)
-    assert {type(answer) for answer in answers} == {ProbeResponse}
+@pytest.mark.usefixtures("few_files")
+def test_http_get_all_asks_those_behind_many_silent_ones(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as stopped:
+        silent, live = f"http://127.0.0.1:{stopped.getsockname()[1]}/", serve(answering(OK))
+        answers = http_get_all([ProbeRequest(url) for url in [silent] * 250 + [live] * 3], 0.5)
+    assert [type(answer) for answer in answers] == [NoAnswer] * 250 + [ProbeResponse] * 3
 
 
 WHOLE = (
