@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -142,11 +142,6 @@ class Connection(asyncio.Protocol):
         data = self._take()
         self.resume()
         return data
-
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The body in parts as they come. Raises ResponseLost."""
-        while part := await self.part():
-            yield part
 
     async def whole(self, most: int | None = None) -> bytes:
         """The body from here to its end. Raises ResponseLost, also for one of more than ``most`` bytes."""

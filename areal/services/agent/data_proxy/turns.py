@@ -403,7 +403,7 @@ class TurnRunner:
         held: list[bytes] = []
         longest = self._config.max_body_bytes + _LINE_SLACK
         too_long = TurnFailed("agent", "an event of the agent is larger than a turn may be")
-        async for part in answer.parts():
+        while part := await answer.part():
             watchdog.kick()
             lines = part.split(b"\n")
             if held and len(lines) > 1:

@@ -23,7 +23,7 @@ from areal.services.http.headers import unique_id
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.gateway.relay import Admission
-from areal.services.inference.gateway.routing import Follower, LiveTable, split_lines
+from areal.services.inference.gateway.routing import AnswerLines, Follower, LiveTable
 from areal.services.inference.router.picking import CallKey
 from areal.wire.agents import TurnRequest
 from areal.wire.routing import WorkerEntry
@@ -157,7 +157,7 @@ class TurnDispatcher:
 
     async def _read(self, call: TurnCall, answer: Connection, sink: Sink, watchdog: Watchdog) -> Event:
         """Raises ResponseLost where the answer ends before the turn."""
-        async for line in split_lines(answer.parts()):
+        async for line in AnswerLines(answer):
             watchdog.kick()
             event: Event = orjson.loads(line)
             kind = event["type"]

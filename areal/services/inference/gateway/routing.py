@@ -11,14 +11,15 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
 from areal.services.http import headers as names
-from areal.services.http.client import CallFailed, HttpClient, NotConnected, ResponseLost
+from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, ResponseLost
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import AnyResponse, Request, Response
 from areal.services.http.service import Handler, Service, json_response
@@ -225,15 +226,25 @@ def _holders(published: list[ModelEntry]) -> dict[tuple[str, str], list[WorkerEn
     return found
 
 
-async def split_lines(parts: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Each complete line without its newline; empty ones are skipped, and so is an unfinished last one."""
-    rest = b""
-    async for part in parts:
-        lines = (rest + part).split(b"\n")
-        rest = lines.pop()
-        for line in lines:
-            if line:
-                yield line
+class AnswerLines:
+    """Each complete line of an answer without its newline; empty ones are skipped, and so is an unfinished last one.
+    Raises ResponseLost. No generator: one that is left before its end is closed by a task of its own."""
+
+    def __init__(self, answer: Connection) -> None:
+        self._answer = answer
+        self._rest = b""
+        self._lines = deque[bytes]()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._lines:
+            if not (part := await self._answer.part()):
+                raise StopAsyncIteration
+            *lines, self._rest = (self._rest + part).split(b"\n")
+            self._lines.extend(filter(None, lines))
+        return self._lines.popleft()
 
 
 _log = logging.getLogger(__name__)
@@ -275,7 +286,7 @@ class Follower:
         async with Watchdog(lambda: _SILENCE_S) as watchdog, calling as answer:
             _check(answer.status)
             told = EMPTY
-            async for line in split_lines(answer.parts()):
+            async for line in AnswerLines(answer):
                 watchdog.kick()
                 data = orjson.loads(line)
                 if data["type"] == "snapshot":
