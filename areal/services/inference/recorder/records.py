@@ -322,8 +322,7 @@ class PrefixMatch:
 class RecentTurns:
     """By row id; the least used go first."""
 
-    def __init__(self, most_tokens: int = _MOST_TOKENS) -> None:
-        self._most = most_tokens
+    def __init__(self) -> None:
         self._held = 0
         self._turns: OrderedDict[int, PrefixMatch] = OrderedDict()
 
@@ -337,7 +336,7 @@ class RecentTurns:
         self._drop(row)
         self._turns[row] = known
         self._held += len(known.tokens)
-        while self._held > self._most:
+        while self._held > _MOST_TOKENS:
             self._drop(next(iter(self._turns)))
 
     def _drop(self, row: int) -> None:
