@@ -234,6 +234,7 @@ def merged_answer(
         "failures": [failure for export in exports for failure in export["failures"]],
         "errors": [error for export in exports for error in export["errors"]] + list(errors),
         "export_id": export_id,
+        "removed": not errors and all(export.get("removed", False) for export in exports),
     }
     interactions = [part["traj"]["interactions"][row] for part, _, row in texts]
     differing = any(_BY_TOKEN in part["traj"] for part, _, _ in tokens)
