@@ -51,6 +51,12 @@ CATALOG = (
         least_spread=0.3,
     ),
     Benchmark(
+        "clusters",
+        ("areal/reconcilers", "areal/runtime"),
+        {"medians.*.ourShare": "lower", "noOps.*.cpuSeconds": "lower"},
+        least_spread=0.5,
+    ),
+    Benchmark(
         "quickstart",
         ("areal/reconcilers", "areal/runtime", "areal/services/inference"),
         {"medians.*": "lower", "memoryMB.*": "lower"},

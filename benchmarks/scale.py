@@ -215,10 +215,11 @@ class RecordedBackend(ClusterBackend):
 def open_backend(home_root, lease_dir, crash):
     return RecordedBackend(home_root, crash)
 """
+RECORDED: Mapping[str, Any] = {"type": "recorded"}
 MANIFESTS = """apiVersion: areal.dev/v1alpha1
 kind: InferenceService
 metadata: {name: default}
-spec: {scheduler: {type: recorded}}
+spec: {scheduler: SCHEDULER}
 ---
 apiVersion: areal.dev/v1alpha1
 kind: Model
@@ -263,26 +264,27 @@ async def answer(path: Path) -> None:
     await server.serve_forever()
 
 
-def record_home(folder: Path, size: int, url: str) -> None:
-    """A home after the manifests were applied on a cluster: objects, runs with their records, and the queue."""
-    fleet = Fleet(size, size, {"scheduler": {"type": "recorded"}})
+def record_home(folder: Path, size: int, url: str, scheduler: Mapping[str, Any] = RECORDED) -> dict[str, str]:
+    """A home after the manifests were applied on a cluster: objects, and runs with their records. The nodes of the runs
+    by their uids."""
+    name = str(scheduler["type"])
+    fleet = Fleet(size, size, {"scheduler": dict(scheduler)})
     store = ObjectStore(Home(folder))
     Home(folder).ensure()
     for item in (fleet.service, *fleet.models):
         store.put(store.add_revision(item, actor="benchmark", at=1.0))
-    runs, queue = RunStore(folder / "clusters" / "recorded" / "runs"), []
+    runs, nodes = RunStore(folder / "clusters" / name / "runs"), {}
     (folder / "backends").mkdir()
-    (folder / "backends" / "recorded").touch()
-    for number, run in enumerate(run for owned in fleet.runs.values() for run in owned):
+    (folder / "backends" / name).touch()
+    for run in (run for owned in fleet.runs.values() for run in owned):
         inputs = {name: f"{url}/{told.rpartition('://')[2]}" for name, told in run.state.spec.inputs.items()}
-        spec = replace(run.state.spec, url=f"{url}/{run.url.rpartition('://')[2]}", backend="recorded", inputs=inputs)
+        spec = replace(run.state.spec, url=f"{url}/{run.url.rpartition('://')[2]}", backend=name, inputs=inputs)
         os.close(runs.create(spec))
         shim = {"machine_id": "m", "boot_id": "b", "pid_namespace": "n", "pid": 99, "start_ticks": 1, "session_id": 99}
         records.write_json(runs.folder(run.uid), records.ID, shim, durable=False)
         child = {"state": "running", "pid": 100, "started_at": 1.0, "restarts": 0, "last_exit": None}
         records.write_json(runs.folder(run.uid), records.CHILD, child, durable=False)
-        queue.append({"name": run.uid, "job_id": number, "nodes": run.state.node, "job_state": ["RUNNING"]})
-    (folder / "queue.json").write_text(json.dumps({"jobs": queue}))
+        nodes[run.uid] = run.state.node
     workers = [
         {"id": worker, "addr": f"{url}/{addr.rpartition('://')[2]}", "state": state}
         for worker, addr, state in fleet.routes.models["model-000"]
@@ -290,6 +292,7 @@ def record_home(folder: Path, size: int, url: str) -> None:
     readiness = Readiness().to_json()
     told = {"models": {"model-000": {"workers": workers, "readiness": readiness}}, "synced": True}
     (folder / "table.json").write_text(json.dumps({**told, "strategy": "auto", "limits": fleet.routes.limits}))
+    return nodes
 
 
 def measure_apply(size: int, rounds: int) -> dict[str, Any]:
@@ -303,18 +306,25 @@ def measure_apply(size: int, rounds: int) -> dict[str, Any]:
         points = "[areal.backends]\nrecorded = recorded:open_backend\n"
         (package / "recorded-0.dist-info" / "entry_points.txt").write_text(points)
         manifest = folder / "fleet.yaml"
-        manifest.write_text(MANIFESTS.replace("SIZE", str(size)))
+        manifest.write_text(fleet_manifest(size))
         home.mkdir()
         with Answering(home) as answering:
-            record_home(home, size, answering.url)
+            nodes = record_home(home, size, answering.url)
+            jobs = [{"name": uid, "job_id": number, "nodes": node} for number, (uid, node) in enumerate(nodes.items())]
+            (home / "queue.json").write_text(json.dumps({"jobs": jobs}))
             environment = {**os.environ, "AREAL_HOME": str(home), "PYTHONPATH": f"{ROOT}:{package}"}
-            spent = [_apply(manifest, environment) for _ in range(rounds)]
+            spent = [no_op_apply(manifest, environment) for _ in range(rounds)]
         queries = len((home / "queries").read_text().splitlines()) / rounds
     cpu_s = sorted(each for each, _ in spent)[len(spent) // 2]
     return {"cpuSeconds": round(cpu_s, 3), "queries": queries, "peakMiB": round(max(mib for _, mib in spent), 1)}
 
 
-def _apply(manifest: Path, environment: Mapping[str, str]) -> tuple[float, float]:
+def fleet_manifest(size: int, scheduler: Mapping[str, Any] = RECORDED) -> str:
+    return MANIFESTS.replace("SCHEDULER", json.dumps(scheduler)).replace("SIZE", str(size))
+
+
+def no_op_apply(manifest: Path, environment: Mapping[str, str]) -> tuple[float, float]:
+    """CPU seconds and peak MiB of the command."""
     command = [sys.executable, "-m", "areal.cli", "apply", "-f", str(manifest), "-q"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
     assert process.stdout is not None
