@@ -273,9 +273,10 @@ def test_snapshot_waits_for_a_change_under_way(store: ObjectStore) -> None:
     with lock_store(store.home):
         ended = run(
             """
-            from areal.state.locks import share_store
+            from areal.state import locks
+            locks._STORE_TIMEOUT_S = 0.05
             try:
-                with share_store(home, timeout_s=0.05):
+                with locks.share_store(home):
                     print("in")
             except Locked as error:
                 print(error.message)

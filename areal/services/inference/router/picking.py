@@ -31,7 +31,7 @@ from areal.wire.routing import WorkerEntry
 
 _BOUND = 1.25
 _SLACK_TOKENS = 2048.0
-_PART = 32  # of a pool that is not larger all are candidates for a prefix
+_SMALL_POOL = 32  # of a pool that is not larger all are candidates for a prefix
 _CANDIDATES = 8  # of a larger one
 _SPARE = 64
 _POOLS_KEPT = 4096
@@ -64,19 +64,19 @@ class _Ring:
     def __init__(self, workers: Sequence[WorkerEntry]) -> None:
         placed = sorted(((_digest_of_address(worker.addr), worker) for worker in workers), key=lambda each: each[0])
         self._size = len(placed)
-        self._many = self._size if self._size <= _PART else _CANDIDATES
+        self._many = self._size if self._size <= _SMALL_POOL else _CANDIDATES
         around = placed + placed[: self._many]
         self._digests = array("Q", [digest for digest, _ in around])
         self._workers = [worker for _, worker in around]
 
-    def part(self, key: bytes) -> _Part:
+    def candidates(self, key: bytes) -> _Candidates:
         """The candidates for ``key``."""
         seed = _seed(key)
         first = bisect.bisect(self._digests, seed, 0, self._size) % self._size if self._many < self._size else 0
-        return _Part(self._workers, first, _weights(seed, self._digests[first : first + self._many]))
+        return _Candidates(self._workers, first, _weights(seed, self._digests[first : first + self._many]))
 
 
-class _Part:
+class _Candidates:
     """Candidates among the ``workers`` of a ring, from ``first`` on; ``weights``: by how much the key prefers each."""
 
     __slots__ = ("_first", "_weights", "_workers")
@@ -228,7 +228,7 @@ class Picker:
     def _where_it_began(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
         """By the conversation's beginning, unless that worker has clearly more to do than another one. The cost is the
         same for pools of any size."""
-        home = ring.part(prefix).home
+        home = ring.candidates(prefix).home
         one, other = self._two(workers)
         if other is home:
             other = one
@@ -236,14 +236,14 @@ class Picker:
 
     def _by_prefix(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
         """In a large pool another two tell what is usual, and get the call where all candidates have clearly more."""
-        part = ring.part(prefix)
-        home = part.home
+        candidates = ring.candidates(prefix)
+        home = candidates.home
         if (held := load(home)) <= _SLACK_TOKENS:  # then it is not above any mean
             return home
-        if len(part) == len(workers):
-            other, usual = home, sum(map(load, part)) / len(part)  # one is not above the mean
+        if len(candidates) == len(workers):
+            other, usual = home, sum(map(load, candidates)) / len(candidates)  # one is not above the mean
         else:
             other = self._lighter_of_two(workers, load)
             usual = load(other)
         most = usual * _BOUND + _SLACK_TOKENS
-        return home if held <= most else next((each for each in part.preferred() if load(each) <= most), other)
+        return home if held <= most else next((each for each in candidates.preferred() if load(each) <= most), other)

@@ -30,7 +30,6 @@ def table() -> PathTable[str]:
         ("POST", "/drain/a%2Fb%20c", "drain", {"worker": "a/b c"}),
         ("GET", "/pairs/p/set/k", "member", {"pair": "p", "key": "k"}),
         ("GET", "/pairs/p/k", "value", {"pair": "p", "key": "k"}),
-        ("GET", "/pairs/%ff/k", "value", {"pair": "\N{REPLACEMENT CHARACTER}", "key": "k"}),
     ],
 )
 def test_path_leads_to_its_target(method: str, path: str, target: str, found: dict[str, str]) -> None:
@@ -44,6 +43,14 @@ def test_path_that_is_none_is_404(path: str) -> None:
     with pytest.raises(ApiError) as caught:
         table().find("GET", path)
     assert caught.value.status == 404
+
+
+@pytest.mark.parametrize("path", ["/pairs/%ff/k", "/models/%C3", "/drain/%ED%A0%80"])
+def test_path_that_is_not_percent_encoded_utf8_is_400(path: str) -> None:
+    """Were they replaced, two names would be one."""
+    with pytest.raises(ApiError) as caught:
+        table().find("POST" if "drain" in path else "GET", path)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_path")
 
 
 @pytest.mark.parametrize(

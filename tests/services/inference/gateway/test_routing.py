@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -81,7 +82,12 @@ async def test_retry_gets_another_worker_from_the_list_that_is_kept(strategy: st
     assert seen and seen <= {"b", "c"}
     live_table.suspect("http://a:1")
     listed, lists = live_table.routable("m", even_suspects=True), list[object]()
-    admission._picker.pick = lambda _, workers, *rest: (lists.append(workers), workers[0])[1]  # type: ignore[method-assign]
+
+    def pick(_: object, workers: Sequence[WorkerEntry], *rest: object) -> WorkerEntry:
+        lists.append(workers)
+        return workers[0]
+
+    admission._picker.pick = pick  # type: ignore[assignment,method-assign]
     await admission.worker("m", key, {"http://a:1"}, 0.0)
     assert lists == [listed] and lists[0] is listed
 

@@ -123,7 +123,7 @@ def test_prefix_of_a_large_pool_stays_unless_a_worker_near_it_left(key: bytes, g
     left = [worker for worker in pool if worker is not pool[gone]]
     before = Picker().pick("prefix", pool, CallKey(prefix=key), lambda w: 0.0)
     after = Picker().pick("prefix", left, CallKey(prefix=key), lambda w: 0.0)
-    part = list(picking._Ring(pool).part(key))
+    part = list(picking._Ring(pool).candidates(key))
     assert after == before or pool[gone] in part
     assert len(part) == 8
 
