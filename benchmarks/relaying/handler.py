@@ -68,14 +68,14 @@ async def rsgi(scope: Any, protocol: Any) -> None:
 
 
 async def main() -> None:
-    from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
+    from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
     from areal.services.http.server import HttpServer
 
     async def handle(request: Request) -> AnyResponse:
         data = orjson.loads(await request.read(_MOST_BYTES))
         if request.path != "/events":
             return Response(body=_answer(data), content_type=_JSON)
-        stream = StreamResponse(headers={"Content-Type": _EVENT_STREAM})
+        stream = StreamingResponse(headers={"Content-Type": _EVENT_STREAM})
         await stream.prepare(request)
         for each in EVENTS:
             await asyncio.sleep(data["gap_s"])

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from areal.services.http.headers import Headers
-from areal.services.http.messages import Flow, Request, Response, StreamResponse, Upgraded, has_body
+from areal.services.http.messages import Flow, Request, Response, StreamingResponse, Upgraded, has_body
 from areal.services.http.process import bind, collect_rarely, read_config, serve_options
 from areal.services.http.serve import run_loop
 from areal.services.http.service import Service
@@ -49,7 +49,7 @@ class HostedConnection:
     def hold_input(self, hold: bool) -> None: ...
 
 
-def _fields(request: Request, response: Response | StreamResponse) -> list[tuple[str, str]]:
+def _fields(request: Request, response: Response | StreamingResponse) -> list[tuple[str, str]]:
     ids = [(name, request.id) for name in request.id_headers if name not in response.headers]
     return [*((name.lower(), value) for name, value in response.headers.items()), *ids]
 
@@ -62,7 +62,7 @@ class AsgiConnection(HostedConnection):
         with contextlib.suppress(StopIteration):
             self._send(message).send(None)
 
-    def _start(self, request: Request, response: Response | StreamResponse, *more: tuple[bytes, bytes]) -> None:
+    def _start(self, request: Request, response: Response | StreamingResponse, *more: tuple[bytes, bytes]) -> None:
         headers = [(name.encode(), value.encode()) for name, value in _fields(request, response)]
         self._step({"type": "http.response.start", "status": response.status, "headers": [*headers, *more]})
 
@@ -72,7 +72,7 @@ class AsgiConnection(HostedConnection):
         body = response.body if has_body(request.method, response.status) else b""
         self._step({"type": "http.response.body", "body": body, "more_body": False})
 
-    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None:
+    def begin_stream(self, request: Request, response: StreamingResponse, first: bytes = b"") -> None:
         request.stream = response
         self._start(request, response)
         if first:
@@ -97,7 +97,7 @@ class RsgiConnection(HostedConnection):
         request.answered = True
         self._protocol.response_bytes(response.status, _fields(request, response), response.body)
 
-    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None:
+    def begin_stream(self, request: Request, response: StreamingResponse, first: bytes = b"") -> None:
         request.stream = response
         transport = self._protocol.response_stream(response.status, _fields(request, response))
         self.sending = asyncio.create_task(self._send_parts(transport), name="parts")
@@ -135,7 +135,7 @@ async def _answer(service: Service, request: Request, gone: Awaitable[Any]) -> b
         answer = await service.answer(request)
         if isinstance(answer, Response) and not request.answered:
             request.connection.send(request, answer)
-        return isinstance(answer, StreamResponse)
+        return isinstance(answer, StreamingResponse)
     finally:
         watch.cancel()
 

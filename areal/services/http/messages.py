@@ -36,7 +36,7 @@ class ServerConnection(Protocol):
 
     def send(self, request: Request, response: Response) -> None: ...
 
-    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None: ...
+    def begin_stream(self, request: Request, response: StreamingResponse, first: bytes = b"") -> None: ...
 
     def write_part(self, request: Request, data: bytes) -> None: ...
 
@@ -81,7 +81,7 @@ class Request:
     closes: bool = False  # the answer's head said so
     chunked: bool = False  # so is the answer
     answered: bool = False  # its last byte is written
-    stream: StreamResponse | None = None  # the answer, where it is a stream that began
+    stream: StreamingResponse | None = None  # the answer, where it is a stream that began
     size: int = 0
     id_headers: tuple[str, ...] = (REQUEST_ID,)
     match_info: dict[str, str] = field(init=False)
@@ -203,7 +203,7 @@ class Response:
             self.headers |= headers
 
 
-class StreamResponse:
+class StreamingResponse:
     """An answer that is written bit by bit: ``prepare`` sends its head, returning it from the handler ends it.
 
     ``write`` waits while the caller lags behind. ``write_nowait`` never waits: its caller obeys
@@ -269,7 +269,7 @@ class StreamResponse:
         return self._request
 
 
-AnyResponse = Response | StreamResponse
+AnyResponse = Response | StreamingResponse
 
 
 def error_response(error: ApiError, form: ErrorForm, request_id: str) -> Response:

@@ -25,7 +25,7 @@ from areal.services.http.messages import (
     Flow,
     Request,
     Response,
-    StreamResponse,
+    StreamingResponse,
     Upgraded,
     encode_head,
     error_response,
@@ -347,7 +347,7 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.writelines((head, response.body))
 
-    def begin_stream(self, request: Request, response: StreamResponse, first: bytes = b"") -> None:
+    def begin_stream(self, request: Request, response: StreamingResponse, first: bytes = b"") -> None:
         """``first``: what can be said at once, in one write with the head."""
         self._check_begins(request)
         request.chunked = not request.is_http_1_0 and request.method != "HEAD"

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 
 from areal.services.http.auth import Access, AdminKey, Authenticator
 from areal.services.http.errors import ApiError, bad_request, error_form
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, error_response
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
 
 # Prometheus metrics. Several relay processes share one port, and a scrape reaches any of them: when their supervisor
 # sets ``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
@@ -169,7 +169,7 @@ class EventCutter:
         return part[:end] if self.held else part
 
 
-async def write_final(out: StreamResponse, data: bytes) -> None:
+async def write_final(out: StreamingResponse, data: bytes) -> None:
     """Write ``data`` to a stream that ends now. A caller that is gone, or reads nothing any more, misses it."""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         async with asyncio.timeout(_FINAL_WRITE_S):
@@ -379,7 +379,7 @@ async def _failure(request: Request, error: ApiError) -> AnyResponse:
     """The error as a status where none is sent yet, else as the last event of the stream. Any other answer that began
     can only be broken off."""
     form = error_form(request.path)
-    stream: StreamResponse | None = request.stream
+    stream: StreamingResponse | None = request.stream
     if stream is None and not request.answered:
         return error_response(error, form, request.id)
     if stream is None or not stream.is_events:

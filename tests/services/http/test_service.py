@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
 from areal.services.http.service import EventCutter, Metrics, Service, json_response
 from tests.services.http.server.server_fixture import RawAnswer, ServerFixture, get, post, serving
 
@@ -106,7 +106,7 @@ async def test_fault_of_ours_is_500_without_its_detail(caplog: pytest.LogCapture
 
 async def test_failure_in_a_stream_of_events_is_its_last_event() -> None:
     async def stream(request: Request) -> AnyResponse:
-        out = StreamResponse(headers={"Content-Type": "text/event-stream"})
+        out = StreamingResponse(headers={"Content-Type": "text/event-stream"})
         await out.prepare(request)
         await out.write(b"data: {}\n\n")
         raise ApiError(502, "the worker was lost", code="worker_lost")
@@ -125,7 +125,7 @@ async def test_failure_in_a_stream_of_events_is_its_last_event() -> None:
 
 async def test_failure_in_any_other_stream_breaks_it_off() -> None:
     async def stream(request: Request) -> AnyResponse:
-        out = StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        out = StreamingResponse(headers={"Content-Type": "application/x-ndjson"})
         await out.prepare(request)
         await out.write(b"{}\n")
         await asyncio.sleep(0.05)

@@ -34,7 +34,7 @@ from areal.services.agent.data_proxy.journal import (
 from areal.services.agent.data_proxy.worker import PairWorker, Transcript, TurnFailed, event_line, last_event
 from areal.services.http.client import CallFailed, Connection, NotConnected
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import Request, StreamResponse
+from areal.services.http.messages import Request, StreamingResponse
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
 from areal.wire.agents import EVENTS, ModelAccess, QueueMode, TurnRequest
@@ -67,7 +67,7 @@ class TurnCaller:
     accepted: bytes = b""  # and the events that wait
     behind: int = 0
     failed: bytes = b""
-    out: StreamResponse = field(default_factory=lambda: StreamResponse(headers={"Content-Type": EVENTS}))
+    out: StreamingResponse = field(default_factory=lambda: StreamingResponse(headers={"Content-Type": EVENTS}))
 
     def begin(self, events: bytes = b"") -> None:
         """Tell it that its turn was accepted: with its first events, or where those are not there soon."""

@@ -17,7 +17,7 @@ from areal.services.agent.gateway.bodies import TurnBody
 from areal.services.agent.gateway.turns import Event
 from areal.services.dialects import DONE, CallArguments, CallEnd, CallStart, Content, ResponsesWriter, sse_data
 from areal.services.http.headers import IGNORED
-from areal.services.http.messages import AnyResponse, Request, StreamResponse
+from areal.services.http.messages import AnyResponse, Request, StreamingResponse
 from areal.services.http.service import json_response
 from areal.wire.agents import SESSION_KEY_HEADER
 
@@ -35,7 +35,7 @@ class TurnAnswer(ABC):
         self._body = body
         self._model = body.model or service
         self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
-        self._out = StreamResponse(headers={**_SSE, **self._headers})
+        self._out = StreamingResponse(headers={**_SSE, **self._headers})
 
     @abstractmethod
     async def event(self, event: Event) -> None: ...
@@ -131,7 +131,7 @@ class CompletionAnswer(TurnAnswer):
             case "response" if not self._out.prepared:
                 theirs = {n: v for n, v in event["headers"].items() if n.lower() not in _NOT_PASSED_ON}
                 self._passed_on = True
-                self._out = StreamResponse(event["status"], headers={**theirs, **self._headers})
+                self._out = StreamingResponse(event["status"], headers={**theirs, **self._headers})
                 self._out.begin(self._request)
             case "data" if self._passed_on:
                 await self._write(base64.b64decode(event["data"]))

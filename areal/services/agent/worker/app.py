@@ -25,7 +25,7 @@ from areal.services.agent.worker.tools import mcp_tools
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_body
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, read_body
 from areal.services.http.process import ServeOptions, report_stage
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import background, until_beat
@@ -53,7 +53,7 @@ class WorkerRoutes:
     async def run(self, request: Request) -> AnyResponse:
         """Answers with the turn's events. The turn is cancelled when its caller leaves."""
         order = await read_body(request, WorkerRun, self._limit)
-        turn, out = WorkerTurn(self._limit), StreamResponse(headers={"Content-Type": EVENTS})
+        turn, out = WorkerTurn(self._limit), StreamingResponse(headers={"Content-Type": EVENTS})
         started = time.monotonic()
         running = self._loop.start(self._turn(order, turn))
         try:

@@ -17,7 +17,7 @@ import orjson
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Reply, ResponseSummary
 from areal.services.http import headers as names
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
 from areal.services.http.service import EventCutter, Handler, json_response
 from areal.services.inference.data_proxy import anthropic, responses
 from areal.services.inference.data_proxy.anthropic import AnthropicWriter
@@ -83,7 +83,7 @@ async def answer_in_dialect(
         response_recorder.data(data, whole=True)
         await response_recorder.end()
         return answer
-    out = StreamResponse(headers={**EVENT_STREAM, **headers})
+    out = StreamingResponse(headers={**EVENT_STREAM, **headers})
     try:
         async with contextlib.aclosing(_dialect_parts(writer, upstream, response_recorder)) as parts:
             async for part in parts:
@@ -154,7 +154,7 @@ async def _replay(
     else:
         pieces, summary = _read_completion(completion)
         events = writer.opening(0) + writer.pieces(pieces) + writer.closing(summary)
-    out = StreamResponse(headers=EVENT_STREAM)
+    out = StreamingResponse(headers=EVENT_STREAM)
     await out.prepare(request)
     await out.write(events)
     return out
@@ -333,7 +333,7 @@ async def _pass_on(
         call.waited = time.perf_counter() - call.started
         await response_recorder.answer(upstream.status, body)
         return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
-    out = StreamResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
+    out = StreamingResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
     cutter = EventCutter()
     try:
         async for part in upstream.content.iter_any():

@@ -24,7 +24,7 @@ from typing import Protocol
 from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http import headers as names
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import Request, Response, StreamResponse
+from areal.services.http.messages import Request, Response, StreamingResponse
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.data_proxy.control import PauseState, api_error
 from areal.services.inference.data_proxy.fields import ResponseOptions, unsupported
@@ -299,10 +299,10 @@ class GenerationCall:
             headers[names.IGNORED] = ", ".join(self.generation.ignored)
         return headers
 
-    def open_stream(self, first: bytes = b"") -> StreamResponse:
+    def open_stream(self, first: bytes = b"") -> StreamingResponse:
         """``first``: the stream's first bytes. Raises ConnectionResetError when the client is gone."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self.headers()}
-        out = StreamResponse(headers=headers)
+        out = StreamingResponse(headers=headers)
         out.begin(self.request, first)
         return out
 
@@ -324,7 +324,7 @@ class Generator:
         await self._run(call, record, lambda update: None, lambda flow: None)
         return Response(body=call.serializer.whole(), content_type="application/json", headers=call.headers())
 
-    async def stream(self, call: GenerationCall, record: Record) -> StreamResponse:
+    async def stream(self, call: GenerationCall, record: Record) -> StreamingResponse:
         writer = StreamWriter(call)
         try:
             await self._run(call, record, writer.write, writer.add_flow)
@@ -464,7 +464,7 @@ class StreamWriter:
         self._running = len(call.state.choices)
         self._flows: list[Backpressure] = []
         self._paused = False  # the client reads too slowly
-        self.out: StreamResponse | None = None
+        self.out: StreamingResponse | None = None
         self.held = b""
 
     def write(self, update: ChoiceUpdate) -> None:

@@ -28,7 +28,7 @@ from areal.services.http import headers as names
 from areal.services.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import Headers, unique_id
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, decode_object
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
 from areal.services.http.service import EventCutter, Metrics
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.gateway.routing import Follower, LiveTable
@@ -382,7 +382,7 @@ class Relay:
         """Events go to the caller from inside the callback that brings them. Each holds the other back."""
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream.headers)
-        stream = _StreamRelay(call, upstream, StreamResponse(headers=headers), watchdog)
+        stream = _StreamRelay(call, upstream, StreamingResponse(headers=headers), watchdog)
         try:
             await upstream.stream_to(stream.part, stream.chunk)
             stream.end()
@@ -397,7 +397,7 @@ class Relay:
 class _StreamRelay:
     """One stream on its way through: whole events only, so that a worker that breaks off leaves no half one behind."""
 
-    def __init__(self, call: Call, upstream: Connection, out: StreamResponse, watchdog: Watchdog) -> None:
+    def __init__(self, call: Call, upstream: Connection, out: StreamingResponse, watchdog: Watchdog) -> None:
         self.out = out
         self._call = call
         self._upstream = upstream

@@ -24,7 +24,15 @@ from areal.files import replace_file
 from areal.services.http.auth import Access
 from areal.services.http.client import Fetched, HttpClient
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, body_as, read_body, read_object
+from areal.services.http.messages import (
+    AnyResponse,
+    Request,
+    Response,
+    StreamingResponse,
+    body_as,
+    read_body,
+    read_object,
+)
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Lifetime, Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
@@ -94,7 +102,7 @@ class Watch:
         return line
 
     async def handle(self, request: Request) -> AnyResponse:
-        response = StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
+        response = StreamingResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await response.prepare(request)
         waker = asyncio.Event()
         self._wakers.add(waker)
@@ -107,7 +115,7 @@ class Watch:
             self._wakers.discard(waker)
         return response
 
-    async def _feed(self, response: StreamResponse, waker: asyncio.Event, *, whole: bool) -> None:
+    async def _feed(self, response: StreamingResponse, waker: asyncio.Event, *, whole: bool) -> None:
         sent: int | None = None
         while not self._lifetime.draining:
             waker.clear()

@@ -20,7 +20,7 @@ import orjson
 
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.client import HttpClient
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse, read_object
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.serve import run_service
 from areal.services.http.service import Service, json_response
@@ -50,7 +50,7 @@ class ScriptedWorker:
         call = {**await read_object(request), "ended": "running"}
         self.calls.append(call)
         self.note()
-        out = StreamResponse(headers={"Content-Type": EVENTS})
+        out = StreamingResponse(headers={"Content-Type": EVENTS})
         out.begin(request)
         try:
             async for event in self.events(call):

@@ -11,14 +11,14 @@ from email.utils import parsedate_to_datetime
 
 import pytest
 
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
 from areal.services.http.server import HttpConnection, ServerLimits
 from tests.services.http.server.server_fixture import QUICK, echo, get, post, serving
 
 
 def streaming(*parts: bytes, **headers: str) -> Callable[[Request], Awaitable[AnyResponse]]:
     async def stream(request: Request) -> AnyResponse:
-        out = StreamResponse(headers={"Content-Type": "text/plain", **headers})
+        out = StreamingResponse(headers={"Content-Type": "text/plain", **headers})
         await out.prepare(request)
         for part in parts:
             await out.write(part)
@@ -85,7 +85,7 @@ async def test_stream_for_http_1_0_is_ended_by_the_connection() -> None:
 
 async def test_stream_that_nobody_wrote_to_is_an_empty_one() -> None:
     async def nothing(request: Request) -> AnyResponse:
-        return StreamResponse()
+        return StreamingResponse()
 
     async with serving(nothing) as fixture, fixture.caller() as caller:
         await caller.say(get() + b"HEAD / HTTP/1.1\r\nHost: here\r\n\r\n" + get())
@@ -161,7 +161,7 @@ async def test_slow_caller_holds_its_stream_back() -> None:
 
     async def much(request: Request) -> AnyResponse:
         nonlocal written
-        out = StreamResponse()
+        out = StreamingResponse()
         await out.prepare(request)
         for _ in range(parts):
             await out.write(part)
@@ -202,7 +202,7 @@ async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> Non
     part, parts = b"x" * 65536, 512
 
     async def fed(request: Request) -> AnyResponse:
-        out = StreamResponse()
+        out = StreamingResponse()
         out.begin(request)
         out.set_backpressure(tap)
         for _ in range(parts):
@@ -224,7 +224,7 @@ async def test_source_of_a_stream_is_paused_and_resumed_with_its_caller() -> Non
 @pytest.mark.parametrize(("method", "version"), [("GET", "1.1"), ("GET", "1.0"), ("HEAD", "1.1")])
 async def test_what_a_stream_begins_with_is_framed_as_the_rest_of_it(method: str, version: str) -> None:
     async def said_at_once(request: Request) -> AnyResponse:
-        out = StreamResponse(headers={"X-Y": "z"})
+        out = StreamingResponse(headers={"X-Y": "z"})
         out.begin(request, b"first ")
         out.write_nowait(b"second")
         return out
@@ -241,7 +241,7 @@ async def test_writing_to_a_caller_that_is_gone_raises() -> None:
     raised: asyncio.Queue[str] = asyncio.Queue()
 
     async def late(request: Request) -> AnyResponse:
-        out = StreamResponse()
+        out = StreamingResponse()
         await out.prepare(request)
         try:
             await asyncio.sleep(60)

@@ -21,7 +21,7 @@ import orjson
 
 from areal.errors import UsageFault
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, StreamResponse
+from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
 from areal.services.http.service import json_response
 from areal.services.inference.engines.embedded.grammar import Matcher
 from areal.services.inference.engines.embedded.linear import Adapter
@@ -296,7 +296,7 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
 
 
 async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
-    response = StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    response = StreamingResponse(headers={"Content-Type": "application/x-ndjson"})
     with contextlib.suppress(ConnectionResetError):  # the caller left
         await response.prepare(request)
         while not stream.ended:
