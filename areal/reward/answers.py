@@ -1,7 +1,8 @@
 """Finds the final answer in a text and compares it with the right one.
 
 The last ``\\boxed{...}`` or ``####`` is the answer, whichever comes later; without either, the last number or formula
-of the prose. The whole of it counts: ``\\boxed{18, 19}`` is not 18. Plain numbers are compared here, expressions by
+of the prose. The whole of it counts: neither ``\\boxed{18, 19}``, nor two boxes with an "or" between them, nor the
+prose ``18 million`` is 18. Plain numbers are compared here, expressions by
 math-verify. Nothing here depends on the main thread or on signals, and no expression is evaluated whose value could be
 too large to write down.
 """
@@ -21,11 +22,20 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
 _FORMULA = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PROSE_NUMBER = re.compile(
-    r"(?<![\w)\]}.])-?[$€£¥]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:\s*/\s*\d+(?![\d,]))?"  # signed, a fraction
-    r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_SCALE = r"(?:dozens?|hundreds?|thousands?|(?:m|b|tr)illions?)"
+_QUANTITY = (
+    r"(?:(?:\d{1,3}(?:[,_']\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*(?:[eE][-+]?\d+(?!\w))?|(?<![\w.])\.\d+"
+    r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
+)
+_BETWEEN = r"(?:[:,]|[ ]?(?:-{1,3}|\+/-|\+|±|\*{1,2}|/|~|\\(?:times|cdot|div|pm)[ ]{0,2})[ ]?|[ ]?\^[ ]?\{?-?)"
+_PROSE_NUMBER = re.compile(  # with all that makes it another number, or one of several: 2^18, 18 million, 17-18
+    r"(?<![^\W_])(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
+    rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
+    rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
+    rf"(?:[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}|[ ]?\\pi(?![A-Za-z])|[ ](?:{_SCALE}|squared|cubed|and[ ]a[ ]half)\b)?"
 )
 _ALTERNATIVE = re.compile(r"\d[^\w.]*\bor\b[^\w.]*\Z")
+_JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*\b(?:or|and)\b)[\s$]*")
 
 
 def final_answer(text: str) -> str | None:
@@ -36,7 +46,7 @@ def final_answer(text: str) -> str | None:
         return _last_in_prose(text)
     last = max(marks, key=re.Match.start)
     if last[0].startswith("\\"):
-        return _boxed(text, last.end())
+        return _last_boxes(text, [mark for mark in marks if mark[0].startswith("\\")])
     return text[last.end() :].partition("\n")[0].strip() or None
 
 
@@ -60,11 +70,28 @@ def right_number(answer: Any) -> str:
     return found
 
 
-def _boxed(text: str, start: int) -> str | None:
-    """The argument of the command that ends at ``start``."""
+def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
+    """The content of the last box, and of those before it from which only a comma or a conjunction separates it."""
+    found: list[str] = []
+    after = 0
+    for box in reversed(boxes):
+        start, end = _argument(text, box.end())
+        if found and not _JOINED.fullmatch(text, end, after):
+            break
+        if not end:
+            return ", ".join(found) or None
+        content = text[start:end].removeprefix("{").removesuffix("}").strip()
+        found[:0] = [content] if content not in found else []
+        after = box.start()
+    return ", ".join(found)
+
+
+def _argument(text: str, start: int) -> tuple[int, int]:
+    """Where the argument begins and ends of the command that ends at ``start``, its braces included; it ends at 0 where
+    there is none."""
     if text[start : start + 1] != "{":
         argument = re.match(r"[^\s$]+", text[start:])
-        return argument[0] if argument else None
+        return start, start + argument.end() if argument else 0
     depth, at = 0, start
     while at < len(text):
         if text[at] == "\\":
@@ -72,12 +99,13 @@ def _boxed(text: str, start: int) -> str | None:
         else:
             depth += {"{": 1, "}": -1}.get(text[at], 0)
         if depth == 0:
-            return text[start + 1 : at].strip()
+            return start, at + 1
         at += 1
-    return None
+    return start, 0
 
 
 def _last_in_prose(text: str) -> str | None:
+    text = _in_latex(text)
     found = [
         (match.end(), -match.start(), inner)
         for match in _FORMULA.finditer(text)
@@ -117,13 +145,21 @@ _LAYOUT = re.compile(
 )
 _SPACING = re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
 _SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
+_TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
 _GROUPED = re.compile(
-    rf"(?<![\d.])(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|{_SEPARATOR}\d)"
+    rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|{_SEPARATOR}\d)"
 )
 _SIGNS = re.compile(r"\\?[$%]|[€£¥₹]|\\(?:euro|pounds|yen|textdollar)(?![A-Za-z])|\^?\{?\\circ\}?|\^?\{?\\degree\}?|°")
 _OPERATORS = {"−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "⁄": "/"}
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+_NARROW_SPACE = re.compile(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))")
+_MIXED_UNICODE = re.compile(r"(?<=\d)(?=[¼-¾⅐-⅞])")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]))")
+_REPEATING = re.compile(r"(?<![\d.])(\d{0,20})\.(\d{0,20})\\overline\s*\{(\d{1,20})\}")
+_ORDINAL = re.compile(r"(?<=\d)\s*\^\s*\{?\s*(?:st|nd|rd|th)\b\s*\}?")
+_TIMES = re.compile(r"(?<=\d)(?<!\b0) ?[xX] ?(?=\d)")
 _EXACT_EQUALITY = re.compile(r"(?<![<>!\\])=")
 _EQUALITY = re.compile(rf"{_EXACT_EQUALITY.pattern}|\\approx(?![A-Za-z])|\\simeq(?![A-Za-z])|≈")
 _SCIENTIFIC = re.compile(r"(?<=\d)[eE]([+-]?\d+)(?![\w.])")
@@ -136,13 +172,15 @@ _TRAILING_WORDS = re.compile(
 )
 # Words that make the number beside them another one, or one of several.
 _BEFORE = re.compile(
-    r"\b(?:not|or|than|least|most|between|minus|negative|without|except|half|third|quarter|fifth|tenth|double|twice|thrice"
-    r"|n?either|nor|mod|modulo)\b",
+    r"\b(?:not|never|[a-z]+n['’]t|or|than|least|most|between|minus|negative|without|except|half|third|quarter|fifth|tenth"
+    r"|double|twice|thrice|n?either|nor|mod|modulo)\b"
+    r"|\b(?:over|under|above|below|up\s+to|but|sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|gcd|lcm|max|min|sum"
+    rf"|(?:root|square|cube|factorial|reciprocal|inverse|opposite|logarithm|sine|cosine|tangent)\s+of|{_SCALE})\s*\Z",
     re.IGNORECASE,
 )
 _AFTER = re.compile(
-    r"\b(?:or|and|plus|minus|than|mod|modulo|dozens?|score|hundreds?|thousands?|(?:m|b|tr)illions?|squared|cubed|pi|inf"
-    r"|infinity|half|halves|thirds|tenths|hundredths)\b",
+    rf"\b(?:or|and|plus|minus|than|mod|modulo|score|squared|cubed|factorial|negative|below|pi|inf|infinity|half|halves"
+    rf"|thirds|tenths|hundredths|thousandths|{_SCALE})\b",
     re.IGNORECASE,
 )
 _UNITS_OF_ONE_LETTER = frozenset("mgshdlLJNWVACF")
@@ -154,7 +192,7 @@ def arithmetic(text: str) -> str | None:
     None where it is something else: a list, a range, an unknown, words that relate several numbers."""
     if len(text) > 4 * _LONGEST:
         return None
-    text = _GROUPED.sub(_digits, _SIGNS.sub("", _without_layout(text)))
+    text = _without_separators(_SIGNS.sub("", _without_layout(text)))
     text = _SPACING.sub(" ", text).strip().rstrip(".,;:").strip()
     *names, value = _EQUALITY.split(text)
     expression = _without_words(value)
@@ -167,20 +205,36 @@ def arithmetic(text: str) -> str | None:
     return expression
 
 
-def _without_layout(text: str) -> str:
-    """Unicode as LaTeX, and LaTeX without the commands that only change how it looks."""
+def _in_latex(text: str) -> str:
+    """Unicode's digits, separators, fractions, roots and operators as they are in LaTeX."""
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
-    text = unicodedata.normalize("NFKC", text)
+    text = _NARROW_SPACE.sub(",", _INVISIBLE.sub("", text))
+    text = unicodedata.normalize("NFKC", _MIXED_UNICODE.sub(" ", text))
     for sign, operator in _OPERATORS.items():
         text = text.replace(sign, operator)
-    text = _LAYOUT.sub("", text)
+    return _TIMES.sub(r"\\times ", _ROOT.sub(lambda match: rf"\sqrt{{{match[match.lastindex or 1]}}}", text))
+
+
+def _without_layout(text: str) -> str:
+    """LaTeX, also for Unicode, without the commands that only change how it looks."""
+    text = _LAYOUT.sub("", _in_latex(text))
     while (inner := _TEXT_COMMAND.sub(r" \1 ", text)) != text:
         text = inner
+    text = _ORDINAL.sub("", _REPEATING.sub(_repeating, text))
     return re.sub(r"(?<=\d)\*\*(?=\d)", "^", text).replace("**", "").replace("`", "")
 
 
-def _digits(match: re.Match[str]) -> str:
-    return re.sub(r"\D", "", match[0])
+def _repeating(match: re.Match[str]) -> str:
+    """``0.1\\overline{6}`` as a fraction."""
+    whole, digits, period = match.groups()
+    ends = int(whole + digits or 0)
+    return rf"\frac{{{int(whole + digits + period) - ends}}}{{{(10 ** len(period) - 1) * 10 ** len(digits)}}}"
+
+
+def _without_separators(text: str) -> str:
+    """``70,000`` as ``70000``, but not the interval ``(0,100)``."""
+    text = _TUPLE.sub(lambda match: match[0].replace(",", ", "), text)
+    return _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
 
 
 def _is_several(name: str) -> bool:
@@ -192,7 +246,8 @@ def _without_words(text: str) -> str | None:
     text = _SCIENTIFIC.sub(r"*10^{\1}", text.strip())
     lead = _LEADING_WORDS.match(text)
     if lead is not None:
-        if _BEFORE.search(lead[0]) or len(lead[0].strip()) == 1:  # x - 18
+        is_function = text[: lead.end() + 1].endswith("(") and lead[0][-1:].isalpha()
+        if is_function or _BEFORE.search(lead[0]) or len(lead[0].strip()) == 1:  # x - 18
             return None
         text = text[lead.end() :]
     unit = _TRAILING_WORDS.search(text)
@@ -261,15 +316,29 @@ def _equal(one: str, other: str) -> bool:
 
 _MATHEMATICS = re.compile(rf"\\(?!(?:{'|'.join(sorted(_COMMANDS))})(?![A-Za-z]))[A-Za-z]")
 _SIDE_BY_SIDE = re.compile(r"(?<![\d_^{])\d+\s+\d")  # math-verify adds them
+_UNIT = re.compile(
+    rf"(?<=[\w}}])(?:\\[,;: ])*\s*\\(?:text|mbox|mathrm)\s*\{{(?![^{{}}]*\b(?:or|and|if|{_SCALE})\b)"
+    r"[A-Za-z\s./]+\}(?:\s*\^\s*\{?-?\d\}?)?[\s$.]*\Z"
+)
+_CHOICE = re.compile(r"\(?([A-Z])\)?")
+_BASE, _ELLIPSIS = re.compile(r"(?<=\d)_\s*\{?\s*(\d+)"), re.compile(r"(\\[lcd]?dots|\.\.\.|\\mod)(?![A-Za-z])")
 _PLAIN_TEXT = re.compile(r"[A-Za-z'’ -]{2,}|\([A-Za-z]\)")
 
 
 def same_expression(said: str, right: str) -> bool:
     """Whether both are the same mathematics, or the same text where they have none. May take long. Raises ImportError
     without math-verify."""
-    said, right = _one_line(said), _one_line(right)
+    number, wanted = arithmetic(said), arithmetic(right)
+    said, right = _one_line(_UNIT.sub("", said)), _one_line(_UNIT.sub("", right))
     if said.casefold() == right.casefold():
         return True
+    if number is not None and wanted is not None:  # without its unit
+        said, right = number, wanted
+    choice = _CHOICE.fullmatch(right)
+    if choice is not None:
+        return re.fullmatch(rf"\(?{choice[1]}\)?[.:]?", said, re.IGNORECASE) is not None
+    if any(_marks(said, mark) - _marks(right, mark) for mark in (_BASE, _ELLIPSIS)):
+        return False
     if _PLAIN_TEXT.fullmatch(right) or _SIDE_BY_SIDE.search(said):
         return False
     if as_number(right) is not None and not _MATHEMATICS.search(said):
@@ -278,9 +347,14 @@ def same_expression(said: str, right: str) -> bool:
     return gold is not None and _verified(gold, said)
 
 
+def _marks(text: str, mark: re.Pattern[str]) -> set[str]:
+    """What math-verify does not read: the bases of numerals, ellipses."""
+    return set(mark.findall(text))
+
+
 def _one_line(text: str) -> str:
-    text = _GROUPED.sub(_digits, _without_layout(text).replace("$", ""))
-    return re.sub(r"\s+", " ", text).strip().rstrip(".,;:").strip()
+    text = _without_separators(_without_layout(text).replace("$", ""))
+    return re.sub(r"\s+", " ", _SPACING.sub(" ", text)).strip().rstrip(".,;:").strip()
 
 
 def _verified(gold: Any, said: str) -> bool:
