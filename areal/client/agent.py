@@ -18,7 +18,7 @@ from uuid import uuid4
 from areal.client.errors import ClientError
 from areal.client.inference import Rewarded, Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
-from areal.client.transport import HttpCall, RetryPolicy, Transport, events
+from areal.client.transport import HttpCall, Locate, RetryPolicy, Transport, events
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.fields import write_fields
 
@@ -123,10 +123,18 @@ class AsyncAgentClient:
         timeout_s: float = 600.0,
         retry: RetryPolicy | None = None,
         connections: int = 1024,
+        locate: Locate | None = None,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        """``locate`` says where the service is now; asked where nobody listens."""
         self.timeout_s = timeout_s
-        self.transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
+        self.transport = Transport(
+            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, locate=locate
+        )
+
+    @property
+    def base_url(self) -> str:
+        """The service's address, as far as it is known now."""
+        return self.transport.base_url
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 from areal.errors import ArealError
 
@@ -28,6 +30,16 @@ def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = Fa
     )
     failure.exit_code = ran.returncode
     raise failure
+
+
+def locating(ref: str) -> Callable[[], str] | None:
+    """A look-up of the service's address in its record: "" where it has none now. None where ``ref`` is ""."""
+
+    def locate() -> str:
+        found = run_areal("get", ref.lower(), "-o", "json", what=f"the record of {ref}", absent=True)
+        return str(json.loads(found)["status"]["address"] or "") if found else ""
+
+    return locate if ref else None
 
 
 def _last_line(output: str, mark: str) -> str:

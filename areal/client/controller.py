@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, 
 
 from areal.client.agent import AsyncAgentClient, Input
 from areal.client.blocking import blocking
-from areal.client.command import free_port, run_areal
+from areal.client.command import free_port, locating, run_areal
 from areal.client.errors import ClientError, UnknownName
 from areal.client.inference import AsyncInferenceClient, AsyncSession, Rewarded, Style
 from areal.client.loop_thread import LoopThread
@@ -173,12 +173,16 @@ class _Controller:
 
     def __init__(self, config: AgentServiceConfig) -> None:
         self.config = config
-        self.gateway_addr = ""
         self.num_pairs = 0
         self._service = ""
         self._thread: LoopThread | None = None
         self._opened = contextlib.ExitStack()
         self._calls: Episodes | None = None
+
+    @property
+    def gateway_addr(self) -> str:
+        """The service's address, as far as it is known now; "" before ``initialize``."""
+        return self._calls.agents.base_url if self._calls is not None else ""
 
     def __enter__(self) -> Self:
         self.initialize()
@@ -201,13 +205,14 @@ class _Controller:
             return
         try:
             address, key = self._attach() if self.config.gateway_addr else self._start()
-            client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout)
+            locate = locating(f"agentservice/{self._service}" if self._service else "")
+            client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout, locate=locate)
             thread = LoopThread("areal-agents")
             self._opened.callback(thread.close)
             calls = Episodes(client, self.config)
             attached = bool(self.config.gateway_addr)
             self._opened.callback(lambda: thread.run(calls.close(sessions=attached)))
-            self.gateway_addr, self._thread, self._calls = address, thread, calls
+            self._thread, self._calls = thread, calls
         except BaseException:
             self.destroy()
             raise

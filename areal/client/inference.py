@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
-from areal.client.transport import HttpCall, RetryPolicy, Transport, events
+from areal.client.transport import HttpCall, Locate, RetryPolicy, Transport, events
 from areal.errors import did_you_mean
 from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
 from areal.wire.fields import write_fields
@@ -181,13 +181,27 @@ class AsyncInferenceClient:
         timeout_s: float = 600.0,
         retry: RetryPolicy | None = None,
         connections: int = 1024,
+        locate: Locate | None = None,
     ) -> None:
-        self.base_url = base_url.rstrip("/")
+        """``locate`` says where the service is now; asked where nobody listens."""
         self.model = model
         self.timeout_s = timeout_s
         self._skipped: set[tuple[str, int]] = set()
-        self._transport = Transport(self.base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections)
+        self._transport = Transport(
+            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, locate=locate
+        )
         self.workers = AsyncWorkers(self._transport)
+
+    @property
+    def base_url(self) -> str:
+        """The service's address, as far as it is known now."""
+        return self._transport.base_url
+
+    async def reach(self) -> str:
+        """Its address, after a call to it: where it has moved, and answers there, the one that it has now."""
+        with contextlib.suppress(ClientError):
+            await self._transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)
+        return self.base_url
 
     async def __aenter__(self) -> Self:
         return self

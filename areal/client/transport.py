@@ -6,6 +6,9 @@ the whole call: all attempts, and the pauses between them.
 A call is *repeatable* when doing it twice is doing it once: a read, an idempotent route, or a call with an
 ``Idempotency-Key``. Such a call is repeated after any failure that is not its caller's. Any other one only where it
 certainly did not begin: nobody listened, or the service said that it is too busy.
+
+A service may move while its clients run. A transport that was told how to ``locate`` it asks where nobody listens, and
+goes on at the address that it hears of.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -35,6 +39,11 @@ from areal.client.errors import (
     Unreachable,
     error_of_answer,
 )
+from areal.errors import ArealError
+
+_log = logging.getLogger(__name__)
+Locate = Callable[[], str]
+"""The service's address now, "" where it has none; it may block, and raise ArealError."""
 
 _NEVER_AGAIN = (500, 501, 505, 507)  # the service's own fault or its full disk: the same call meets it again
 
@@ -69,6 +78,7 @@ def may_repeat(error: ClientError, *, repeatable: bool) -> bool:
 
 
 _CONNECT_S = 5.0
+_LOCATE_PERIOD_S = 2.0
 _LINE_BYTES = 1024 * 1024  # one event of a stream
 _KEEP_ALIVE_S = 30.0  # below what servers commonly keep: a connection that they just closed is not tried
 
@@ -107,8 +117,12 @@ class Transport:
         timeout_s: float,
         retry: RetryPolicy | None = None,
         connections: int = 1024,
+        locate: Locate | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
+        self._locate = locate
+        self._locating = asyncio.Lock()
+        self._located_at = -_LOCATE_PERIOD_S
         self._key = key
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
@@ -122,16 +136,37 @@ class Transport:
         attempt = 0
         while True:
             attempt += 1
+            base = self.base_url
             try:
                 with self._failures(call):
                     async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
                         answer = HttpAnswer(response.status, response.headers, await response.read())
                 return checked(answer, self._what(call))
             except ClientError as error:
+                if isinstance(error, Unreachable) and await self._moved_from(base):
+                    attempt = 0
                 pause = self._retry.pause_s(attempt, error, repeatable=call.repeatable, jitter=random.random())
                 if pause is None or time.monotonic() + pause >= deadline:
                     raise
                 await asyncio.sleep(pause)
+
+    async def _moved_from(self, base: str) -> bool:
+        """Whether the service is elsewhere than at ``base``, where nobody listens."""
+        if self._locate is None:
+            return False
+        async with self._locating:  # one asks for all
+            now = time.monotonic()
+            if self.base_url == base and now - self._located_at >= _LOCATE_PERIOD_S:
+                self._located_at = now
+                try:
+                    found = (await asyncio.to_thread(self._locate)).rstrip("/")
+                except ArealError as error:
+                    found = ""
+                    _log.warning("nobody listens at %s, and where it is now is not known: %s", base, error)
+                if found and found != base:
+                    _log.warning("%s has moved to %s", base, found)
+                    self.base_url = found
+            return self.base_url != base
 
     async def json(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """The decoded answer. ``options`` are the other fields of HttpCall."""
@@ -156,13 +191,26 @@ class Transport:
         silence. Not repeated."""
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         async with contextlib.AsyncExitStack() as stack:
-            with self._failures(call):
-                async with asyncio.timeout(timeout_s):
-                    response = await stack.enter_async_context(self._request(call, silence_s=timeout_s))
-                    if response.status >= 300:
-                        answer = HttpAnswer(response.status, response.headers, await response.read())
-                        checked(answer, self._what(call))
+            while True:
+                base = self.base_url
+                try:
+                    response = await self._head(stack, call, timeout_s)
+                    break
+                except Unreachable:
+                    if not await self._moved_from(base):
+                        raise
             yield response
+
+    async def _head(self, stack: contextlib.AsyncExitStack, call: HttpCall, timeout_s: float) -> aiohttp.ClientResponse:
+        with self._failures(call):
+            async with asyncio.timeout(timeout_s):
+                response: aiohttp.ClientResponse = await stack.enter_async_context(
+                    self._request(call, silence_s=timeout_s)
+                )
+                if response.status >= 300:
+                    answer = HttpAnswer(response.status, response.headers, await response.read())
+                    checked(answer, self._what(call))
+        return response
 
     def _request(self, call: HttpCall, silence_s: float | None = None) -> Any:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
@@ -205,9 +253,9 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
     """Raise the errors of the HTTP library as ClientError."""
     try:
         yield
-    except aiohttp.ClientConnectorError as error:
-        message = f"{what}: nobody listens there: {error.os_error.strerror or error}"
-        raise Unreachable(message, hint="areal inf status") from error
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        why = error.os_error.strerror or error if isinstance(error, aiohttp.ClientConnectorError) else "no answer"
+        raise Unreachable(f"{what}: nobody listens there: {why}", hint="areal inf status") from error
     except TimeoutError as error:
         raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
     except (aiohttp.ClientError, ConnectionError) as error:

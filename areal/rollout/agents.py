@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from areal.client.agent import AsyncAgentClient, response_text
-from areal.client.errors import ClientError
+from areal.client.command import locating
+from areal.client.errors import ClientError, ServiceError
 from areal.errors import NotFound, UsageFault
 from areal.rollout.rlvr import RowReward
-from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE, SessionWorkflow
+from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD, SessionWorkflow
 
 if TYPE_CHECKING:
     from areal.client.inference import AsyncSession
@@ -42,13 +43,15 @@ class AgentServiceWorkflow(SessionWorkflow):
         **how: Any,
     ) -> None:
         super().__init__(**how)
+        record = "" if address else os.environ.get(AGENTS_RECORD, "")
         address = address or os.environ.get(AGENTS_ADDRESS)
         if not address:
             hint = (
                 f"spec.rollout.agents of a TrainJob, or workflow_kwargs.address=http://HOST:PORT, or {AGENTS_ADDRESS}"
             )
             raise UsageFault("nothing says where the agent service is", hint=hint)
-        self._client = AsyncAgentClient(address, _key(admin_api_key_file or os.environ.get(AGENTS_KEY_FILE)))
+        key = _key(admin_api_key_file or os.environ.get(AGENTS_KEY_FILE))
+        self._client = AsyncAgentClient(address, key, locate=locating(record))
         self._reward = RowReward(reward_fn, weights=reward_weights) if reward_fn else None
 
     async def close(self) -> None:
@@ -66,6 +69,8 @@ class AgentServiceWorkflow(SessionWorkflow):
         except ClientError as error:
             if error.code == "agent_failed":
                 raise AgentEpisodeFailed(str(error)) from None
+            if error.code == "foreign_inference":  # it moves with the inference service, a little later
+                raise ServiceError(str(error), status=error.status, code=error.code) from error
             raise
         finally:
             with contextlib.suppress(ClientError):  # it expires

@@ -18,6 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self
 
+from areal.client.command import locating
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
 from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
@@ -36,13 +37,17 @@ if TYPE_CHECKING:
 
 
 ADDRESS, KEY_FILE, MODEL = "AREAL_INFERENCE_ADDR", "AREAL_INFERENCE_KEY_FILE", "AREAL_INFERENCE_MODEL"
+RECORD = "AREAL_INFERENCE_SERVICE"
 _POLL_S = 0.5
 
 
 class ServiceAddress(NamedTuple):
+    """``record``: the object that says where it is now, as ``areal get`` takes it; "" where nothing recorded it."""
+
     address: str
     key: str | None = None
     model: str | None = None
+    record: str = ""
 
     def __repr__(self) -> str:
         return f"ServiceAddress({self.address!r}, model={self.model!r})"
@@ -70,14 +75,21 @@ def find_service(
     from_environment = not (given.address or config.gateway_addr)
     names = [environment.get(MODEL), config.model]
     model = next(filter(None, names if from_environment else reversed(names)), None)
-    return ServiceAddress(address, key, given.model or model or None)
+    record = environment.get(RECORD, "") if from_environment else ""
+    return ServiceAddress(address, key, given.model or model or None, record)
 
 
 async def open_service(
     service: ServiceAddress, config: InferenceEngineConfig
 ) -> tuple[AsyncInferenceClient, int | None]:
     """A client, and how many tokens the model has room for, where the service says it. Raises ClientError."""
-    client = AsyncInferenceClient(service.address, service.key, model=service.model, timeout_s=config.request_timeout)
+    client = AsyncInferenceClient(
+        service.address,
+        service.key,
+        model=service.model,
+        timeout_s=config.request_timeout,
+        locate=locating(service.record),
+    )
     try:
         await client.wait_ready(config.setup_timeout)
         if config.min_required_servers > 1:
@@ -191,6 +203,10 @@ class RolloutController:
     def service(self) -> ServiceAddress:
         """The service that episodes are sampled from. Raises UsageFault, NotFound."""
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
+
+    def reach(self) -> str:
+        """The service's address now: that of its record, where nobody listens at the one it had."""
+        return self._loop.run(self._client.reach())
 
     async def _open(self, service: ServiceAddress) -> None:
         config, opened = self.config, self._opened

@@ -307,7 +307,7 @@ def _of_sample(trajectory: Trajectory, samples: list[int]) -> Trajectory:
 
 _REMEMBERED = 16
 WORKFLOWS: Registry[Any] = Registry("workflow")
-AGENTS_ADDRESS, AGENTS_KEY_FILE = "AREAL_AGENTS_ADDR", "AREAL_AGENTS_KEY_FILE"
+AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD = "AREAL_AGENTS_ADDR", "AREAL_AGENTS_KEY_FILE", "AREAL_AGENTS_SERVICE"
 
 
 def configured_workflow(name: str, default: str, environment: Mapping[str, str]) -> str:

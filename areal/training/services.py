@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from areal.errors import ArealError, TimedOut, UsageFault
 from areal.files import replace_file
 from areal.resources.addresses import base_url
 from areal.resources.backend import engine_arguments
-from areal.rollout.controller import ADDRESS
+from areal.rollout.controller import ADDRESS, ServiceAddress
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE
 from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
@@ -131,12 +131,11 @@ _PROBED_EVERY = 25  # updates; the first one always
 
 @contextlib.contextmanager
 def connect_pair(
-    mode: str, folder: RunFolder, model_folder: str, service: tuple[str, str | None, str | None]
+    mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, reach: Callable[[], str]
 ) -> Iterator[TrainerPair]:
-    """``service``: the inference gateway's address, its admin key, and the model that is trained. Used by the first
-    rank."""
-    address, key, model = service
-    if model is None:
+    """``service``: with the model that is trained. ``reach`` gives its address now. Used by the first rank."""
+    key = service.key
+    if service.model is None:
         raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
     files = config_files(hub.model_folder(model_folder))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
@@ -147,9 +146,8 @@ def connect_pair(
         stack.callback(publisher.remove)
         gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
         endpoint = stack.enter_context(serve_endpoint({"actor": publisher}, admin, own_address()))
-        pair = TrainerPair(
-            "actor", mode, gateway, endpoint, {"inference_gateway_url": address, "model": model}, publisher, key
-        )
+        inference = {"inference_gateway_url": reach(), "model": service.model}
+        pair = TrainerPair("actor", mode, gateway, endpoint, inference, publisher, key, reach)
         pair.connect()
         stack.callback(_disconnect, pair, publisher, files, folder)
         yield pair

@@ -14,13 +14,14 @@ from tests.services.processes import wait_until
 JOB = "trainjob/learn-to-guess"
 
 
-def applied(box: Box, *overrides: str) -> None:
-    box.ok(
+def applied(box: Box, *overrides: str, port: int | None = None) -> str:
+    """``port``: of the inference service; the agent service's is a free one."""
+    return box.ok(
         *("apply", "-f", "examples/agents/guess_number/train.yaml"),
-        *("--set", f"inferenceservice/default:spec.gateway.port={box.port}"),
+        *("--set", f"inferenceservice/default:spec.gateway.port={port or box.port}"),
         *("--set", f"agentservice/guess-number:spec.gateway.port={free_port()}"),
         *("--set", f"{JOB}:spec.overrides={json.dumps(overrides)}"),
-    )
+    ).out
 
 
 def rewards(box: Box) -> list[float]:
@@ -38,6 +39,23 @@ def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
     assert sum(len(episode["interactions"]) for episode in shown) > len(shown) > 0, "a game has several model calls"
     listing = ("agent", "sessions", "list", "--service", "guess-number", "-o", "json")
     wait_until(lambda: json.loads(box.ok(*listing).out) == [], what="the episodes' sessions to be closed")
+    box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
+    assert box.living() == []
+
+
+def test_job_follows_both_of_its_services_to_other_addresses(box: Box) -> None:
+    box = replace(box, folder=ROOT)
+    applied(box, "total_train_steps=12")
+    metrics = box.home / "jobs" / "learn-to-guess" / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and len(rewards(box)) >= 2, 120, "steps at the first addresses")
+    driver = box.pids()["driver/0"]
+    moved = applied(box, "total_train_steps=12", port=free_port())
+    assert moved.count("processes are replaced") == 2, moved
+    assert len(rewards(box)) < 12, "it is to train at the second addresses, too"
+    assert box.pids()["driver/0"] == driver
+    box.ok("wait", JOB, "--for", "completed", "--timeout", "200s")
+    assert len(rewards(box)) == 12
+    assert json.loads(box.ok("train", "status", "learn-to-guess", "--json").out)["attempt"] == 1
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
 

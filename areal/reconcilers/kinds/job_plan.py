@@ -46,7 +46,7 @@ from areal.resources.specs import TrainJobSpec
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec, RunState
 from areal.state.files import read_json, write_atomic, write_json
-from areal.state.home import Home
+from areal.state.home import VARIABLE, Home
 from areal.state.records import StoredObject
 
 TARGET = f"{DRIVER}/0"
@@ -434,6 +434,7 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         scheduler=slot.scheduler,
         env={
             "PYTHONUNBUFFERED": "1",
+            VARIABLE: str(context.ctx.home.root),
             **spec.env,
             **_service(context, op, spec),
             "AREAL_RUN_FOLDER": str(folder),
@@ -515,6 +516,7 @@ def _service(context: EffectContext, op: Op, spec: TrainJobSpec) -> dict[str, st
     told = {
         "AREAL_INFERENCE_ADDR": context.service_url(op, ref),
         "AREAL_INFERENCE_KEY_FILE": context.key_file(ref),
+        "AREAL_INFERENCE_SERVICE": ref,  # its record: where it is, if it moves
     }
     if not spec.rollout.model:
         return told
@@ -522,6 +524,7 @@ def _service(context: EffectContext, op: Op, spec: TrainJobSpec) -> dict[str, st
         ref = f"{_AGENTS}/{spec.rollout.agents}"
         told["AREAL_AGENTS_ADDR"] = context.service_url(op, ref)
         told["AREAL_AGENTS_KEY_FILE"] = context.key_file(ref)
+        told["AREAL_AGENTS_SERVICE"] = ref
     model = context.store.get(parse_ref(f"Model/{spec.rollout.model}"))
     if model is None:
         return {**told, "AREAL_INFERENCE_MODEL": spec.rollout.model}

@@ -72,6 +72,11 @@ class WeightUpdateRoutes:
         version = data.get("version")
         if version is None or version != pair.ahead:
             check_version(pair, version)
+        if (gateway := data.get("inference_gateway_url")) is not None:
+            if pair.inference_gateway is None:
+                message = f"pair {pair.name!r} has fixed workers, and no gateway"
+                raise bad_request(message, param="inference_gateway_url")
+            pair.inference_gateway = _url(gateway, "inference_gateway_url")
         async with pair.lock:
             if pair.ahead is not None and version == pair.ahead:  # carried over by a sync
                 done, pair.ahead = UpdateResult.of(pair), None

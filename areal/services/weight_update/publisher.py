@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -176,7 +176,8 @@ class Delivery:
 
 @dataclass
 class TrainerPair:
-    """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}."""
+    """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}; of the
+    latter, ``reach`` gives the gateway's address as it is before an update."""
 
     name: str
     mode: str
@@ -185,6 +186,7 @@ class TrainerPair:
     inference: dict[str, Any]
     publisher: WeightPublisher
     admin_key: str | None = None
+    reach: Callable[[], str] | None = None
     connected: bool = field(default=False, init=False)
     delivered: int | None = field(default=None, init=False)  # the version that is served
 
@@ -210,7 +212,10 @@ class TrainerPair:
         self.publisher.settle()
 
     def deliver(self, version: int) -> Delivery:
-        done = self._post("/update_weights", {"pair_name": self.name, "version": version}, _UPDATE_S)
+        body: dict[str, Any] = {"pair_name": self.name, "version": version}
+        if self.reach is not None:
+            body["inference_gateway_url"] = self.reach()
+        done = self._post("/update_weights", body, _UPDATE_S)
         self.delivered = version
         return Delivery(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
 

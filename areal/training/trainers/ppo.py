@@ -148,7 +148,8 @@ class PPOTrainer(Trainer):
             if self.metrics_url is not None:
                 self.rollout.register_scrape_target(urlsplit(self.metrics_url).netloc, labels(self.config))
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
-            pair = connect_pair(mode, self.folder, self.config.actor.path, self.rollout.service())
+            service = self.rollout.service()
+            pair = connect_pair(mode, self.folder, self.config.actor.path, service, self.rollout.reach)
             self.pair = self.stack.enter_context(pair)
         self.run()
 

@@ -1,0 +1,75 @@
+"""A client whose service moves: it asks where it is when nobody listens, and goes on there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from areal.client.command import free_port
+from areal.client.errors import Unreachable
+from areal.client.transport import HttpCall, RetryPolicy, Transport
+from areal.errors import ArealError
+
+
+@asynccontextmanager
+async def service() -> AsyncIterator[str]:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response({"path": request.path})
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def transport(locate: Callable[[], str] | None) -> Transport:
+    """Of a service that has left the address."""
+    retry = RetryPolicy(attempts=2, first_s=0.01)
+    return Transport(f"http://127.0.0.1:{free_port()}", None, timeout_s=10.0, retry=retry, locate=locate)
+
+
+async def test_calls_go_on_where_the_service_is_and_one_asks_for_all() -> None:
+    async with service() as place:
+        asked: list[int] = []
+        client = transport(lambda: asked.append(1) or place + "/")  # type: ignore[func-returns-value]
+        try:
+            paths = [f"/{number}" for number in range(8)]
+            answers = await asyncio.gather(*(client.json("GET", path) for path in paths))
+            assert [each["path"] for each in answers] == paths
+            assert client.base_url == place and len(asked) == 1
+        finally:
+            await client.close()
+
+
+async def test_stream_begins_where_the_service_is() -> None:
+    async with service() as place:
+        client = transport(lambda: place)
+        try:
+            async with client.stream(HttpCall("GET", "/stream")) as response:
+                assert await response.json() == {"path": "/stream"}
+        finally:
+            await client.close()
+
+
+def _unknown() -> str:
+    raise ArealError("no record")
+
+
+@pytest.mark.parametrize("locate", [None, lambda: "", _unknown], ids=["not told", "nowhere", "unknown"])
+async def test_service_that_is_nowhere_is_unreachable(locate: Callable[[], str] | None) -> None:
+    client = transport(locate)
+    try:
+        with pytest.raises(Unreachable):
+            await client.json("GET", "/")
+    finally:
+        await client.close()
