@@ -461,7 +461,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         "lastExit": None
         if last is None
         else {"code": last.code, "signal": last.signal, "at": iso(last.at), "reason": last.reason},
-        "reason": state.reason,
+        "reason": last.reason if state.cause and last is not None else state.reason,
         "generation": state.spec.generation,
         **({"node": state.node} if state.node else {}),
         **({"jobId": state.job_id} if state.job_id else {}),

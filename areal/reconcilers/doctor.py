@@ -113,7 +113,12 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
             again = started_again_by(parse_ref(state.spec.owner)) if state.spec.owner else "areal reconcile"
             hint = f"areal logs {state.spec.owner} -c {state.spec.component}; {again} starts it again"
             yield _Diagnosis(Finding("error", what, state.reason, hint))
-    for uuid, who in sorted(backend.capacity().squatters.items()):
+    try:
+        squatters = backend.capacity().squatters
+    except ArealError as error:
+        squatters = {}
+        yield _Diagnosis(Finding("error", error.message, "free GPUs and strays are not known", error.hint or ""))
+    for uuid, who in sorted(squatters.items()):
         yield _Diagnosis(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
 
 

@@ -100,7 +100,8 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
         for item in report.plan.objects:
             if item.action != "unchanged":
                 found.setdefault(item.ref, item)
-    objects = tuple(_object_outcome(item, last, dry_run) for item in found.values())
+    unseen = {item.ref: item.unseen for item in (reports[-1].plan if reports else plan).objects if item.unseen}
+    objects = tuple(_object_outcome(item, last, dry_run, unseen.get(item.ref, "")) for item in found.values())
     notes = tuple(f"left alone: {sentence}" for sentence in plan.unknown)
     notes += tuple(note for report in reports for note in report.notes)
     if last.interrupted:
@@ -108,7 +109,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
     return Outcome(objects, notes, worst_exit([item.exit_code for item in objects]))
 
 
-def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool) -> ObjectOutcome:
+def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool, unseen: str) -> ObjectOutcome:
     errors = last.errors_of(item.ref)
     if any(op.verb is Verb.ERASE and op.id in last.done for op in last.plan.ops_of(item.ref)) and item.action in _GONE:
         # it is gone: a router that could not be told is no failure any more
@@ -128,6 +129,8 @@ def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool) -> ObjectOutc
     if last.is_unfinished(item.ref):
         why = "interrupted" if last.interrupted else "an earlier step failed"
         return ObjectOutcome(item.ref, action, f"not converged: {why}", _PARTIAL)
+    if unseen:
+        return ObjectOutcome(item.ref, action, f"not converged: {unseen}", _PARTIAL)
     return ObjectOutcome(item.ref, action, item.cause)
 
 

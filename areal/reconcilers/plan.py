@@ -195,7 +195,8 @@ class ObjectPlan:
     """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete | blocked.
 
     ``decided_by`` is the changed leaf with the highest update class, ``cause`` says what that class means here.
-    ``blocked`` comes with a ``refusal``.
+    ``blocked`` comes with a ``refusal``. ``unseen``: a process of it that cannot be seen, and why;
+    it is left alone.
     """
 
     ref: str
@@ -205,6 +206,7 @@ class ObjectPlan:
     changes: tuple[FieldChange, ...] = ()
     taken: tuple[str, ...] = ()  # leaves taken from other layers by --force-conflicts, in words
     refusal: Refusal | None = None
+    unseen: str = ""
 
     @property
     def outlook(self) -> str:

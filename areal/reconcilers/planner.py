@@ -12,6 +12,7 @@ left as it is: both are *refused*, and the rest of the plan goes on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from areal.reconcilers.desired import Target
@@ -20,6 +21,7 @@ from areal.reconcilers.observe import Observed
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
 from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
+from areal.runtime.backends.base import RunSpec
 from areal.state.records import StoredObject
 
 _HOW = {
@@ -72,7 +74,11 @@ def make_plan(
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
         objects=tuple(
-            _object_plan(t, touched.get(t.ref, ()), drifted.get(t.ref, ()), notes.refused.get(t.ref)) for t in shown
+            replace(
+                _object_plan(t, touched.get(t.ref, ()), drifted.get(t.ref, ()), notes.refused.get(t.ref)),
+                unseen=notes.unseen.get(t.ref, ""),
+            )
+            for t in shown
         ),
         ops=ops,
         drift=tuple(notes.drift),
@@ -94,7 +100,7 @@ def _refuse_unseen(planning: Planning) -> None:
     hosts = {ref: host for ref, target in gone.items() if (host := host_of(target.object))}
     for ref, target in gone.items():
         for run in unseen(controller_of(target.object.kind).needed_to_end(target.object, planning.observed))[:1]:
-            hint = f"{_HINT}; if that place is gone for good, remove runs/{run.uid} from the areal home"
+            hint = f"{_HINT}; if that place is gone for good, remove {_folder(run.state.spec)} from the areal home"
             refuse(ref, f"{run.state.spec.owner} {run.slot} cannot be seen: {run.state.reason}", hint)
     for ref, host in hosts.items():
         if ref in refused and host in gone:
@@ -102,6 +108,11 @@ def _refuse_unseen(planning: Planning) -> None:
     for ref, host in hosts.items():
         if host in refused:
             refuse(ref, f"{host} cannot be deleted")
+
+
+def _folder(spec: RunSpec) -> str:
+    """Of a run, in the home."""
+    return f"runs/{spec.uid}" if spec.backend == "local" else f"clusters/{spec.backend}/runs/{spec.uid}"
 
 
 def _object_plan(target: Target, ops: Sequence[Op], drifts: Sequence[Drift], refusal: Refusal | None) -> ObjectPlan:

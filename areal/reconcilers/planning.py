@@ -246,11 +246,17 @@ class PlanNotes:
     drift: list[Drift] = field(default_factory=list)
     destructive: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)  # by object: a process of it that cannot be seen, and why
     refused: dict[str, Refusal] = field(default_factory=dict)  # by object
 
     def cannot_see(self, ref: str, runs: Iterable[ObservedRun]) -> None:
         """Runs that may be alive somewhere else; nothing is done about them."""
-        self.unknown += [f"{ref} {run.slot}: cannot be seen: {run.state.reason}" for run in runs]
+        for run in runs:
+            self.leave(ref, run.slot, f"cannot be seen: {run.state.reason}")
+
+    def leave(self, ref: str, slot: str, why: str) -> None:
+        self.unknown.append(f"{ref} {slot}: {why}")
+        self.unseen.setdefault(ref, f"{slot} {why}")
 
 
 @dataclass
@@ -392,7 +398,7 @@ class ObjectWork:
             kind, message = decision.drift
             self.notes.drift.append(Drift(self.ref, kind, component.target, message))
         if decision.action is Action.LEAVE:
-            self.notes.unknown.append(f"{self.ref} {component.target}: {decision.cause}")
+            self.notes.leave(self.ref, component.target, decision.cause)
 
     def start(
         self,

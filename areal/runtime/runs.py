@@ -501,13 +501,16 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
             return RunState(spec, Phase.INTENDED, queued_at=since)
         job = job or Job(JobState.ENDED)
         asked = job.cause and records.read_object(folder, records.STOP)  # by us: no accident
-        state = _of_job(spec, identity, child, ended, job)
+        state, cause = _of_job(spec, identity, child, ended, job), Cause.NONE if asked else job.cause
+        if cause and job.reason and state.reason == "stopped":  # its supervisor knew no more
+            last = state.last_exit or LastExit(None, None, job.ended_at or time.time())
+            state = replace(state, last_exit=replace(last, reason=job.reason))
         return replace(
             state,
             node=job.node,
             job_id=job.job_id,
             gpus=job.gpus,
-            cause=Cause.NONE if asked else job.cause,
+            cause=cause,
             queued_at=job.queued_at or since,
         )
     except DAMAGED as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,14 @@ def test_lost_node_and_silent_scheduler_are_told_from_each_other(box: Box, clust
     told = json.loads(box.ok("get", "model/reverse", "-o", "json").out)["status"]
     assert told["phase"] == "Unknown" and "the remote cluster does not answer" in json.dumps(told)
     refused = box.areal("delete", "model/reverse", "--yes")
-    assert refused.code != 0 and "does not answer" in refused.text
+    assert refused.code == 5 and "does not answer" in refused.text
+    assert re.search(rf"remove clusters/{NAME}/runs/reverse-\S+ from the areal home", refused.text)
+    changed = box.manifest(service=f"scheduler: {{type: {NAME}}}\nlogLevel: warning", model="replicas: 2", name="other")
+    left = box.areal("apply", "-f", changed, "--yes")
+    assert left.code == 9 and "inferenceservice/default configured: not converged: router/0 cannot be seen" in left.text
+    assert box.areal("apply", "-f", manifest, "--yes").code == 9, "nobody knows what runs there"
+    found = box.areal("doctor")
+    assert found.code == 1 and "error: the remote cluster does not answer" in found.out.splitlines()
     cluster.set()
     assert box.pids() == {name: row["pid"] for name, row in before.items()}
 

@@ -12,6 +12,7 @@ from areal.errors import Conflict, NoCapacity
 from areal.reconcilers.desired import Target, with_layer
 from areal.reconcilers.kinds.model_plan import ENGINE_FIELDS, PROXY_FIELDS
 from areal.reconcilers.observe import Observed, RouteTable
+from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
@@ -144,6 +145,10 @@ def test_plan_of_what_cannot_be_seen_does_nothing_and_says_so() -> None:
     plan = plan_of(unchanged(home), unchanged(item), observed=without(observed, "qwen-engine-0", Phase.UNKNOWN))
     assert plan.is_empty
     assert any("cannot be seen" in reason for reason in plan.unknown)
+    outcome = outcome_of(plan)
+    assert outcome.exit_code == 9, "nobody knows whether it has converged"
+    told = {each.ref: each.message for each in outcome.objects}
+    assert told[MODEL].startswith("not converged: engine/0 cannot be seen") and told[SERVICE] == ""
 
 
 def test_plan_of_a_changed_engine_argument_rolls_one_replica_at_a_time() -> None:

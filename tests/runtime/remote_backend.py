@@ -48,6 +48,8 @@ class RemoteBackend(ClusterBackend):
         self._folder_of_jobs = self.home / "clusters" / NAME / "jobs"
 
     def capacity(self) -> Capacity:
+        if settings()["away"]:
+            raise ArealError("the remote cluster does not answer")
         return Capacity(queued={NAME: settings()["gpus"]})
 
     def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:

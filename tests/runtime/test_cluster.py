@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from areal.cli.objects import process_row
 from areal.errors import Conflict
-from areal.runtime.backends.base import Backend, Job, Phase, RunState, Trouble
+from areal.runtime.backends.base import Backend, Cause, Job, Phase, RunState, Trouble
 from areal.runtime.backends.cluster import ClusterBackend
 
 from .remote_backend import SETTINGS_VARIABLE, RemoteBackend
@@ -113,6 +114,22 @@ def test_scheduler_that_is_away_makes_runs_unknown_and_nothing_is_stopped(
         cluster.forget("r1")
     set_cluster(tmp_path)
     until_phase(cluster, "r1", Phase.RUNNING)
+
+
+def test_run_that_its_scheduler_stopped_says_so_in_the_schedulers_words(
+    cluster: ClusterBackend, tmp_path: Path
+) -> None:
+    cluster.start(run_spec())
+    until_phase(cluster, "r1", Phase.RUNNING)
+    set_cluster(tmp_path, cause="preempted")
+
+    cluster.end_job("r1", cluster.observe()["r1"], 1.0)  # SIGTERM, as by a scheduler: areal was asked nothing
+    until(lambda: not processes_under(tmp_path), "the job's processes to end")
+
+    until(lambda: cluster.observe()["r1"].cause is Cause.PREEMPTED, "the scheduler's word")
+    state = cluster.observe()["r1"]
+    assert state.phase is Phase.EXITED and state.last_exit is not None and state.last_exit.reason == "preempted"
+    assert process_row(state)["reason"] == "preempted"
 
 
 def test_job_without_a_record_is_found_and_cancelled(cluster: ClusterBackend, tmp_path: Path) -> None:

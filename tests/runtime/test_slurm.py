@@ -215,6 +215,7 @@ def test_job_that_somebody_cancels_says_so(slurm: SlurmBackend, slurm_cluster: S
 
     state = until_state(slurm, lambda state: state.cause is Cause.CANCELLED, "the cause")
     assert state.phase in (Phase.EXITED, Phase.DEAD)
+    assert state.last_exit is not None and state.last_exit.reason == f"Slurm job {job_id} is CANCELLED on {state.node}"
 
 
 def test_requeued_job_waits_and_runs_again(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:

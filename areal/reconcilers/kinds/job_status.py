@@ -75,7 +75,8 @@ def exit_code(state: RunState) -> int | None:
 def _ended(state: RunState, suspended: bool) -> tuple[JobPhase, str]:
     why = state.last_exit.reason if state.last_exit else state.reason
     if state.phase is Phase.DEAD or (state.cause and state.reason == STOPPED_REASON):
-        return (JobPhase.STOPPED if suspended else JobPhase.LOST), state.cause or state.reason
+        words = why if state.phase is Phase.EXITED else state.reason
+        return (JobPhase.STOPPED if suspended else JobPhase.LOST), words or state.cause
     if state.reason == STOPPED_REASON:
         return JobPhase.STOPPED, "" if suspended else "it was stopped; areal reconcile starts it again"
     if state.phase is Phase.EXITED and state.last_exit is not None and state.last_exit.code == 0:
