@@ -174,6 +174,34 @@ FAILED_IN_LOG = (
     "Running entrypoint for job r1: exec python\nareal: run r1 has no record in /h on n1: $AREAL_HOME has to be a "
     "folder that every node sees\n"
 )
+NO_PYTHON = (
+    "Job entrypoint command failed with exit code 127, last available logs (truncated to 20,000 chars):\n"
+    "2026-11-23 23:55:19,606\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+    "Running entrypoint for job r1: exec /no/python -m areal.runtime.backends.node /h/r1 --watch\n"
+    "/bin/sh: 1: exec: /no/python: not found\n"
+)
+NO_IMAGE = (
+    "runtime_env setup failed: Failed to set up runtime environment.\n"
+    "[Node 10.0.0.7] Traceback (most recent call last):\n"
+    '  File "runtime_env_agent.py", line 561, in _create\n    context = await asyncio.wait_for(\n              ^^^^^^\n'
+    "FileNotFoundError: [Errno 2] No such file or directory: 'podman'\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (NO_PYTHON, "/bin/sh: 1: exec: /no/python: not found"),
+        (
+            NO_IMAGE,
+            "runtime_env setup failed: Failed to set up runtime environment. "
+            "FileNotFoundError: [Errno 2] No such file or directory: 'podman'",
+        ),
+        (NO_PYTHON.partition(")")[0] + "):\n", "Job entrypoint command failed with exit code 127"),
+    ],
+)
+def test_brief_leaves_out_rays_own_frames_and_notes(message: str, words: str) -> None:
+    assert brief(message) == words
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import shlex
 import sys
@@ -20,6 +21,8 @@ HOME_KEY, RUN_KEY, WANTS_KEY = "areal_home", "areal_run", "areal_wants"  # of a 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 NODE_LOST_STATUS = 75  # of the driver
 LOST_S = 90.0  # a raylet ends itself, and its jobs, 60 s after it has lost its head
+_FRAMES = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t]+.*\n)*", re.MULTILINE)
+_JOB_MANAGER = re.compile(r"^(?:.*\sINFO job_manager\.py|Running entrypoint for job ).*$", re.MULTILINE)
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would start it on the head
 _OWN_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
@@ -207,9 +210,10 @@ def cause_of(entry: Mapping[str, Any]) -> Cause:
 
 
 def brief(message: str) -> str:
-    """Ray's words without its traceback and the log that it quotes, but for the last lines."""
+    """Ray's words without the frames of its traceback and the log that it quotes, but for the last lines."""
     head, _, log = message.partition("last available logs")
-    lines = [line.strip() for line in (log or head).splitlines() if line.strip()]
+    quoted = _JOB_MANAGER.sub("", log.partition("\n")[2]).strip() or head.removesuffix(", ")
+    lines = [line.strip() for line in _FRAMES.sub("", quoted).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith("areal: ")] if log else lines
     return " ".join(said[-4:] if said else lines[-3:])[-600:]
 
