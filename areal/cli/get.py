@@ -56,7 +56,6 @@ from areal.resources.kinds import KINDS, Ref, resolve_kind
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
     from areal.state.events import Event
-    from areal.state.records import StoredObject
 
 
 _PROCESSES = ("processes", "process", "proc", "ps")
@@ -103,7 +102,12 @@ def get(
     elif targets and targets[0] in _PROCESSES:
         look = partial(_processes, cli, targets[1:], all_)
     elif show_origin:
-        return _origins(cli, targets, show_defaults)
+        refs, _ = _requested(targets)
+        if len(refs) != 1:
+            raise UsageFault("--show-origin explains one object", hint="areal get model/NAME --show-origin")
+        rows = origin_rows(stored(cli.home, refs[0]), defaults=show_defaults)
+        emit_rows(cli, rows, ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
+        return 0
     else:
         look = partial(_objects, cli, targets, selector, show_defaults, None if all_ else set())
     return watch_table(cli, look, sort_by) if watch else show_table(cli, look(), sort_by)
@@ -164,15 +168,6 @@ def _note(hidden: int) -> str:
     return f"not listed: {hidden} that ended; --all lists them" if hidden else ""
 
 
-def _origins(cli: Invocation, targets: Sequence[str], defaults: bool) -> int:
-    refs, _ = _requested(targets)
-    if len(refs) != 1:
-        raise UsageFault("--show-origin explains one object", hint="areal get model/NAME --show-origin")
-    rows = origin_rows(stored(cli.home, refs[0]), defaults=defaults)
-    emit_rows(cli, rows, ORIGIN_COLUMNS, name=lambda row: str(row["path"]), empty="no field is set")
-    return 0
-
-
 # -- describe
 
 _EVENTS = 10
@@ -213,28 +208,24 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 
         document = describe_remote(chosen, ref)
     else:
-        document = _describe(cli, stored(cli.home, ref))
+        from areal.state.events import EventLog
+
+        found = stored(cli.home, ref)
+        home = HomeView(cli.home)
+        refs = home.family(found.ref)
+        related = [item for item in home.objects if item.ref in refs[1:]]
+        seen = home.statuses([found, *related])
+        document = document_of(found, seen[str(found.ref)])
+        document["origins"] = origin_rows(found)
+        document["processes"] = [_process(cli, state) for state in home.states(refs)]
+        document["related"] = [
+            {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
+            for status in (seen[str(item.ref)] for item in related)
+        ]
+        document["events"] = [_event_row(event) for event in EventLog(cli.home).read(found.ref, _EVENTS)]
     page = _page if chosen is None else lambda document: to_yaml([document])
     emit_one(cli, document, name=document_name(document), text=lambda: page(document))
     return 0
-
-
-def _describe(cli: Invocation, found: StoredObject) -> dict[str, Any]:
-    from areal.state.events import EventLog
-
-    home = HomeView(cli.home)
-    refs = home.family(found.ref)
-    related = [item for item in home.objects if item.ref in refs[1:]]
-    seen = home.statuses([found, *related])
-    document = document_of(found, seen[str(found.ref)])
-    document["origins"] = origin_rows(found)
-    document["processes"] = [_process(cli, state) for state in home.states(refs)]
-    document["related"] = [
-        {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
-        for status in (seen[str(item.ref)] for item in related)
-    ]
-    document["events"] = [_event_row(event) for event in EventLog(cli.home).read(found.ref, _EVENTS)]
-    return document
 
 
 def _process(cli: Invocation, state: RunState) -> dict[str, Any]:

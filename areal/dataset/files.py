@@ -207,7 +207,19 @@ def hub_rows(source: str, split: str | None = None) -> Rows:
     text = card.read_text(encoding="utf-8") if card is not None and card.is_file() else ""
     files = files_of(names, configs_of(text), config, split, name)
     if not files or not all(file.endswith(SUFFIXES) for file in files):
-        return _by_library(name, config, split, commit)
+        try:
+            import datasets
+        except ImportError as error:
+            raise NotFound(
+                f"the data set {name} of the hub is not made of JSONL, JSON or Parquet files; to read it, the package"
+                " datasets is needed",
+                hint="pip install datasets",
+            ) from error
+        try:
+            found = datasets.load_dataset(name, config, split=split or "train", revision=commit)
+        except (FileNotFoundError, ValueError, ConnectionError) as error:
+            raise NotFound(f"the data set {name} cannot be had: {error}") from error
+        return Rows((dict(row) for row in found), name)
     folder = hub.snapshot(name, commit, "dataset", only=tuple(map(literal_pattern, files)))
     return read_files([folder / file for file in files], name)
 
@@ -282,19 +294,3 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 
 def _has_word(name: str, words: Sequence[str]) -> bool:
     return any(re.search(rf"(?:^|[/._-]){word}(?:$|[/._-])", name, re.IGNORECASE) for word in words)
-
-
-def _by_library(name: str, config: str | None, split: str | None, commit: str) -> Rows:
-    try:
-        import datasets
-    except ImportError as error:
-        raise NotFound(
-            f"the data set {name} of the hub is not made of JSONL, JSON or Parquet files; to read it, the package"
-            " datasets is needed",
-            hint="pip install datasets",
-        ) from error
-    try:
-        found = datasets.load_dataset(name, config, split=split or "train", revision=commit)
-    except (FileNotFoundError, ValueError, ConnectionError) as error:
-        raise NotFound(f"the data set {name} cannot be had: {error}") from error
-    return Rows((dict(row) for row in found), name)

@@ -184,7 +184,13 @@ class _Manifests:
         """``refused`` collects why single objects cannot be applied; they then stay as they are. None: it is raised."""
         request = self.request
         if not self.faults:
-            self._require_some()
+            if not self.resources and not self.request.allow_empty:
+                raise UsageFault(
+                    "the manifests hold no resources",
+                    hint="--allow-empty applies an empty set (with --prune: deletes it)",
+                )
+            if self.request.prune and not self.request.set_name:
+                raise UsageFault("--prune needs --set-name", hint="only members of a named set are ever pruned")
 
         def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
             return self._targets(stored) if refused is None else self._possible_targets(stored, refused)
@@ -197,14 +203,6 @@ class _Manifests:
         options = {name: getattr(request, name) for name in _OPTIONS}
         source = {"resources": [asdict(item) for item in self.resources], "options": options}
         return plan_targets(self.command, choose, policy, source)
-
-    def _require_some(self) -> None:
-        if not self.resources and not self.request.allow_empty:
-            raise UsageFault(
-                "the manifests hold no resources", hint="--allow-empty applies an empty set (with --prune: deletes it)"
-            )
-        if self.request.prune and not self.request.set_name:
-            raise UsageFault("--prune needs --set-name", hint="only members of a named set are ever pruned")
 
     def _targets(self, stored: list[StoredObject]) -> tuple[Target, ...]:
         """The targets of all resources, and of what is pruned. Raises ManifestError with every fault, Conflict with

@@ -96,7 +96,15 @@ def delete(
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
         if spare_running_jobs:
-            _refuse_running_jobs(ctx, stored, targets)
+            # Jobs that have not ended, and would go or lose the service that they brought.
+            touched = {target.ref for target in targets} | {str(target.object.owner) for target in targets}
+            running = [ref for item in stored if (ref := str(item.ref)) in touched and _completion(ctx, item).running]
+            if running:
+                raise Conflict(
+                    f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
+                    hint="areal train stop NAME ends a job and keeps it; --cascade deletes the running jobs too, "
+                    "after a yes",
+                )
         check_removals(stored, targets)
         gone.update(target.object.ref for target in targets)
         return tuple(targets)
@@ -106,17 +114,6 @@ def delete(
         if store.get(ref) is None:
             controller_of(ref.kind).deleted(ctx.home, ref)
     return outcome
-
-
-def _refuse_running_jobs(ctx: Context, stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
-    """Raises Conflict naming jobs that have not ended, and would go or lose the service that they brought."""
-    touched = {target.ref for target in targets} | {str(target.object.owner) for target in targets}
-    running = [ref for item in stored if (ref := str(item.ref)) in touched and _completion(ctx, item).running]
-    if running:
-        raise Conflict(
-            f"{', '.join(sorted(running))} would be deleted or left without its service; nothing was changed",
-            hint="areal train stop NAME ends a job and keeps it; --cascade deletes the running jobs too, after a yes",
-        )
 
 
 def _completion(ctx: Context, item: StoredObject, states: Mapping[str, RunState] | None = None) -> Completion:
@@ -269,7 +266,13 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         if missing:
             raise NotFound(f"{', '.join(missing)}: not recorded", hint="areal get all")
         chosen = [item for item in stored if wanted is None or item.ref in wanted]
-        outlived = _outlived(ctx, chosen)
+        # Objects that finished longer ago than they are to be kept.
+        kept = [
+            (item, float(ttl_s)) for item in chosen if (ttl_s := item.spec.get("ttlSecondsAfterFinished")) is not None
+        ]
+        states, now = Backends(ctx.home.root).observe() if kept else {}, time.time()
+        ends = [(item.ref, _completion(ctx, item, states), ttl_s) for item, ttl_s in kept]
+        outlived = frozenset(ref for ref, end, ttl_s in ends if end.ended and end.ended_at + ttl_s <= now)
         ended = deletions(stored, map(str, outlived), cascade=False)
         gone = {target.ref for target in ended}
         targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in gone]
@@ -290,11 +293,3 @@ def stop_processes(ctx: Context) -> None:
         ends = [pool.submit(backend.stop, uid) for uid in living]
     for end in ends:
         end.result()
-
-
-def _outlived(ctx: Context, stored: Iterable[StoredObject]) -> frozenset[Ref]:
-    """Objects that finished longer ago than they are to be kept."""
-    kept = [(item, float(ttl_s)) for item in stored if (ttl_s := item.spec.get("ttlSecondsAfterFinished")) is not None]
-    states, now = Backends(ctx.home.root).observe() if kept else {}, time.time()
-    ends = [(item.ref, _completion(ctx, item, states), ttl_s) for item, ttl_s in kept]
-    return frozenset(ref for ref, end, ttl_s in ends if end.ended and end.ended_at + ttl_s <= now)

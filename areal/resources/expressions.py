@@ -373,7 +373,13 @@ def _lookup(node: ast.Attribute | ast.Subscript, scope: Scope) -> Any:
     key = node.attr if isinstance(node, ast.Attribute) else _value(node.slice, scope)
     column = node.col_offset
     if isinstance(holder, EnvironmentVariables):
-        return _variable(holder, key, column)
+        if not isinstance(key, str):
+            raise ExpressionError("an environment variable is looked up by its name", column)
+        if key.upper().rsplit("_", 1)[-1] in _SECRET_ENDINGS:
+            stored = "manifests are stored in clear: use envFrom or apiKeyFrom"
+            raise ExpressionError(f"env.{key} looks like a secret, and {stored}", column)
+        value = holder.get(key)
+        return value if value is not None else Unset(f"the environment variable {key} is not set", column)
     if isinstance(holder, Mapping):
         if not isinstance(key, str):
             raise ExpressionError(f"a map is looked up by text, not by {type_name(key)}", column)
@@ -386,16 +392,6 @@ def _lookup(node: ast.Attribute | ast.Subscript, scope: Scope) -> Any:
             return holder[key]
         return Unset(f"{_path_text(node)} is not set: the list has {len(holder)} items", column)
     raise ExpressionError(f"{_path_text(node.value)} is {type_name(holder)}, which has nothing inside", column)
-
-
-def _variable(env: EnvironmentVariables, name: Any, column: int) -> Any:
-    if not isinstance(name, str):
-        raise ExpressionError("an environment variable is looked up by its name", column)
-    if name.upper().rsplit("_", 1)[-1] in _SECRET_ENDINGS:
-        stored = "manifests are stored in clear: use envFrom or apiKeyFrom"
-        raise ExpressionError(f"env.{name} looks like a secret, and {stored}", column)
-    value = env.get(name)
-    return value if value is not None else Unset(f"the environment variable {name} is not set", column)
 
 
 def _call(name: str, arguments: list[ast.expr], column: int, scope: Scope) -> Any:

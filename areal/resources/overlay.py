@@ -235,7 +235,10 @@ def _bases(
     for index, base in enumerate(section.spec.bases):
         pos = locate(section.node, ("bases", index))
         text = path_text((*section.path, "bases", index))
-        path = _tidy(folder / base)
+        # ``prod/../base`` is ``base``, unless a link makes those two places.
+        path = folder / base
+        tidy = Path(os.path.normpath(path))
+        path = tidy if tidy.resolve() == path.resolve() else path
         if not path.exists():
             what = "remote bases are not read: copy the files" if "://" in base else f'no such file or folder: "{path}"'
             reading.problems.add(pos, text, what)
@@ -248,12 +251,6 @@ def _bases(
         else:
             chain.count += 1
             yield from _build(path, values, reading, chain)
-
-
-def _tidy(path: Path) -> Path:
-    """``prod/../base`` as ``base``, unless a link makes those two places."""
-    tidy = Path(os.path.normpath(path))
-    return tidy if tidy.resolve() == path.resolve() else path
 
 
 def _patch(documents: list[Document], section: _Section, values: Mapping[str, Any], reading: Reading) -> list[Document]:

@@ -189,7 +189,14 @@ class _Builder:
         pos = self.pos(event.start_mark)
         frame = self._stack[-1] if self._stack else None
         if frame is not None and frame.expects_key:
-            self._key(frame, event, pos)
+            key = event.value
+            if "${{" in key:
+                self._problems.add(pos, "", "an expression cannot be a key, only a value")
+            if key in frame.keys:
+                first = frame.keys[key]
+                message = f'duplicate key "{key}": first at line {first.line}, column {first.col}'
+                self._problems.add(pos, "", message)
+            frame.key, frame.key_pos, frame.merging = key, pos, key == "<<" and event.implicit[0]
             return
         try:
             if event.implicit[0]:
@@ -204,16 +211,6 @@ class _Builder:
         if event.anchor is not None:
             self._anchors[event.anchor] = (node, 1)
         self._place(node, 1)
-
-    def _key(self, frame: _Frame, event: Any, pos: Pos) -> None:
-        key = event.value
-        if "${{" in key:
-            self._problems.add(pos, "", "an expression cannot be a key, only a value")
-        if key in frame.keys:
-            first = frame.keys[key]
-            message = f'duplicate key "{key}": first at line {first.line}, column {first.col}'
-            self._problems.add(pos, "", message)
-        frame.key, frame.key_pos, frame.merging = key, pos, key == "<<" and event.implicit[0]
 
     def _open(self, event: Any) -> None:
         pos = self.pos(event.start_mark)

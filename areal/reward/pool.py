@@ -274,7 +274,12 @@ class AsyncRewardWrapper:
             self._parameters.check(args, kwargs)
         if self._local is None and self._longest_s * len(calls) <= _QUICK_S:
             with contextlib.suppress(RewardTimeout, RewardProcessLost):  # one of them may be at fault: each alone
-                return await self._together(calls)
+                loop = asyncio.get_running_loop()
+                pending = _PendingRewards(calls, loop.create_future())
+                self._waiting.append(pending)
+                if len(self._waiting) == 1:
+                    loop.call_soon(self._send)
+                return [self._outcome(one) for one in await pending.done]
         tasks = [
             asyncio.create_task(self(*args, **kwargs), name=f"reward-{number}")
             for number, (args, kwargs) in enumerate(calls)
@@ -285,14 +290,6 @@ class AsyncRewardWrapper:
             for task in tasks:
                 task.cancel()
         return [_or_raise(end) for end in ends]
-
-    async def _together(self, calls: Sequence[Call]) -> list[float | Exception]:
-        loop = asyncio.get_running_loop()
-        pending = _PendingRewards(calls, loop.create_future())
-        self._waiting.append(pending)
-        if len(self._waiting) == 1:
-            loop.call_soon(self._send)
-        return [self._outcome(one) for one in await pending.done]
 
     def _send(self) -> None:
         waiting, self._waiting = self._waiting, []

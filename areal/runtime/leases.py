@@ -352,21 +352,18 @@ class LeaseDir:
             os.mkdir(self.path)
             os.chmod(self.path, 0o1777)
         except FileExistsError:
-            self._check_sticky()
+            # Without the sticky bit, any user could replace the file that another one has locked.
+            mode = os.stat(self.path).st_mode
+            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+                raise ArealError(
+                    f"the lease folder {self.path} is writable by everyone without the sticky bit: other users could "
+                    "remove leases that are held",
+                    hint=f"chmod 1777 {self.path}",
+                )
         except OSError as error:
             raise ArealError(
                 f"cannot make the lease folder {self.path}: {error.strerror}",
                 hint=f"set {LEASE_DIR_VARIABLE} to a folder that all users of this machine share",
-            )
-
-    def _check_sticky(self) -> None:
-        """Without the sticky bit, any user could replace the file that another one has locked."""
-        mode = os.stat(self.path).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            raise ArealError(
-                f"the lease folder {self.path} is writable by everyone without the sticky bit: other users could "
-                "remove leases that are held",
-                hint=f"chmod 1777 {self.path}",
             )
 
 

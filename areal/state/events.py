@@ -113,7 +113,12 @@ def fold(events: Iterable[Event]) -> list[Event]:
 
 
 def _append(path: Path, line: bytes) -> None:
-    fd = _open_locked(path)
+    # The file is replaced when it is cut, so the name must still lead to what was locked.
+    make_folder(path.parent)
+    fd = acquire(path, _LOCK_TIMEOUT_S)
+    if fd is None:
+        pid = flock_owner(path)
+        raise Locked(f"{path} is locked by pid {pid or 'unknown'}", hint="it may be stopped: continue or end it")
     try:
         size = os.fstat(fd).st_size
         torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
@@ -126,16 +131,6 @@ def _append(path: Path, line: bytes) -> None:
             _cut(fd, path)
     finally:
         os.close(fd)
-
-
-def _open_locked(path: Path) -> int:
-    """The events file, alone: it is replaced when it is cut, so the name must still lead to what was locked."""
-    make_folder(path.parent)
-    fd = acquire(path, _LOCK_TIMEOUT_S)
-    if fd is None:
-        pid = flock_owner(path)
-        raise Locked(f"{path} is locked by pid {pid or 'unknown'}", hint="it may be stopped: continue or end it")
-    return fd
 
 
 def _cut(fd: int, path: Path) -> None:

@@ -69,7 +69,10 @@ def crash_point(name: str) -> None:
     wanted = os.environ.get(VARIABLE)
     if not wanted:
         return
-    target, at = _parsed(wanted)
+    match = _WANTED.fullmatch(wanted)
+    if match is None or match["name"] not in ("any", *CRASH_POINTS):
+        raise UsageFault(f'{VARIABLE}="{wanted}" names no crash point', hint=f"one of: any, {', '.join(CRASH_POINTS)}")
+    target, at = match["name"], int(match["at"] or "1")
     if name not in CRASH_POINTS:
         raise ValueError(f'"{name}" is not registered in CRASH_POINTS')
     if target not in ("any", name):
@@ -78,14 +81,6 @@ def crash_point(name: str) -> None:
         _passed[target] = _passed.get(target, 0) + 1
         if _passed[target] == at:
             os._exit(137)
-
-
-def _parsed(wanted: str) -> tuple[str, int]:
-    """The name and which passage of it is meant, counted from 1."""
-    match = _WANTED.fullmatch(wanted)
-    if match is None or match["name"] not in ("any", *CRASH_POINTS):
-        raise UsageFault(f'{VARIABLE}="{wanted}" names no crash point', hint=f"one of: any, {', '.join(CRASH_POINTS)}")
-    return match["name"], int(match["at"] or "1")
 
 
 # -- files

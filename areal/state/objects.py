@@ -175,17 +175,13 @@ def sweep_trash(home: Home, kind_folder: Path) -> int:
     leftovers = sorted(kind_folder.glob(f"{_TRASH}*"))
     for leftover in leftovers:
         with contextlib.suppress(OSError):
-            _keep_quarantined(home, leftover)
+            for path in sorted(leftover.rglob(f"*{QUARANTINED}*")):
+                kept = home.objects / ".quarantine"
+                make_folder(kept)
+                name = leftover.name.removeprefix(_TRASH)
+                path.rename(kept / f"{leftover.parent.name}.{name}.{path.name}")
             shutil.rmtree(leftover)
     return len(leftovers)
-
-
-def _keep_quarantined(home: Home, leftover: Path) -> None:
-    for path in sorted(leftover.rglob(f"*{QUARANTINED}*")):
-        kept = home.objects / ".quarantine"
-        make_folder(kept)
-        name = leftover.name.removeprefix(_TRASH)
-        path.rename(kept / f"{leftover.parent.name}.{name}.{path.name}")
 
 
 _FILE = "object.json"

@@ -119,7 +119,9 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-def _schema(arrow: Any) -> Any:
+def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
+    """Write a whole file, a part at a time; how many rows. The caller gives it its name when it is done."""
+    arrow, rows = pyarrow(), 0
     ids, texts = arrow.list_(arrow.int64()), arrow.string()
     fields = {
         "episode": texts, "prompt": arrow.int64(), "sample": arrow.int64(), "episode_reward": arrow.float64(),
@@ -132,13 +134,7 @@ def _schema(arrow: Any) -> Any:
         "versions": ids, "turn_ids": arrow.list_(arrow.int32()), "messages": texts, "response": texts,
         "temperature": arrow.float32(), "token_temperatures": arrow.list_(arrow.float32()),
     }  # fmt: skip
-    return arrow.schema(list(fields.items()))
-
-
-def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
-    """Write a whole file, a part at a time; how many rows. The caller gives it its name when it is done."""
-    arrow, rows = pyarrow(), 0
-    schema = _schema(arrow)
+    schema = arrow.schema(list(fields.items()))
     with arrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         waiting: list[dict[str, Any]] = []
         for number, episode in enumerate(episodes, 1):

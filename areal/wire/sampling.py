@@ -92,7 +92,9 @@ def parse_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
         elif name in WHOLE_RANGES:
             values[name] = _integer(name, value, *WHOLE_RANGES[name])
         elif name == "ignore_eos":
-            values[name] = _boolean(name, value)
+            if not isinstance(value, bool):
+                raise UsageFault(f"sampling.{name} must be true or false, not {value!r}")
+            values[name] = value
         elif name == "stop_token_ids":
             values[name] = tuple(_token(name, each, vocab_size) for each in _list(name, value))
         elif name == "logit_bias":
@@ -117,12 +119,6 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
         raise UsageFault(f"sampling.{name} must be a whole number, not {value!r}")
     if not low <= value <= high:
         raise UsageFault(f"sampling.{name} must be between {low} and {high}, not {value}")
-    return value
-
-
-def _boolean(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise UsageFault(f"sampling.{name} must be true or false, not {value!r}")
     return value
 
 

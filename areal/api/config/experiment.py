@@ -256,11 +256,7 @@ class BaseExperimentConfig:
             older = {name: getattr(self.checkpointer, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
             missing = {name: value for name, value in older.items() if getattr(self.recover, name) is None}
             self.recover = replace(self.recover, **missing)
-        self._hand_down()
-
-    def _hand_down(self) -> None:
-        """The parts have what the top says, where they say nothing themselves: copies of them, for a part may be in
-        several configurations."""
+        # The parts have what the top says, where they say nothing: copies, for a part may be in several configurations.
         common = {
             "experiment_name": self.experiment_name,
             "trial_name": self.trial_name,

@@ -456,12 +456,7 @@ class PPOActorConfig(TrainEngineConfig):
         if not self.reward_scaling:
             raise ValueError("reward_scaling 0 makes all rewards the same")
         self._adopt_importance_weight_cap()
-        self._adopt_norms()
-        if (fault := next(objective_faults(self), None)) is not None:
-            raise ValueError(fault)
-
-    def _adopt_norms(self) -> None:
-        """The flags that norms once were."""
+        # The flags that norms once were.
         if self.group_reward_norm and self.reward_norm is not None:
             raise ValueError("group_reward_norm is the old name of reward_norm: give one of them")
         if self.group_adv_norm and isinstance(self.adv_norm, NormConfig):
@@ -471,6 +466,8 @@ class PPOActorConfig(TrainEngineConfig):
         if isinstance(self.adv_norm, bool) or self.group_adv_norm:
             level: Level = "group" if self.group_adv_norm else "batch"
             self.adv_norm = NormConfig(level, std_level=level) if self.adv_norm or self.group_adv_norm else None
+        if (fault := next(objective_faults(self), None)) is not None:
+            raise ValueError(fault)
 
     def _adopt_importance_weight_cap(self) -> None:
         given = [each for each in (self.behave_imp_weight_cap, self.behav_imp_weight_cap) if each is not None]

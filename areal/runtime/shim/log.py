@@ -73,7 +73,11 @@ class RotatingLog:
 
     def _append(self, data: bytes) -> None:
         """Write, or drop: a full disk must not block the component on a full pipe."""
-        self._note_time()
+        now = self._clock()
+        if abs(now - self._timed_at) >= TIMES_STEP_S:  # the clock may be set back
+            self._timed_at = now
+            with suppress(OSError):
+                os.write(self._times_fd, f"{int(now * 1000)} {self._size}\n".encode())
         self._at_line_start = data.endswith(b"\n")
         self._size += len(data)
         try:
@@ -85,13 +89,6 @@ class RotatingLog:
                 data = data[os.write(self._fd, data) :]
         except OSError:
             self._lost += len(data)
-
-    def _note_time(self) -> None:
-        now = self._clock()
-        if abs(now - self._timed_at) >= TIMES_STEP_S:  # the clock may be set back
-            self._timed_at = now
-            with suppress(OSError):
-                os.write(self._times_fd, f"{int(now * 1000)} {self._size}\n".encode())
 
     def _rotate(self) -> bool:
         """False when the folder does not let us: what does not fit is then dropped."""

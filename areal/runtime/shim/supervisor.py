@@ -220,7 +220,12 @@ class RunSupervisor:
         self._copy_output()
         self._reap()
         while self._signals and not self._over:
-            self._on_signal(self._signals.pop(0))
+            if self._signals.pop(0) == signal.SIGUSR1:
+                self._budget.reset()
+                if self._restart_at is not None:
+                    self._restart_at = time.monotonic()
+            else:
+                self._stop()
         if not self._over:
             self._on_time(watched is not None and watched[0] in ready)
 
@@ -253,14 +258,6 @@ class RunSupervisor:
                 ended = status
         if ended is not None:
             self._on_exit(describe_exit(ended, self._cause))
-
-    def _on_signal(self, number: int) -> None:
-        if number == signal.SIGUSR1:
-            self._budget.reset()
-            if self._restart_at is not None:
-                self._restart_at = time.monotonic()
-        else:
-            self._stop()
 
     def _on_time(self, probe_ready: bool) -> None:
         now = time.monotonic()
