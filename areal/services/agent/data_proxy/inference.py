@@ -7,15 +7,17 @@ that the inference service does not know any more, is replaced before the next t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 
+from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
 from areal.services.http.client import CallFailed, Fetched, HttpClient
@@ -28,6 +30,10 @@ INFERENCE_AWAY = "inference_unavailable"
 _TIMEOUT_S = 10.0
 _EXPORT_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 5.0
+_PROBE_PERIOD_S = 5.0
+_SOON_S = 0.5  # while the key is refused
+_REFUSED = (401, 403)
+_MODELS = "/v1/models"
 _TRUSTED_S = 60.0  # an RL session that recorded a turn so long ago is asked for before the next one
 _REMOVED = b',"removed":true}'  # the end of an export that has left nothing of its session
 _TASK = "agent"
@@ -35,13 +41,58 @@ _LONGEST_TASK = 256
 
 
 class RlSessions:
-    """``access`` None: sessions have only what their callers bring."""
+    """``access`` None: sessions have only what their callers bring. ``fault``: the inference service refuses our key;
+    ``on_change`` is called when that changes."""
 
     def __init__(self, http: HttpClient, access: InferenceAccess | None) -> None:
         self._http = http
         self._access = access
-        key = load_admin_key(access.admin_key_file) if access is not None else None
+        self.fault = None if access is None else "the inference service was not asked yet"
+        self.on_change: Callable[[], None] = lambda: None
+        self._read_key()
+
+    def _read_key(self) -> None:
+        """Raises UsageFault."""
+        key = load_admin_key(self._access.admin_key_file) if self._access is not None else None
         self._admin = key.bearer() if key is not None else {}
+
+    async def watch(self) -> None:
+        """Ask whether our key is taken, for as long as the process lives: it may be rotated. One that does not answer
+        is told to the turns that need it."""
+        assert self._access is not None
+        while True:
+            fault = await self._key_fault(self._access)
+            changed, self.fault = fault != self.fault, fault
+            if changed:
+                self.on_change()
+            await asyncio.sleep(_PROBE_PERIOD_S if fault is None else _SOON_S)
+
+    async def _key_fault(self, access: InferenceAccess) -> str | None:
+        try:
+            reply = await self._send("GET", access.addr, _MODELS, self._admin)
+            if reply.status not in _REFUSED:
+                return None
+            why = reply.error().get("message") or f"status {reply.status}"
+            self._read_key()  # for the next time
+        except ApiError:
+            return None
+        except UsageFault as error:
+            why = error.message
+        file = access.admin_key_file or "none"
+        return f"the inference service at {access.addr} refuses this service's key (file: {file}): {why}"
+
+    async def check_brought(self, session: SessionEntry | None, theirs: RlSession | None) -> None:
+        """Raises 401 where the inference service does not know the key that a caller brings. Where it does not answer,
+        the agent is the one to find out."""
+        if theirs is None or (session is not None and session.inference == theirs):
+            return
+        try:
+            reply = await self._send("GET", theirs.base_url, _MODELS, _bearer(theirs))
+        except ApiError:
+            return
+        if reply.status in _REFUSED:
+            message = f"the inference service at {theirs.base_url} knows no RL session with this session_api_key"
+            raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
     async def start(self, metadata: Mapping[str, Any]) -> RlSession | None:
         """One of ours; None without an inference service. Raises 502, 503 where that starts none."""

@@ -40,16 +40,22 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
             }
 
         service = Service(
-            "data-proxy", key=options.key, loopback=options.loopback, not_ready=lambda: worker.fault, details=details
+            "data-proxy",
+            key=options.key,
+            loopback=options.loopback,
+            not_ready=lambda: worker.fault or rl.fault,
+            details=details,
         )
-        worker.on_change = service.lifetime.news.set
         rl = RlSessions(http, config.inference)
+        worker.on_change = rl.on_change = service.lifetime.news.set
         runner = TurnRunner(config, worker, rl, service.metrics, slots)
         routes = PairRoutes(config, store, runner, worker, rl, slots)
         JournalRoutes(store).add_to(service)
         routes.add_to(service)
         store.on_left = routes.forget_all
         service.add_lifespan(lambda: background("worker-probes", worker.run))
+        if config.inference is not None:
+            service.add_lifespan(lambda: background("inference-probes", rl.watch))
         service.add_lifespan(lambda: background("session-expiry", routes.expire))
         if config.registration is not None:
             lease = RouterLease(config.registration, service, http, options.headers, config.service)

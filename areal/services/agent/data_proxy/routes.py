@@ -100,6 +100,7 @@ class PairRoutes:
         if session is not None and session.closing is not None:
             await asyncio.wait([session.closing])
             session = self._find(session.key)
+        await self._rl.check_brought(session, theirs)
         if session is None:
             journal = self._journal_for(body.api_key, reopen=body.reopen)
             inference = theirs or await self._rl.start(body.metadata)
@@ -267,6 +268,9 @@ class PairRoutes:
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
         _check_metadata(asked.metadata)
         session = self._named(request)
+        if asked.inference is not None:
+            await self._rl.check_brought(session, RlSession(**vars(asked.inference)))
+            session = self._named(request)
         with session.journal.in_use():
             caller = TurnCaller(request, asked.message, _request_key(asked), asked.stream)
             turn = self._running(session, caller) if caller.request is not None else None

@@ -262,12 +262,15 @@ def _add_model_routes(
 
     if store is not None:
         JournalRoutes(store).add_to(service)
-        sessions = JournalSessionRoutes(store, CallerResolver(store, options.key), options.key, check_name)
+        resolver = CallerResolver(store, options.key)
+        sessions = JournalSessionRoutes(store, resolver, options.key, check_name)
         sessions.add_to(service)
         TrajectoryRoutes(store, sessions.rewards).add_to(service)
         service.metrics.gauge("areal_trajectories_ready", "Trajectories that wait to be exported.").set_function(
             lambda: sum(journal.count_trajectories(TrajectoryPhase.READY) for journal in store)
         )
+    else:
+        resolver = None
     # Without a journal there are no session keys.
     access = Access.INFERENCE if store is None else Access.SESSION
     models.add_to(service)
@@ -277,9 +280,11 @@ def _add_model_routes(
         service.route("POST", path.removeprefix("/v1"), routed, access)
 
     async def listed(request: Request) -> Response:
+        if resolver is not None:
+            resolver.resolve(request.headers)
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "areal"} for name in models.names]
         return json_response({"object": "list", "data": data, "models": models.names})
 
-    service.route("GET", "/v1/models", listed, Access.INFERENCE)
-    service.route("GET", "/models", listed, Access.INFERENCE)
+    service.route("GET", "/v1/models", listed, access)
+    service.route("GET", "/models", listed, access)
     return models

@@ -11,7 +11,7 @@ import pytest
 
 from tests.services.agent.data_proxy.pair import Pair, start_pair
 from tests.services.inference.sessions.recording_service import RecordingService, build_recording_service
-from tests.services.processes import Processes
+from tests.services.processes import Processes, wait_ready, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +157,38 @@ def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: Record
     assert (refused.status, refused.json()["error"]["code"]) == (400, "not_our_rl_session")
     trained.say(session, "model", inference={**access, "api_key": other.key})
     assert reward(trained, session)["session_id"] == other.session_id
-    trained.say(session, "free", inference={**access, "api_key": "nobody"})
-    refused = trained.call("POST", trained.path(session, "/reward"), {"reward": 1})
-    assert (refused.status, refused.json()["error"]["code"]) == (409, "rl_session_ended"), "401 is of the admin key"
     trained.call("POST", trained.path(session, "/close"))
     assert state_of(inference, other.session_id) == "active"
+
+
+def test_key_that_no_rl_session_has_is_told_before_any_turn(trained: Pair, inference: RecordingService) -> None:
+    access = {"base_url": inference.gateway.url, "api_key": "nobody", "model": "tiny"}
+    session = trained.start()
+    turn = {"message": "free", "run_id": "run-x", "inference": access}
+    for path, body in (("/rl/start_session", {"inference": access}), (trained.path(session, "/turn"), turn)):
+        refused = trained.call("POST", path, body)
+        assert (refused.status, refused.json()["error"]["code"]) == (401, "invalid_session_api_key"), path
+    assert trained.show(session)["turns"] == 0
+    assert "replaced" not in trained.turn(session, "model")[-1]["metadata"]
+
+
+def test_pair_whose_key_the_inference_service_refuses_is_not_ready_until_it_has_the_right_one(
+    trained: Pair, inference: RecordingService, tmp_path: Path
+) -> None:
+    file = tmp_path / "key"
+    file.touch(mode=0o600)
+    file.write_text("another-key-of-before-0123456789")
+    access = {"addr": inference.gateway.url, "admin_key_file": str(file), "model": "tiny"}
+    flags = ("--worker-url", trained.worker.url, "--state-dir", str(tmp_path / "state"))
+    proxy = trained.processes.service("agent.data_proxy", *flags, "--inference", json.dumps(access))
+
+    def told() -> str:
+        return str(proxy.call("GET", "/ready").json().get("reason"))
+
+    wait_until(lambda: "refuses this service's key" in told(), what="the reason")
+    assert str(file) in told()
+    file.write_text(inference.processes.key)
+    wait_ready(proxy)
 
 
 def test_export_waits_for_no_turn(trained: Pair) -> None:
