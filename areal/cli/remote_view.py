@@ -151,18 +151,6 @@ _COLUMNS = (
 def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
     if targets and targets[0] in ("processes", "process", "proc", "ps", "workers"):
         return Table(workers(chosen), WORKER_COLUMNS, lambda row: str(row["worker_id"]), where=chosen.url)
-    wanted, kinds = _requested(targets)
-    rows = [row for row in documents(chosen) if row["kind"] in kinds]
-    if wanted:
-        by_ref = {Ref(row["kind"], row["metadata"]["name"]): row for row in rows}
-        lost = next((ref for ref in wanted if ref not in by_ref), None)
-        if lost is not None:
-            raise NotFound(f"{lost} is not served by {chosen.url}", hint=f"it serves: {', '.join(map(str, by_ref))}")
-        rows = [by_ref[ref] for ref in wanted]
-    return Table(rows, _COLUMNS, document_name, single=len(wanted) == 1, where=chosen.url)
-
-
-def _requested(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
     refs = [parse_ref(word) for word in targets if "/" in word]
     if refs and len(refs) != len(targets):
         raise UsageFault("with --gateway name objects as KIND/NAME, or one list of kinds")
@@ -172,7 +160,15 @@ def _requested(targets: Sequence[str]) -> tuple[list[Ref], set[str]]:
     served = {INFERENCE_SERVICE, MODEL}
     if kinds - served:
         raise UsageFault(f"a gateway serves models; it knows nothing of {', '.join(sorted(kinds - served))}")
-    return refs, kinds or served
+    wanted, kinds = refs, kinds or served
+    rows = [row for row in documents(chosen) if row["kind"] in kinds]
+    if wanted:
+        by_ref = {Ref(row["kind"], row["metadata"]["name"]): row for row in rows}
+        lost = next((ref for ref in wanted if ref not in by_ref), None)
+        if lost is not None:
+            raise NotFound(f"{lost} is not served by {chosen.url}", hint=f"it serves: {', '.join(map(str, by_ref))}")
+        rows = [by_ref[ref] for ref in wanted]
+    return Table(rows, _COLUMNS, document_name, single=len(wanted) == 1, where=chosen.url)
 
 
 def look(chosen: GatewayClient) -> GatewayAnswers:

@@ -192,7 +192,17 @@ def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
     """Raises Conflict where it would not run all the same: it has ended, or what it belongs to does not run."""
     store = ObjectStore(ctx.home)
-    _refuse_resting(ctx, require(store, ref), {str(each.ref): each for each in store.list()})
+    item = require(store, ref)
+    known = {str(each.ref): each for each in store.list()}
+    owner = known.get(item.owner or "")  # it, or its host, may have to be started instead
+    for each in (item, owner):
+        if each is None or (each is item and item.spec.get("suspend")) or not (ended := _completion(ctx, each).ended):
+            continue
+        subject = str(item.ref) if each is item else f"{item.ref} belongs to {each.ref}, which"
+        raise Conflict(f"{subject} has ended ({ended})", hint=f"areal restart {each.ref} runs it again")
+    host = known.get(host_of(item) or "")
+    if host is not None and host.spec.get("suspend"):
+        raise Conflict(f"{item.ref} rests with {host.ref}, which is suspended", hint=f"areal resume {host.ref}")
 
     def edit(item: StoredObject) -> Target:
         if not item.spec.get("suspend"):
@@ -203,19 +213,6 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
         return dropped
 
     return _change(ctx, ref, edit, "resumed", timeout_s)
-
-
-def _refuse_resting(ctx: Context, item: StoredObject, known: Mapping[str, StoredObject]) -> None:
-    """Raises Conflict naming what has to be started instead."""
-    owner = known.get(item.owner or "")
-    for each in (item, owner):
-        if each is None or (each is item and item.spec.get("suspend")) or not (ended := _completion(ctx, each).ended):
-            continue
-        subject = str(item.ref) if each is item else f"{item.ref} belongs to {each.ref}, which"
-        raise Conflict(f"{subject} has ended ({ended})", hint=f"areal restart {each.ref} runs it again")
-    host = known.get(host_of(item) or "")
-    if host is not None and host.spec.get("suspend"):
-        raise Conflict(f"{item.ref} rests with {host.ref}, which is suspended", hint=f"areal resume {host.ref}")
 
 
 def rollback(

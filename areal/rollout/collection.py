@@ -100,21 +100,17 @@ def named_agent(text: str) -> Agent:
         returned = call_with(function, dict(example.fields), given=given)
         if inspect.isawaitable(returned):
             returned = asyncio.run(asyncio.wait_for(returned, endpoint.timeout_s))
-        return _agent_result(returned)
+        if returned is None:
+            return AgentResult()
+        if isinstance(returned, str):
+            return AgentResult(returned)
+        if isinstance(returned, Mapping):
+            return AgentResult(rewards={str(name): _number(value) for name, value in returned.items()})
+        return AgentResult(rewards={"": _number(returned)})
 
     return lambda example, endpoint: _run_within(
         lambda: call(example, endpoint), f"episode-{example.number}", endpoint.timeout_s
     )
-
-
-def _agent_result(returned: Any) -> AgentResult:
-    if returned is None:
-        return AgentResult()
-    if isinstance(returned, str):
-        return AgentResult(returned)
-    if isinstance(returned, Mapping):
-        return AgentResult(rewards={str(name): _number(value) for name, value in returned.items()})
-    return AgentResult(rewards={"": _number(returned)})
 
 
 def _number(value: Any) -> float:

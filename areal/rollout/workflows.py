@@ -268,17 +268,14 @@ class GroupedWorkflow(RolloutWorkflow):
         failures = [end for end in ends if isinstance(end, Exception)]
         if failures and (self._whole or len(failures) == self._size):
             raise failures[0]
-        self._warn_of_failures(failures)
-        return {sample: end for sample, end in enumerate(ends) if not isinstance(end, BaseException)}
-
-    def _warn_of_failures(self, failures: Sequence[Exception]) -> None:
-        """Nobody else hears of a member that is left out. The first, and then each time twice as many."""
+        # Nobody else hears of a member that is left out: the first, and then each time twice as many.
         self._left_out += len(failures)
         if self._left_out >= self._warn_at:
             self._warn_at = 2 * self._left_out
             _log.warning(
                 "%d samples failed and are left out of their groups; the last: %r", self._left_out, failures[-1]
             )
+        return {sample: end for sample, end in enumerate(ends) if not isinstance(end, BaseException)}
 
     async def _members(self, engine: Any, data: dict[str, Any]) -> list[Any]:
         engines = engine.for_group(self._size) if hasattr(engine, "for_group") else [engine] * self._size

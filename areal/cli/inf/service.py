@@ -257,20 +257,17 @@ def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
     unused = flags._replace(served_model_name=None).given
     if unused:
         raise UsageFault(f"{unused[0]} does not go with --api-url, which has no engine of ours")
-    given["api_url"] = _external_url(given["api_url"], allow_private="allow_private" in given)
-    return spec_of({**given, "served_model_name": flags.served_model_name})
-
-
-def _external_url(text: str, *, allow_private: bool) -> str:
     from areal.resources.addresses import UrlError, parse_external_url
 
+    text = given["api_url"]
     url = text if "://" in text else f"http://{text}"
     try:
-        parse_external_url(url, allow_private=allow_private)
+        parse_external_url(url, allow_private="allow_private" in given)
     except UrlError as error:
         hint = "--allow-private, if that is meant" if "allowPrivate" in str(error) else None
         raise UsageFault(f'--api-url "{text}" {str(error).partition(": set external")[0]}', hint=hint) from error
-    return url.rstrip("/")
+    given["api_url"] = url.rstrip("/")
+    return spec_of({**given, "served_model_name": flags.served_model_name})
 
 
 @click.command()

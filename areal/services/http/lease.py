@@ -67,14 +67,6 @@ class RouterLease:
         )
         return asdict(lease)
 
-    def _router_url(self) -> str:
-        """Raises OSError, ValueError, KeyError or TypeError where the file does not say it."""
-        about = self._file.stat()
-        written = (about.st_ino, about.st_mtime_ns, about.st_size)
-        if written != self._read[0]:
-            self._read = written, json.loads(self._file.read_text())["url"]
-        return self._read[1]
-
     async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float) -> None:
         """Return when what was ``sent`` has changed, or after ``seconds``."""
         loop = asyncio.get_running_loop()
@@ -95,7 +87,11 @@ class RouterLease:
         """Seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         try:
-            url = self._router_url()
+            about = self._file.stat()
+            written = (about.st_ino, about.st_mtime_ns, about.st_size)
+            if written != self._read[0]:
+                self._read = written, json.loads(self._file.read_text())["url"]
+            url = self._read[1]
             response = await self._http.fetch(
                 "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S
             )

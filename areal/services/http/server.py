@@ -559,7 +559,11 @@ class HttpServer:
     async def close(self) -> None:
         """Stop listening, give connections that were just accepted a moment to speak, and return when what they asked
         is answered. From now on every answer is its connection's last."""
-        waiting = self._accept_waiting()
+        # Connections that the kernel has taken for us: closing the listener would reset them.
+        waiting: list[socket.socket] = []
+        with contextlib.suppress(OSError):
+            while self._listening is not None:
+                waiting.append(self._listening.accept()[0])
         if self._listener is not None:
             self._listener.close()
         self.draining = True
@@ -570,14 +574,6 @@ class HttpServer:
             connection.close_if_idle()
         if self.connections:
             await self._empty.wait()
-
-    def _accept_waiting(self) -> list[socket.socket]:
-        """Connections that the kernel has taken for us: closing the listener would reset them."""
-        waiting: list[socket.socket] = []
-        with contextlib.suppress(OSError):
-            while self._listening is not None:
-                waiting.append(self._listening.accept()[0])
-        return waiting
 
     async def cancel(self) -> None:
         """Break off whatever still runs, and return when it has ended."""

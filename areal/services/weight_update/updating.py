@@ -129,7 +129,14 @@ class WorkerSet:
             else:
                 reply[url] = answer
         if failed:
-            await self._drop_failed(failed)
+            # The lost ones are dropped; one that is not lost refuses.
+            gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
+            refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
+            if refusals:
+                raise WorkerFailed("; ".join(refusals))
+            self.drop(failed)
+            if not self.urls:
+                raise WorkerFailed("; ".join(map(str, failed.values())))
         return reply
 
     async def drop_lost(self, patience_s: float = _DEATH_S) -> None:
@@ -137,16 +144,6 @@ class WorkerSet:
         failed = {url: WorkerFailed(f"{url} is gone") for url in self.urls}
         gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
         self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
-
-    async def _drop_failed(self, failed: Mapping[str, WorkerFailed]) -> None:
-        """Drop the workers of ``failed`` that are lost. Raises WorkerFailed where one is not lost, or none is left."""
-        gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
-        refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
-        if refusals:
-            raise WorkerFailed("; ".join(refusals))
-        self.drop(failed)
-        if not self.urls:
-            raise WorkerFailed("; ".join(map(str, failed.values())))
 
     def drop(self, urls: Iterable[str]) -> None:
         gone = set(urls)
@@ -218,23 +215,20 @@ class Updater:
 
     async def _connect(self, pair: Pair, workers: WorkerSet) -> None:
         if pair.mode is Mode.XCCL:
-            pair.settings["group_form"] = await self._group_form(workers)
+            # Engines of one process group make it in one way.
+            reply = await workers.each(lambda url: self._client.get(url, "/weights/pairs"))
+            forms = {url: answer.get("group_form") for url, answer in reply.items()}
+            if unable := [url for url, form in forms.items() if not isinstance(form, str)]:
+                raise WorkerFailed(f"the engine behind {unable[0]} takes no weights by xccl", 400)
+            if len(set(forms.values())) > 1:
+                raise WorkerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
+            pair.settings["group_form"] = str(next(iter(forms.values())))
         about = {"pair_name": pair.name, "mode": pair.mode.value, "world_size": len(workers.urls) + 1, **pair.settings}
         body = {**about, "gateway": self._address()}
         trainers = WorkerSet(self._client, pair.train, may_lose=False)
         offers = await trainers.each(lambda url: self._client.post(url, "/weights/connect", body))
         pair.settings["offer"] = offers[pair.train[0]]
         await self._connect_workers(pair, workers)
-
-    async def _group_form(self, workers: WorkerSet) -> str:
-        """Engines of one process group make it in one way."""
-        reply = await workers.each(lambda url: self._client.get(url, "/weights/pairs"))
-        forms = {url: answer.get("group_form") for url, answer in reply.items()}
-        if unable := [url for url, form in forms.items() if not isinstance(form, str)]:
-            raise WorkerFailed(f"the engine behind {unable[0]} takes no weights by xccl", 400)
-        if len(set(forms.values())) > 1:
-            raise WorkerFailed(f"engines of several kinds do not join one process group: {forms}", 400)
-        return str(next(iter(forms.values())))
 
     async def _connect_workers(self, pair: Pair, workers: WorkerSet) -> None:
         """Connect inference workers to the pair; each proves that it reaches the training side's offer."""

@@ -167,30 +167,25 @@ class Trainer(abc.ABC):
         gc.freeze()  # the collector need not walk the objects of torch and transformers, 0.16 s each time
         with stopping.deferred():
             while self.step < self.total_steps:
-                stop = self._one_step()
+                began = time.monotonic()
+                try:
+                    metrics = self.train_step()
+                except stopping.Stopped:  # told to before the step had begun
+                    self._checkpoint_to_stop()
+                    raise
+                self.step += 1
+                stop = bool(self.ranks.all_max(int(stopping.requested())))
+                if stop and self.step < self.total_steps:
+                    self._checkpoint_to_stop()
+                else:
+                    metrics |= self._after_step()
+                metrics |= self.timings.pop() | {
+                    "time/step": time.monotonic() - began,
+                    "epoch": self.step / self.steps_per_epoch,
+                }
+                self._log(metrics)
                 if stop and self.step < self.total_steps:
                     raise stopping.Stopped
-
-    def _one_step(self) -> bool:
-        """Whether to stop now. Raises Stopped where it was told to before the step had begun."""
-        began = time.monotonic()
-        try:
-            metrics = self.train_step()
-        except stopping.Stopped:
-            self._checkpoint_to_stop()
-            raise
-        self.step += 1
-        stop = bool(self.ranks.all_max(int(stopping.requested())))
-        if stop and self.step < self.total_steps:
-            self._checkpoint_to_stop()
-        else:
-            metrics |= self._after_step()
-        metrics |= self.timings.pop() | {
-            "time/step": time.monotonic() - began,
-            "epoch": self.step / self.steps_per_epoch,
-        }
-        self._log(metrics)
-        return stop
 
     def _checkpoint_to_stop(self) -> None:
         newest = self.checkpoints.newest()

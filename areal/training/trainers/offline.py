@@ -81,7 +81,13 @@ class OfflineTrainer(Trainer):
 
     def rank_rows(self, batch: Batch) -> Batch:
         """The rows of this data-parallel rank. A short last batch is filled up with rows that count for nothing."""
-        self._check_tokens(batch)
+        known, highest = self.actor.vocab_size, int(batch["input_ids"].max())
+        if highest >= known:
+            raise UsageFault(
+                f"the data has token {highest}, and the model {self.actor.config.path} knows {known}: they are of two "
+                "tokenizers",
+                hint=f"tokenizer_path is {self.config.tokenizer_path}: leave it out to take the model's own",
+            )
         size = self.ranks.data_size * self.rows_a_sample
         if self.ranks.data_size == 1:
             return batch
@@ -91,16 +97,6 @@ class OfflineTrainer(Trainer):
             batch = select(batch, [*range(count), *(number % count for number in range(missing))])
             batch["loss_mask"][count:] = False
         return select(batch, split_rows(lengths(batch), self.ranks.data_size, self.rows_a_sample)[self.ranks.data_rank])
-
-    def _check_tokens(self, batch: Batch) -> None:
-        """Raises UsageFault for a token that the model has no place for."""
-        size, highest = self.actor.vocab_size, int(batch["input_ids"].max())
-        if highest >= size:
-            raise UsageFault(
-                f"the data has token {highest}, and the model {self.actor.config.path} knows {size}: they are of two "
-                "tokenizers",
-                hint=f"tokenizer_path is {self.config.tokenizer_path}: leave it out to take the model's own",
-            )
 
     def evaluate(self) -> Metrics:
         if not self.valid_dataset:

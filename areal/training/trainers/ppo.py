@@ -195,7 +195,9 @@ class PPOTrainer(Trainer):
         with self.timings.of("train"):
             metrics |= self._update(batch)
         with self.timings.of("weights"):
-            metrics |= self._publish(_probe_row(taken.batch), self.actor.version + 1)
+            length = int(taken.batch["attention_mask"][0].sum())
+            probe = taken.batch["input_ids"][0, : max(1, length - 1)]  # a prompt and its answer but for the last token
+            metrics |= self._publish(probe, self.actor.version + 1)
         self._write(share, batch)
         if self.ranks.is_first:
             self.source.consumed(taken.positions)
@@ -405,9 +407,3 @@ def _both(one: Filter, other: Filter | str | None) -> Filter:
         return one
     also: Filter = load_attr(other, "dynamic_filter_fn") if isinstance(other, str) else other
     return lambda trajectory: one(trajectory) and bool(also(trajectory))
-
-
-def _probe_row(batch: Batch) -> Tensor:
-    """The first row's prompt and answer but for its last token."""
-    length = int(batch["attention_mask"][0].sum())
-    return batch["input_ids"][0, : max(1, length - 1)]

@@ -159,7 +159,13 @@ def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capa
         raise unsupported("parallel_tool_calls", _NO_PARSER)
     tools, mode, name = _choice(choice, tools)
     if mode == "required":
-        _check_forced(tools, name, parsers)
+        if parsers.tools is None:
+            raise unsupported("tool_choice", _NO_PARSER)
+        if not tools:
+            raise bad_request("tool_choice needs tools", param="tool_choice")
+        if name is not None and parsers.tools.named_call is None:
+            why = f"in the format {parsers.tools.name!r} a call of one tool cannot be forced; required can be"
+            raise unsupported("tool_choice", why)
     if not tools or mode == "none":
         return unused
     if not template.uses("tools"):
@@ -201,16 +207,6 @@ def _allowed(allowed: object, tools: list[dict[str, Any]]) -> tuple[list[dict[st
         raise bad_request(message, param="tool_choice.allowed_tools")
     names = {_name(item if isinstance(item, Mapping) else {}, tools) for item in listed}
     return [tool for tool in tools if tool["function"]["name"] in names], mode, None
-
-
-def _check_forced(tools: list[dict[str, Any]], name: str | None, parsers: Parsers) -> None:
-    if parsers.tools is None:
-        raise unsupported("tool_choice", _NO_PARSER)
-    if not tools:
-        raise bad_request("tool_choice needs tools", param="tool_choice")
-    if name is not None and parsers.tools.named_call is None:
-        why = f"in the format {parsers.tools.name!r} a call of one tool cannot be forced; required can be"
-        raise unsupported("tool_choice", why)
 
 
 def _forced(

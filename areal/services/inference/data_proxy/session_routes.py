@@ -260,7 +260,12 @@ class TrajectoryRoutes:
         """With ``dry_run`` nothing is exported: the response tells whether it could be."""
         body = await read_body(request, ExportTrajectories, _EXPORT_BODY_BYTES)
         wanted = self._export_request(body)
-        journal = self._journal(wanted)
+        # Sessions of several journals are put together by the gateway alone.
+        tags = {SessionName.require(session_id, "session_ids").tag for session_id in wanted.session_ids}
+        if len(tags) > 1:
+            message = "these sessions are recorded in several places: export them through the gateway"
+            raise bad_request(message, param="session_ids", code="several_journals")
+        journal = journal_of(self._store, tags.pop())
         if body.dry_run:
             await journal.check_export(wanted)
             return json_response({"status": "ok"})
@@ -293,15 +298,6 @@ class TrajectoryRoutes:
             raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
         style, columns_only = Style(body.style), body.format == "npz"
         return ExportRequest(ids, body.trajectory_id, body.discount, style, body.remove_session, columns_only)
-
-    def _journal(self, wanted: ExportRequest) -> SessionJournal:
-        """The one journal of all these sessions. Raises 404, 421, and 400 for sessions of several journals, which only
-        the gateway puts together."""
-        tags = {SessionName.require(session_id, "session_ids").tag for session_id in wanted.session_ids}
-        if len(tags) > 1:
-            message = "these sessions are recorded in several places: export them through the gateway"
-            raise bad_request(message, param="session_ids", code="several_journals")
-        return journal_of(self._store, tags.pop())
 
     async def acknowledge_exports(self, request: Request) -> Response:
         export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")

@@ -37,21 +37,17 @@ _YOUNG_S = 60.0
 def make_folder() -> Path:
     run = os.environ.get(_RUN_FOLDER)
     if not run:
-        _clear_abandoned(Path(tempfile.gettempdir()))
+        # A young folder stays: its supervisor is about to hold it.
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            with suppress(OSError):  # another's, or gone already
+                if time.time() - folder.stat().st_mtime > _YOUNG_S:
+                    with held(folder):
+                        """The last holder removes it, which is this one."""
         return Path(tempfile.mkdtemp(prefix=_PREFIX))
     folder = Path(run) / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     return folder
-
-
-def _clear_abandoned(parent: Path) -> None:
-    """A young folder stays: its supervisor is about to hold it."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another's, or gone already
-            if time.time() - folder.stat().st_mtime > _YOUNG_S:
-                with held(folder):
-                    """The last holder removes it, which is this one."""
 
 
 @contextmanager
@@ -99,7 +95,13 @@ class Supervisor:
             if self._stopping and not self._living():
                 return
             if not self._stopping:
-                self._start_due()
+                now = time.monotonic()
+                for child in self._children:
+                    if child.process is None and child.due_at <= now:
+                        argv = [*self._argv, "--relay-index", str(child.index)]
+                        child.process = subprocess.Popen(argv, preexec_fn=partial(_begin_child, os.getpid()))
+                        child.started_at = now
+                        child.backoff_s = child.backoff_s or _BACKOFF_FIRST_S / 2
             received = signal.sigtimedwait(_SIGNALS, self._sleep_s())
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._stopping = True
@@ -122,15 +124,6 @@ class Supervisor:
             child.due_at = now + child.backoff_s
             if not self._stopping:
                 _log.warning("relay %d ended with %d; it starts again in %.1f s", child.index, code, child.backoff_s)
-
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        for child in self._children:
-            if child.process is None and child.due_at <= now:
-                argv = [*self._argv, "--relay-index", str(child.index)]
-                child.process = subprocess.Popen(argv, preexec_fn=partial(_begin_child, os.getpid()))
-                child.started_at = now
-                child.backoff_s = child.backoff_s or _BACKOFF_FIRST_S / 2
 
     def _sleep_s(self) -> float:
         if self._stopping:

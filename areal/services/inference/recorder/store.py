@@ -45,7 +45,14 @@ class TrajectoryLeases:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
-            leased = await self._lease_now(limit, kind)
+            leased: list[LeasedTrajectory] = []
+            for journal in self._store:
+                while len(leased) < limit and (
+                    chosen := journal.ready_online(limit - len(leased), self._not_now(journal), kind)
+                ):
+                    until = loop.time() + journal.retention.visibility_timeout
+                    self._until |= {(journal.tag, item): until for item in chosen}
+                    leased += await self._load(journal, chosen)
             left = deadline - loop.time()
             if leased or left <= 0:
                 return leased
@@ -61,17 +68,6 @@ class TrajectoryLeases:
             if count or left <= 0:
                 return count
             await self._wait_ready(min(left, self._next_return()))
-
-    async def _lease_now(self, limit: int, kind: TrajectoryKind | None) -> list[LeasedTrajectory]:
-        leased: list[LeasedTrajectory] = []
-        for journal in self._store:
-            while len(leased) < limit and (
-                chosen := journal.ready_online(limit - len(leased), self._not_now(journal), kind)
-            ):
-                until = asyncio.get_running_loop().time() + journal.retention.visibility_timeout
-                self._until |= {(journal.tag, item): until for item in chosen}
-                leased += await self._load(journal, chosen)
-        return leased
 
     async def _load(self, journal: SessionJournal, chosen: list[TrajectoryKey]) -> list[LeasedTrajectory]:
         try:

@@ -202,19 +202,16 @@ class Picker:
             self._turn += 1
             return workers[self._turn % len(workers)]
         if strategy == "least_loaded":
-            return self._least_of(pool, workers, load)
+            kept = self._least.get(pool, workers)
+            picked = kept.pick(load) if kept is not None else None
+            if picked is None:
+                picked = self._least.put(pool, workers, _Least(workers, load, self._dice)).pick(load)
+            assert picked is not None, "each load was asked for just now"
+            return picked
         if key.prefix is None:
             return self._lighter_of_two(workers, load)
         ring = self._rings.get(pool, workers) or self._rings.put(pool, workers, _Ring(workers))
         return (self._by_prefix if strategy == "prefix" else self._where_it_began)(key.prefix, ring, workers, load)
-
-    def _least_of(self, pool: str, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        kept = self._least.get(pool, workers)
-        picked = kept.pick(load) if kept is not None else None
-        if picked is None:
-            picked = self._least.put(pool, workers, _Least(workers, load, self._dice)).pick(load)
-        assert picked is not None, "each load was asked for just now"
-        return picked
 
     def _lighter_of_two(self, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
         one, other = self._two(workers)

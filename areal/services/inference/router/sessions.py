@@ -198,7 +198,12 @@ class SessionPlacing:
         started, then all others. Raises 503 where none has it, but one does not answer, or was not heard from yet, or
         some journal has no data proxy."""
         workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
-        homes = self._homes(digest)
+        # The workers where each model starts sessions with this key while all its replicas are there.
+        models: dict[str | None, list[WorkerEntry]] = {}
+        for worker in self._registry.workers():
+            if worker.report.journals:
+                models.setdefault(worker.model, []).append(worker.entry)
+        homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
         unanswered = False
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
@@ -210,14 +215,6 @@ class SessionPlacing:
         if unanswered or self._registry.orphans() or not self._registry.all_heard:
             raise _away("no data proxy has a session with this key, but one of them is away")
         return None
-
-    def _homes(self, digest: bytes) -> set[str]:
-        """The workers where each model starts sessions with this key while all its replicas are there."""
-        models: dict[str | None, list[WorkerEntry]] = {}
-        for worker in self._registry.workers():
-            if worker.report.journals:
-                models.setdefault(worker.model, []).append(worker.entry)
-        return {rendezvous(digest, entries)[0].addr for entries in models.values()}
 
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> str | None:
         """Empty where the worker has no such session, None where it does not answer."""

@@ -217,25 +217,21 @@ class EngineRoutes:
         """Those in a folder, or those that the group's trainer broadcasts now."""
         version = _version(body)
         if "group" in body:
-            answer = await self._stage_broadcast(loaded, _text(body, "group"), body.get("layout"), version)
+            # Each tensor as it comes. Weights that are refused are received to the end, so that the group continues.
+            loaded.engine.drop_staged()  # which may be where these could arrive
+            with _group_errors():
+                path, arrival, received = await self._groups.receiving(_text(body, "group"), body.get("layout"))
+            staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, version, arrival))
+            answer, end = await asyncio.gather(staging, received, return_exceptions=True)
+            with _group_errors():
+                if isinstance(end, BaseException):
+                    raise end
+            if isinstance(answer, BaseException):
+                raise answer
         else:
             stage = partial(loaded.engine.stage_weights, Path(_text(body, "path")), version)
             answer = await self._swap(loaded, stage)
         self._forget_later(loaded)
-        return answer
-
-    async def _stage_broadcast(self, loaded: LoadedModel, group: str, layout: object, version: int) -> Body:
-        """Each tensor as it comes. Weights that are refused are received to the end, so that the group continues."""
-        loaded.engine.drop_staged()  # which may be where these could arrive
-        with _group_errors():
-            path, arrival, received = await self._groups.receiving(group, layout)
-        staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, version, arrival))
-        answer, end = await asyncio.gather(staging, received, return_exceptions=True)
-        with _group_errors():
-            if isinstance(end, BaseException):
-                raise end
-        if isinstance(answer, BaseException):
-            raise answer
         return answer
 
     async def _forget_weights(self, loaded: LoadedModel) -> Body:

@@ -270,15 +270,12 @@ class Batch:
             if self._filtered:
                 scaled[self._filtered] = keep_only(scaled[self._filtered], self._filters)
             probabilities = torch.softmax(scaled, dim=-1)
-        tokens = invert(probabilities, self._uniform())
-        return tokens if self._is_greedy is None else torch.where(self._is_greedy, shaped.argmax(dim=-1), tokens)
-
-    def _uniform(self) -> Tensor:
-        """The next number of each row, [n, 1] float32 in [0, 1) with 24 bits."""
+        # The next number of each row, [n, 1] float32 in [0, 1) with 24 bits.
         bits = _mix(self._keys + self._next * _GAMMA)
         self._next += np.uint64(1)
         uniform = (bits >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
-        return torch.from_numpy(uniform).unsqueeze(1).to(self._device)
+        tokens = invert(probabilities, torch.from_numpy(uniform).unsqueeze(1).to(self._device))
+        return tokens if self._is_greedy is None else torch.where(self._is_greedy, shaped.argmax(dim=-1), tokens)
 
     def _alternatives(self, logprobs: Tensor) -> list[TopLogprobs]:
         values, ids = logprobs.topk(min(self._most_top, logprobs.shape[1]), dim=-1)

@@ -314,6 +314,7 @@ def _of_folder(path: str) -> Iterator[tuple[str, Any]]:
 def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
     """Why they cannot replace the served weights: not the same tensors, or values that are not finite."""
     import torch
+    from safetensors import safe_open
 
     new: dict[str, list[int]] = {}
     for name, tensor in tensors:
@@ -322,19 +323,12 @@ def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
             return f"{name} holds values that are not finite"
     if not Path(served).is_dir():  # fetched from a hub: there is no folder to compare with
         return None
-    old = _shapes(served)
+    old: dict[str, list[int]] = {}
+    for file in _files(served):
+        with safe_open(file, framework="np") as weights:
+            for name in weights.keys():  # noqa: SIM118 (not a mapping)
+                old[name] = list(weights.get_slice(name).get_shape())
     wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if name not in old]
     if wrong:
         return f"this is not the model that is served: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}"
     return None
-
-
-def _shapes(folder: str) -> dict[str, list[int]]:
-    from safetensors import safe_open
-
-    shapes: dict[str, list[int]] = {}
-    for file in _files(folder):
-        with safe_open(file, framework="np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                shapes[name] = list(tensors.get_slice(name).get_shape())
-    return shapes
