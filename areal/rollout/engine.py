@@ -150,7 +150,7 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
 
 def sampling_fields(gconfig: GenerationHyperparameters, seed: int | None) -> dict[str, Any]:
     """Fields that differ from the service's defaults, without the budget."""
-    fields: dict[str, Any] = {"temperature": 0.0 if gconfig.greedy else gconfig.temperature}
+    fields: dict[str, Any] = {"temperature": 0.0 if gconfig.is_greedy else gconfig.temperature}
     optional = {
         "top_p": (gconfig.top_p, 1.0),
         "min_p": (gconfig.min_p, 0.0),
@@ -201,7 +201,7 @@ class PartialResponse:
             output_logprobs=self.logprobs,
             output_versions=self.versions,
             stop_reason=self.stop_reason,  # type: ignore[arg-type]
-            temperature=0.0 if req.gconfig.greedy else req.gconfig.temperature,
+            temperature=0.0 if req.gconfig.is_greedy else req.gconfig.temperature,
             latency=seconds,
             text=self.text,
             tokenizer=req.tokenizer,

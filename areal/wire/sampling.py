@@ -14,6 +14,7 @@ from areal.errors import UsageFault
 
 GREEDY_BELOW = 1e-5  # a lower temperature is greedy, recorded as 0: its inverse overflows logits
 MAX_CHOICES = 128
+MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 100
 
 

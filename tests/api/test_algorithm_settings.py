@@ -83,7 +83,17 @@ REFUSED = {
     "gconfig: {greedy: true, n_samples: 4}": "gconfig.greedy: a policy is trained on samples",
     "gconfig: {temperature: 0}": "gconfig.temperature: a policy is trained on samples",
     "gconfig: {ignore_eos: true}": "gconfig.ignore_eos: no answer would end",
-    "gconfig: {temperature: -1}": "gconfig.temperature: temperature must not be negative",
+    "gconfig: {temperature: -1}": "gconfig.temperature: temperature must be from 0 to 2, not -1",
+    "gconfig: {temperature: 5}": "gconfig.temperature: temperature must be from 0 to 2, not 5",
+    "gconfig: {temperature: 1e-9}": "gconfig.temperature: a policy is trained on samples",
+    "gconfig: {top_k: 1}": "gconfig.top_k: a policy is trained on samples",
+    "gconfig: {min_p: 1}": "gconfig.min_p: a policy is trained on samples",
+    "gconfig: {stop: ['']}": "gconfig.stop: stop must have at most 16 strings, not empty ones",
+    "gconfig: {stop_token_ids: [-1]}": "gconfig.stop_token_ids: stop_token_ids must not be negative",
+    "reward_weights: [.nan]\nreward_fn: m:f": "reward_weights: reward_weights must be finite numbers",
+    "reward_weights: [0]\nreward_fn: m:f": "reward_weights: reward_weights of 0 make all rewards the same",
+    "actor: {overlong_reward_penalty: true, overlong_tokens: 20000}": "actor.overlong_tokens: actor.overlong_tokens is",
+    "actor: {weight_update_mode: shm}\nweight_update_mode: disk": "actor.weight_update_mode: 'shm' and weight",
     "actor: {use_lora: true, peft_type: ia3}": "actor.peft_type: ",
     "actor: {dtype: float16, optimizer: {lr: 1}}": "actor.dtype: dtype float16 loses small gradients",
     "critic: {eps_clip: -1}": "critic.eps_clip: eps_clip must not be negative",
@@ -126,6 +136,8 @@ INEFFECTIVE = {
     "actor: {optimizer: {type: sgd, beta1: 0.5}}": "actor.optimizer.beta1: has no effect: it is of type adam",
     "actor: {optimizer: {min_lr_ratio: 0.5}}": "actor.optimizer.min_lr_ratio: has no effect: lr_scheduler_type",
     "ref: {path: m, gradient_checkpointing: true}": "ref.gradient_checkpointing: has no effect: there is no optimizer",
+    "recover: {freq_steps: 5}": "recover.freq_steps: has no effect: recover.mode is disabled",
+    "rollout: {max_head_offpolicyness: 2}\nasync_training: false": "rollout.max_head_offpolicyness: has no effect: ",
     "evaluator: {freq_steps: 5}": "evaluator.freq_steps: has no effect: there is no valid_dataset",
 }
 
@@ -144,9 +156,8 @@ NUMBERS = {
     for cls, path, hint in fields_of(each)
     if not marks_of(hint) and path[-1] in ranges_of(cls)
 }
-ANY_NUMBER = {"seed", "temperature", "reward_scaling", "reward_bias", "entropy_coeff", "upper", "lower", "top_k"}
+ANY_NUMBER = {"temperature", "reward_scaling", "reward_bias", "entropy_coeff", "upper", "lower"}
 """Of these any finite one is taken, or another field decides which."""
-ANY_NUMBER |= {"lora_rank", "lora_alpha"}
 
 
 def test_every_number_has_a_range_or_is_known_to_take_any() -> None:

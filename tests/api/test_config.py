@@ -122,7 +122,7 @@ def test_override_changes_one_key(override: str, read) -> None:
         ("seed: true\n", "/config.yaml:3: seed: must be a whole number, not True"),
         ("actor: {dtype: bf16}\n", "must be one of float32, bfloat16, float16, not 'bf16'"),
         ("actor: [1]\n", "/config.yaml:3: actor: must be a map, not a list"),
-        ("gconfig:\n  temperature: -1\n", "/config.yaml:4: gconfig.temperature: temperature must not be negative"),
+        ("gconfig:\n  temperature: -1\n", "/config.yaml:4: gconfig.temperature: temperature must be from 0 to 2"),
         ("actor: {backend: 'megatron:t2', use_lora: true}\n", "use_lora: the megatron engine trains all weights"),
         ("actor: {megatron: {async_save: true}}\n", "actor.megatron.async_save: is not supported"),
         ("allocation_mode: fsdp:p2\n", "fsdp has no pipeline parallelism"),

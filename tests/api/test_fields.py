@@ -20,7 +20,7 @@ from areal.api.config.fields import Absent, Inert, default_of, hints_of
 ROOT = Path(areal.__file__).parent
 EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)
 CONFIG = ROOT / "api" / "config"
-ADOPTED = {"max_concurrent_rollouts", "peft_type", "preset", "group_reward_norm", "group_adv_norm"} | {
+ADOPTED = {"max_concurrent_rollouts", "greedy", "peft_type", "preset", "group_reward_norm", "group_adv_norm"} | {
     f"{prefix}_imp_weight_{name}" for prefix in ("behave", "behav") for name in ("cap", "mode")
 }
 """Read by the configuration classes themselves, which hand on what follows from them."""

@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api.cli_args import GenerationHyperparameters
+from areal.api.io_struct import ModelRequest
 from areal.client import AsyncInferenceClient, CallerError, ServiceError
 from areal.rollout.engine import (
     MAX_CHOICES,
+    PartialResponse,
     PromptBatcher,
     answer_budget,
     derived_seed,
@@ -128,6 +130,7 @@ def test_defaults_send_nothing_but_the_temperature() -> None:
     ("given_", "sent"),
     [
         ({"greedy": True, "temperature": 0.7}, {"temperature": 0.0}),
+        ({"temperature": 1e-9}, {"temperature": 0.0}),
         ({"top_k": 5, "top_p": 0.9}, {"temperature": 1.0, "top_k": 5, "top_p": 0.9}),
         ({"stop": ["x"], "stop_token_ids": [3]}, {"temperature": 1.0, "stop": ["x"], "stop_token_ids": [3]}),
         ({"ignore_eos": True, "min_new_tokens": 2}, {"temperature": 1.0, "ignore_eos": True, "min_tokens": 2}),
@@ -135,6 +138,12 @@ def test_defaults_send_nothing_but_the_temperature() -> None:
 )
 def test_what_differs_is_sent_under_the_apis_name(given_: dict[str, object], sent: dict[str, object]) -> None:
     assert sampling_fields(GenerationHyperparameters(**given_), None) == sent  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("temperature", "recorded"), [(1e-9, 0.0), (0.0, 0.0), (0.6, 0.6)])
+def test_answer_has_the_temperature_that_the_service_took(temperature: float, recorded: float) -> None:
+    request = ModelRequest([1], GenerationHyperparameters(temperature=temperature))
+    assert PartialResponse().response(request, 0.0).temperature == recorded
 
 
 def test_every_sample_has_a_seed_of_its_own_and_every_run_the_same() -> None:

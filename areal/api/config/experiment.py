@@ -6,11 +6,12 @@ What is common to the parts (names, ``fileroot``, the tokenizer) is given once, 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, Absent, Inert, check_numbers
+from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, Absent, Inert, Range, check_numbers
 from areal.api.config.rollout import (
     ClusterSpecConfig,
     GenerationHyperparameters,
@@ -32,6 +33,7 @@ from areal.api.config.training import (
     update_mode,
 )
 from areal.resources.tree import ABSENT, get_path
+from areal.wire.sampling import WHOLE_RANGES
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -222,7 +224,7 @@ class BaseExperimentConfig:
     cluster: ClusterSpecConfig = field(default_factory=ClusterSpecConfig)
     allocation_mode: str = ""
     mode: Annotated[str, PLACEMENT] = ""
-    seed: int = 1
+    seed: Annotated[int, Range(*WHOLE_RANGES["seed"])] = 1
     enable_offload: Annotated[bool, Inert("weights stay on their devices, which takes more of their memory")] = False
     total_train_epochs: Annotated[int, COUNT] = 1
     total_train_steps: Annotated[int | None, COUNT] = None
@@ -282,6 +284,9 @@ class BaseExperimentConfig:
                 found += [((place, *key), why) for key, why in engine_ineffective(part)]
             if isinstance(part, PPOActorConfig):
                 found += [((place, *key), why) for key, why in objective_ineffective(part)]
+        if self.recover.mode in ("disabled", "off"):
+            periods = [name for name in _PERIODS if getattr(self.recover, name) is not None]
+            found += [(("recover", name), f"recover.mode is {self.recover.mode}") for name in periods]
         if self.valid_dataset is None:
             found += [(("evaluator", name), "there is no valid_dataset") for name in _EVALUATIONS]
         return [(key, why) for key, why in found if get_path(given, tuple(key)) is not ABSENT]
@@ -361,6 +366,10 @@ class PPOConfig(BaseExperimentConfig):
         names = [self.reward_fn] if isinstance(self.reward_fn, str) else self.reward_fn
         if self.reward_weights is not None and len(self.reward_weights) != len([name for name in names if name]):
             raise ValueError(f"reward_weights has {len(self.reward_weights)} numbers: one for each of reward_fn")
+        if self.reward_weights is not None and not all(map(math.isfinite, self.reward_weights)):
+            raise ValueError(f"reward_weights must be finite numbers, not {self.reward_weights}")
+        if self.reward_weights and not any(self.reward_weights):
+            raise ValueError("reward_weights of 0 make all rewards the same")
         self._check_temperatures()
         rollout = self.rollout
         rollout.tokenizer_path = rollout.tokenizer_path or self.tokenizer_path
@@ -382,6 +391,11 @@ class PPOConfig(BaseExperimentConfig):
             raise ValueError(
                 f"actor.max_new_tokens is {actor.max_new_tokens} and gconfig.max_new_tokens {most}: no answer is so "
                 "long that it has the whole overlong penalty; leave actor.max_new_tokens out"
+            )
+        if actor.overlong_reward_penalty and (actor.overlong_tokens or 0) > actor.max_new_tokens:
+            raise ValueError(
+                f"actor.overlong_tokens is {actor.overlong_tokens} and the longest answer {actor.max_new_tokens}: an "
+                "answer of no tokens would be overlong"
             )
 
     def _check_temperatures(self) -> None:
@@ -407,7 +421,19 @@ class PPOConfig(BaseExperimentConfig):
                         f"(ref: {{}} is the actor as it begins), or leave {name} out"
                     )
                     found.append((("actor", name), why))
-        elif self.actor.kl_target is not None and not (self.actor.kl_ctl or self.actor.kl_loss_coef):
+        own = get_path(given, ("actor", "weight_update_mode"))
+        if (
+            self.weight_update_mode
+            and own not in (ABSENT, None)
+            and self.actor.weight_update_mode != self.weight_update_mode
+        ):
+            why = f"{own!r} and weight_update_mode {self.weight_update_mode!r} are two transports of the weights"
+            found.append((("actor", "weight_update_mode"), why))
+        if (
+            self.ref is not None
+            and self.actor.kl_target is not None
+            and not (self.actor.kl_ctl or self.actor.kl_loss_coef)
+        ):
             found.append((("actor", "kl_target"), "needs a coefficient to move: kl_ctl, or kl_loss_coef"))
         return found
 
@@ -415,8 +441,8 @@ class PPOConfig(BaseExperimentConfig):
         """Settings that a policy cannot be trained with, as (key, why)."""
         yield from ((("actor", *key), why) for key, why in proximal_faults(self.actor))
         gconfig = self.gconfig
-        if gconfig.greedy or not gconfig.temperature:
-            name = "greedy" if gconfig.greedy else "temperature"
+        likeliest = {"greedy": gconfig.greedy, "top_k": gconfig.top_k == 1, "min_p": gconfig.min_p == 1}
+        if name := next((each for each, said in likeliest.items() if said), "temperature" * gconfig.is_greedy):
             why = "a policy is trained on samples: the likeliest answers of a group are all the same"
             yield ("gconfig", name), f"{why} (eval_gconfig may take them)"
         if gconfig.ignore_eos:
@@ -427,6 +453,9 @@ class PPOConfig(BaseExperimentConfig):
         found = super().ineffective(given)
         if self.ref is None and get_path(given, ("actor", "kl_estimator")) is not ABSENT:
             found.append((("actor", "kl_estimator"), "there is no ref"))
+        if not self.async_training and self.rollout.max_head_offpolicyness:
+            place = ("rollout", "max_head_offpolicyness")
+            found += [(place, "async_training is false")] if get_path(given, place) is not ABSENT else []
         if norm is not None and norm.mean_level == "group" and self.gconfig.n_samples == 1:
             key = next((key for key in _GROUPED if get_path(given, key) is not ABSENT), None)
             if key is not None:
@@ -434,7 +463,8 @@ class PPOConfig(BaseExperimentConfig):
         return found
 
 
-_EVALUATIONS = ("freq_epochs", "freq_steps", "freq_secs", "eval_before_train")
+_PERIODS = ("freq_epochs", "freq_steps", "freq_secs")
+_EVALUATIONS = (*_PERIODS, "eval_before_train")
 _GROUPED = (("actor", "reward_norm"), ("actor", "group_reward_norm"), ("actor", "preset"))
 
 

@@ -20,6 +20,7 @@ from areal.api.config.fields import (
 )
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
 from areal.resources.kinds import TRAIN_ENGINES
+from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES
 
 # Where processes run, as AReaL's drivers say it. Manifests say it here: these fields are read, not acted upon.
 
@@ -268,17 +269,19 @@ class GenerationHyperparameters:
     max_tokens: Annotated[int, COUNT] = 32768
     greedy: bool = False
     top_p: Annotated[float, Range(above=0, most=1)] = 1.0
-    top_k: int = NO_TOP_K
+    top_k: Annotated[int, Range(*WHOLE_RANGES["top_k"])] = NO_TOP_K  # 0 and -1: no filter
     min_p: Annotated[float, SHARE] = 0.0
-    temperature: Annotated[float, NOT_NEGATIVE] = 1.0
+    temperature: Annotated[float, Range(*REAL_RANGES["temperature"])] = 1.0
     stop_token_ids: list[int] = field(default_factory=list)
     stop: list[str] | None = None
     frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
     presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
-    repetition_penalty: Annotated[float, POSITIVE] = 1.0
+    repetition_penalty: Annotated[float, Range(*REAL_RANGES["repetition_penalty"])] = 1.0
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    seed: int | None = None  # each sample of a group has a seed of its own, derived from it
+    seed: Annotated[int | None, Range(*WHOLE_RANGES["seed"])] = (
+        None  # each sample of a group has a seed of its own, derived from it
+    )
     lora_name: Annotated[str, ADAPTER] = ""
     use_beam_search: Annotated[bool, Absent("policies are sampled")] = False
     drop_incomplete_group: bool = False
@@ -289,6 +292,15 @@ class GenerationHyperparameters:
             raise ValueError(
                 f"min_new_tokens must be from 0 to max_new_tokens ({self.max_new_tokens}), not {self.min_new_tokens}"
             )
+        if self.stop and ("" in self.stop or len(self.stop) > MAX_STOPS):
+            raise ValueError(f"stop must have at most {MAX_STOPS} strings, not empty ones")
+        if any(token < 0 for token in self.stop_token_ids):
+            raise ValueError("stop_token_ids must not be negative")
+
+    @property
+    def is_greedy(self) -> bool:
+        """``greedy``, or a temperature that the service takes as 0."""
+        return self.greedy or self.temperature < GREEDY_BELOW
 
     def new(self, **changes: Any) -> Self:
         """A copy with these fields changed."""

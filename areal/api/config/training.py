@@ -342,8 +342,8 @@ class TrainEngineConfig:
     optimizer: OptimizerConfig | None = None
     weight_update_mode: Literal["disk", "shm", "xccl", "nccl", "awex"] = "xccl"
     use_lora: bool = False
-    lora_rank: int = 32
-    lora_alpha: int = 16
+    lora_rank: Annotated[int, COUNT] = 32
+    lora_alpha: Annotated[int, COUNT] = 16
     target_modules: list[str] = field(default_factory=list)
     peft_type: Literal["lora"] = "lora"
     fsdp: FSDPEngineConfig = field(default_factory=FSDPEngineConfig)
@@ -373,8 +373,6 @@ class TrainEngineConfig:
             for name in ("dtype", "optimizer_dtype", "grad_reduce_dtype"):
                 if getattr(self, name) == "float16":
                     raise ValueError(f"{name} float16 loses small gradients, there is no loss scaling: use bfloat16")
-        if self.use_lora and self.lora_rank < 1:
-            raise ValueError(f"lora_rank must be at least 1, not {self.lora_rank}")
 
 
 @dataclass

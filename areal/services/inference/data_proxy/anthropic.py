@@ -25,8 +25,9 @@ from areal.services.dialects import (
     string_of,
 )
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.inference.data_proxy.fields import MAX_STOPS, Fields, unsupported
+from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
+from areal.wire.sampling import MAX_STOPS
 
 # Answers: one block at a time (thinking, text, a tool's use), stopped before the next one starts.
 # https://docs.anthropic.com/en/docs/build-with-claude/streaming

@@ -18,7 +18,7 @@ import orjson
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
-from areal.wire.sampling import GREEDY_BELOW, REAL_RANGES, WHOLE_RANGES, SamplingParams
+from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES, SamplingParams
 
 _MOST_IGNORED_NAMES = 50
 _T = TypeVar("_T")
@@ -221,7 +221,6 @@ def _schema(name: str, value: object) -> Mapping[str, Any]:
 
 # The fields that chats and completions share: sampling, stopping, the form of the answer.
 
-MAX_STOPS = 16
 
 _SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
 
