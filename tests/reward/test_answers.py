@@ -17,6 +17,7 @@ from areal.reward.math import call_within, math_verify_reward_fn
 GOLD = "Natalia sold 48/2 = 24 clips in May.\n#### 1,072"
 
 RIGHT = [
+    ("it is 18 000", "18000"),
     # the last answer, wherever it is
     (r"The answer is \boxed{18}.", "18"),
     (r"$\boxed{18}$ dollars, which is less than 20", "18"),
@@ -233,6 +234,7 @@ WRONG = [
     ("6:18", "18"),
     ("20,5,18", "18"),
     ("1\u202f018", "18"),
+    ("it is 18 000", "0"),
     (r"\frac{36}{18}", "18"),
     ("a18", "18"),
     # what must not take long
