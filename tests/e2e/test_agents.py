@@ -55,6 +55,18 @@ def test_apply_of_the_manifest_answers_is_rewarded_exported_and_goes_away(box: B
     assert kept == {"objects/serial", "locks/store.lock"}
 
 
+def test_drain_timeout_that_was_raised_holds_for_processes_that_run(box: Box) -> None:
+    agents = Agents(box)
+    agents.apply("pairs: 1", "drainTimeoutSeconds: 0")
+    before = box.pids()
+    turn = later(agents.say, "wait 3", "mine")
+    wait_until(lambda: agents.ask("GET", "/sessions/mine")[1].get("state") == "running", what="the turn")
+    assert "processes" not in agents.apply("pairs: 1", "drainTimeoutSeconds: 60")
+    assert box.pids() == before
+    box.ok("suspend", agents.ref)
+    assert turn.result() == "one 0 wait 3"
+
+
 def test_pairs_are_scaled_and_sessions_keep_their_history(agents: Agents) -> None:
     box, sessions = agents.box, [f"scaled-{number}" for number in range(8)]
     for session in sessions:

@@ -156,6 +156,16 @@ def report_stage(stage: str, *, done: int | None = None, total: int | None = Non
     replace_file(path, json.dumps({"stage": stage, "done": done, "total": total}).encode())
 
 
+def drain_limit_s(configured: float) -> float:
+    """Seconds that running requests get now: as whoever stops us has said beside our run's records, since the setting may
+    have changed since our start; else as configured."""
+    try:
+        order = json.loads(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())
+        return float(order["grace_s"])
+    except (KeyError, OSError, ValueError, TypeError):
+        return configured
+
+
 _YOUNG = 50_000  # objects made and not yet freed: some tens of megabytes at most
 _OFTEN, _SELDOM = 20, 50
 

@@ -1,8 +1,8 @@
 """The serve loop every service process runs: bind, say ready, drain on SIGTERM, exit 0.
 
 SIGTERM or SIGINT: readiness turns 503, the listener closes, idle connections close, and running requests finish
-within ``drain_timeout_s``. A second signal ends them at once. The exit status is 0 in both cases: the process did
-what it was told.
+within the grace that the stop was ordered with, else ``drain_timeout_s``. A second signal ends them at once. The exit
+status is 0 in both cases: the process did what it was told.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from areal.errors import ArealError
 from areal.resources.addresses import base_url
 from areal.services.http.auth import refuse_open_bind
-from areal.services.http.process import ServeOptions, bind, collect_rarely
+from areal.services.http.process import ServeOptions, bind, collect_rarely, drain_limit_s
 from areal.services.http.server import HttpServer
 from areal.services.http.service import Service
 
@@ -46,7 +46,7 @@ async def serve(service: Service, options: ServeOptions) -> None:
             await stop.wait()
             _log.info("%s drains %d requests", service.component, service.lifetime.in_flight)
             service.lifetime.drain()
-            if not await _within(options.drain_timeout_s, server.close(), now):
+            if not await _within(drain_limit_s(options.drain_timeout_s), server.close(), now):
                 _log.warning("%s stops now, %d requests unfinished", service.component, service.lifetime.in_flight)
         finally:
             await server.cancel()
