@@ -67,12 +67,18 @@ def test_run_without_an_agent_names_the_flag(areal: Areal) -> None:
     assert result.code == 2 and "--agent MODULE:CLASS is missing" in result.err
 
 
-def test_stop_forgets_the_current_session(areal: Areal, record: Callable[..., Any], home: Home) -> None:
-    record("AgentService", "default", {"agent": "a:B"})
-    write_json(home.current_sessions, {"default": "s", "http://elsewhere:1": "t"})
-    stopped = areal("agent", "stop", "--yes")
-    assert stopped.code == 0, stopped.err
-    assert read_json(home.current_sessions) == {"http://elsewhere:1": "t"}
+@pytest.mark.parametrize("words", [("agent", "stop"), ("delete", "agentservice/default")])
+def test_service_that_goes_takes_the_note_of_its_current_session_along(
+    words: tuple[str, ...], areal: Areal, record: Callable[..., Any], home: Home
+) -> None:
+    for others in ({"http://elsewhere:1": "t"}, {}):
+        record("AgentService", "default", {"agent": "a:B"})
+        write_json(home.current_sessions, {"default": "s", **others})
+        stopped = areal(*words, "--yes")
+        assert stopped.code == 0, stopped.err
+        left = read_json(home.current_sessions) if home.current_sessions.exists() else {}
+        assert left == others
+    assert not home.current_sessions.exists()
 
 
 def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[..., Any]) -> None:

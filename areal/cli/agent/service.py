@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from areal.cli.agent.sessions import forget_current, service_option
+from areal.cli.agent.sessions import service_option
 from areal.cli.apply import resource, spec_of
 from areal.cli.logs import LogQuery, log_options, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
@@ -119,9 +119,7 @@ def stop(cli: Invocation, service: str, **given: Any) -> int:
 
     A TrainJob that takes its episodes from it is not taken along without --cascade and a yes.
     """
-    status = stop_service(cli, AGENT_SERVICE, service, **given)
-    forget_current(cli)
-    return status
+    return stop_service(cli, AGENT_SERVICE, service, **given)
 
 
 @click.command()

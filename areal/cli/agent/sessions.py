@@ -102,17 +102,6 @@ def set_current(cli: Invocation, service: str, key: str | None) -> None:
         write_json(cli.home.ensure().current_sessions, {name: key for name, key in now.items() if key is not None})
 
 
-def forget_current(cli: Invocation) -> None:
-    """Those of services that this home has no more."""
-    from areal.cli.objects import HomeView
-    from areal.state.files import write_json
-
-    found, services = _current(cli), {each.ref.name for each in HomeView(cli.home).of_kind(AGENT_SERVICE)}
-    kept = {place: key for place, key in found.items() if place in services or "://" in place}
-    if kept != found:
-        write_json(cli.home.current_sessions, kept)
-
-
 def named_session(cli: Invocation, service: str, given: str | None) -> str:
     """The session that is named, else the current one. Raises UsageFault where there is none."""
     key = given or current_session(cli, service)

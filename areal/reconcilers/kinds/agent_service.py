@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -85,8 +86,18 @@ class AgentServiceController(ServiceController):
         return spec.setup_timeout_seconds
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
-        """The conversations go with the service. What their model calls recorded is the inference service's."""
+        """The conversations go with the service, and the note of which one is current. What their model calls recorded
+        is the inference service's."""
+        from areal.state.files import read_json, write_json
+
         shutil.rmtree(home.sessions / ref.name, ignore_errors=True)
+        file = home.current_sessions
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: it is damaged, and tells nothing
+            found: dict[str, str] = read_json(file)
+            if kept := {place: key for place, key in found.items() if place != ref.name}:
+                write_json(file, kept)
+            else:
+                file.unlink()
         return None
 
     # -- operations

@@ -157,8 +157,8 @@ def report_stage(stage: str, *, done: int | None = None, total: int | None = Non
 
 
 def drain_limit_s(configured: float) -> float:
-    """Seconds that running requests get now: as whoever stops us has said beside our run's records, since the setting may
-    have changed since our start; else as configured."""
+    """Seconds that running requests get now: as whoever stops us has said beside our run's records, since the setting
+    may have changed since our start; else as configured."""
     try:
         order = json.loads(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())
         return float(order["grace_s"])

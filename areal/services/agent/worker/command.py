@@ -17,6 +17,8 @@ passed on as it comes:
     {"type": "complete", "summary": "...", "metadata": {...}}                   each may be left out
     {"type": "failed", "error": "..."}
 
+A line that begins with { has at most 4,194,304 characters: a longer one fails the turn.
+
 The turn ends when the program does. Another exit status than 0 fails the turn, with the last lines of stderr, which
 goes to the worker's log. What it started in its group is killed then. Where the turn is cancelled, the group gets
 SIGTERM, and SIGKILL two seconds later.
@@ -211,7 +213,10 @@ class ProgramOutput:
         while self._pending:
             begins_event = self._pending[0] == "{" and not self._within_line
             line, found, rest = self._pending.partition("\n")
-            if begins_event and not found and not last and len(line) < _LONGEST_EVENT:
+            if begins_event and not found and len(line) >= _LONGEST_EVENT:
+                why = "no event may be so long, and a text that is must not begin with {"
+                raise AgentFailed(f"a line that begins with {{ has over {_LONGEST_EVENT} characters: {why}")
+            if begins_event and not found and not last:
                 return
             self._pending, self._within_line = rest, not found
             event = _event_of(line) if begins_event else None

@@ -63,6 +63,8 @@ PROGRAM = """
         time.sleep(3600)
     elif what == "flood":
         while True: print("x" * 1000)
+    elif what == "long":
+        say(type="tool_result", name="a", result="x" * (5 << 20))
     elif what == "deaf":
         sys.stdin.close()
         print("heard nothing of it")
@@ -168,6 +170,12 @@ def test_flood_is_held_back_and_bounded(worker: Process) -> None:
     *_, last = events
     assert last["failure"] == "agent" and "longer than a turn's answer may be" in last["error"]
     events.leave()
+
+
+def test_event_that_is_too_long_fails_the_turn_and_is_no_text(worker: Process) -> None:
+    *events, last = run(worker, "long")
+    assert events == [] and last["failure"] == "agent"
+    assert last["error"].startswith("a line that begins with { has over 4194304 characters")
 
 
 def test_program_that_is_not_there_ends_the_worker(processes: Processes) -> None:
