@@ -74,18 +74,16 @@ def page() -> str:
         f"| [`areal {' '.join(path)}`](#areal-{'-'.join(path)}) | {leaf.help} |" for path, _, leaf in commands()
     ]
     parts = [_HEAD + "\n".join(shared), "## Commands", "\n".join(["| command | |", "| --- | --- |", *contents])]
-    parts += [_section(path, command) for path, command, _ in commands()]
+    for path, command, _ in commands():
+        name = " ".join(("areal", *path))
+        ctx = click.Context(command, info_name=name, terminal_width=_WIDTH, max_content_width=_WIDTH)
+        usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
+        lines = [f"### {name}", "", f"`{usage}`", "", _text(command)]
+        options = [param for param in command.params if isinstance(param, click.Option) and not _SHARED & {*param.opts}]
+        if options:
+            lines += ["", "| flag | |", "| --- | --- |", *[_row(option) for option in options]]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def _section(path: tuple[str, ...], command: click.Command) -> str:
-    ctx = click.Context(command, info_name=" ".join(("areal", *path)), terminal_width=_WIDTH, max_content_width=_WIDTH)
-    usage = " ".join(ctx.get_usage().removeprefix("Usage: ").split())
-    lines = [f"### areal {' '.join(path)}", "", f"`{usage}`", "", _text(command)]
-    options = [param for param in command.params if isinstance(param, click.Option) and not _SHARED & {*param.opts}]
-    if options:
-        lines += ["", "| flag | |", "| --- | --- |", *[_row(option) for option in options]]
-    return "\n".join(lines)
 
 
 def _text(command: click.Command) -> str:

@@ -152,7 +152,9 @@ def get_custom_dataset(
         loader = DATASETS.resolve(where) if where in DATASETS else load_attr(where, "dataset")
         return loader(split=split, dataset_config=dataset_config, tokenizer=tokenizer)
     rows = read_dataset(where, split)
-    return formatted(rows, kind, tokenizer, longest, BOXED if _is_gsm8k(rows) else "")
+    first = rows[0]
+    is_gsm8k = set(first) == {"question", "answer"} and "####" in str(first["answer"])
+    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "")
 
 
 def _is_dotted(where: str) -> bool:
@@ -160,9 +162,3 @@ def _is_dotted(where: str) -> bool:
     *module, name = where.split(".")
     is_name = bool(module) and where.replace(".", "").isidentifier() and f".{name}" not in SUFFIXES
     return is_name and not Path(where).exists()
-
-
-def _is_gsm8k(rows: Rows) -> bool:
-    """Whether the rows are GSM8K's: a question, and a solution that ends in ``#### number``."""
-    first = rows[0]
-    return set(first) == {"question", "answer"} and "####" in str(first["answer"])

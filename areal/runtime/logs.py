@@ -86,14 +86,6 @@ def previous_start(paths: Sequence[str]) -> list[str]:
 def starts(paths: Sequence[str]) -> list[list[str]]:
     """The lines of each start of the component, oldest first, as far as the last 8 MiB go back."""
     groups: list[list[str]] = []
-    for line in _recent_text(paths).splitlines():
-        if not groups or _STARTED.match(line):
-            groups.append([])
-        groups[-1].append(line)
-    return groups
-
-
-def _recent_text(paths: Sequence[str]) -> str:
     parts: list[bytes] = []
     room = _EXAMINED_BYTES
     for path in reversed(paths):
@@ -102,7 +94,11 @@ def _recent_text(paths: Sequence[str]) -> str:
         room -= len(data)
         if room <= 0:
             break
-    return b"".join(parts).decode("utf-8", "replace")
+    for line in b"".join(parts).decode("utf-8", "replace").splitlines():
+        if not groups or _STARTED.match(line):
+            groups.append([])
+        groups[-1].append(line)
+    return groups
 
 
 def _end_of_file(path: str, size: int) -> bytes:

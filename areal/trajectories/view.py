@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from areal.errors import ArealError, NotFound
 from areal.trajectories.record import Episode, Interaction
@@ -197,16 +196,15 @@ def _parent_of(branch: str, known: Mapping[str, object]) -> str:
 
 def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
     """An external model's interaction: who said what."""
-    said = [*row.messages, *([row.response] if row.response is not None else [])]
-    return [(str(each.get("role", "?")), _content(each)) for each in said]
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    text = content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
-    functions = (call.get("function") or call for call in message.get("tool_calls") or ())
-    calls = (call_text(str(each.get("name")), str(each.get("arguments"))) for each in functions)
-    return "\n".join(filter(None, (text, *calls)))
+    said = []
+    for message in (*row.messages, *([row.response] if row.response is not None else [])):
+        content = message.get("content")
+        if not isinstance(content, str):
+            content = "" if content is None else json.dumps(content, ensure_ascii=False)
+        functions = (call.get("function") or call for call in message.get("tool_calls") or ())
+        calls = (call_text(str(each.get("name")), str(each.get("arguments"))) for each in functions)
+        said.append((str(message.get("role", "?")), "\n".join(filter(None, (content, *calls)))))
+    return said
 
 
 def call_text(name: str, arguments: str) -> str:

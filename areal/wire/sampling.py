@@ -97,7 +97,9 @@ def parse_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
                 raise UsageFault(f"sampling.{name} must be true or false, not {value!r}")
             values[name] = value
         elif name == "stop_token_ids":
-            values[name] = tuple(_token(name, each, vocab_size) for each in _list(name, value))
+            if not isinstance(value, list):
+                raise UsageFault(f"sampling.{name} must be a list, not {value!r}")
+            values[name] = tuple(_token(name, each, vocab_size) for each in value)
         elif name == "logit_bias":
             values[name] = _bias(value, vocab_size)
         else:
@@ -120,12 +122,6 @@ def _integer(name: str, value: Any, low: int, high: int) -> int:
         raise UsageFault(f"sampling.{name} must be a whole number, not {value!r}")
     if not low <= value <= high:
         raise UsageFault(f"sampling.{name} must be between {low} and {high}, not {value}")
-    return value
-
-
-def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageFault(f"sampling.{name} must be a list, not {value!r}")
     return value
 
 

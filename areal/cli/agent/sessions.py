@@ -163,25 +163,20 @@ def _page(document: Mapping[str, Any]) -> str:
 
 
 def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Each turn of a session, those that failed too."""
+    """Each turn of a session, those that failed too: its messages, with a line for each tool call and its result."""
     for turn in document["recorded_turns"]:
         yield f"\n[{clock(turn['at'])}, {turn['seconds']:.3g} s, {turn['outcome']}]"
-        yield from _message_lines(turn["messages"])
+        for message in turn["messages"]:
+            role, content = message.get("role"), _content(message.get("content"))
+            if role == "tool":
+                yield result_line(content)
+                continue
+            if content:
+                yield f"{role}: {spelled(content)}"
+            for call in message.get("tool_calls") or ():
+                yield tool_line(call["function"]["name"], call["function"]["arguments"])
         if turn["error"]:
             yield f"failed: {_short(turn['error'])}"
-
-
-def _message_lines(messages: list[Mapping[str, Any]]) -> Iterator[str]:
-    """OpenAI chat messages, with a line for each tool call and for its result."""
-    for message in messages:
-        role, content = message.get("role"), _content(message.get("content"))
-        if role == "tool":
-            yield result_line(content)
-            continue
-        if content:
-            yield f"{role}: {spelled(content)}"
-        for call in message.get("tool_calls") or ():
-            yield tool_line(call["function"]["name"], call["function"]["arguments"])
 
 
 def tool_line(name: str, arguments: str) -> str:

@@ -51,19 +51,18 @@ def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tenso
 
 
 def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tensor | None, *targets: Tensor) -> Tensor:
-    """[B, T] of ``score(logits, *targets, divisors)`` of some rows at a time; ``targets`` are flat."""
+    """[B, T] of ``score(logits, *targets, divisors)`` of some rows at a time; ``targets`` are flat, ``divisors`` the
+    temperatures of these rows, [rows, 1]."""
     batch, length, vocabulary = logits.shape
     rows = _rows(vocabulary)
     scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
     given = (torch.split(each, rows) for each in targets)
-    parts = zip(scored, *given, _divisors(temperatures, rows, len(scored)), strict=True)
+    divisors: Sequence[Tensor | None] = [None] * len(scored)
+    if temperatures is not None:
+        divisors = torch.split(temperatures[:, 1:].reshape(-1, 1), rows)
+    parts = zip(scored, *given, divisors, strict=True)
     flat = torch.cat([score(*part) for part in parts])
     return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
-
-
-def _divisors(temperatures: Tensor | None, rows: int, count: int) -> Sequence[Tensor | None]:
-    """The temperatures of each part of the logits, [rows, 1]."""
-    return [None] * count if temperatures is None else torch.split(temperatures[:, 1:].reshape(-1, 1), rows)
 
 
 def _rows(vocabulary: int) -> int:

@@ -201,7 +201,9 @@ class JournalClient:
             if model is None:
                 raise ApiError(404, "no data proxy has this session any more", code="session_not_found")
             if not self._table.routable(model, even_suspects=True, journal=tag):
-                for worker in self._unready(tag):
+                # One whose engine is gone still has what is recorded: rewards and exports need no engine.
+                workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
+                for worker in {worker.addr: worker for worker in workers if tag in worker.journals}.values():
                     reply = await self._try(worker, method, path, headers, body, min(timeout_s, _UNREADY_S))
                     if reply is not None and reply.status not in _AGAIN:
                         return reply
@@ -213,12 +215,6 @@ class JournalClient:
             if reply is None or reply.status == 503:
                 self._table.suspect(worker.addr)
             refused = {worker.addr}
-
-    def _unready(self, tag: str) -> list[WorkerEntry]:
-        """Holders of the journal that take no calls now. One whose engine is gone still has what is recorded: rewards
-        and exports need no engine."""
-        workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
-        return list({worker.addr: worker for worker in workers if tag in worker.journals}.values())
 
     async def each(
         self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0, model: str | None = None
