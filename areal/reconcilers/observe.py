@@ -19,7 +19,7 @@ from typing import Any
 from areal.errors import ArealError
 from areal.runtime import procfs
 from areal.runtime.backends.base import NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
-from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, http_get_all
+from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, halted_note, http_get_all
 from areal.state.home import read_key
 from areal.state.records import StoredObject
 
@@ -203,8 +203,7 @@ def _settings(answer: ProbeResponse | ProbeFailed) -> Mapping[str, Any]:
 def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen, str]:
     path = ready_path(state.spec)
     if isinstance(answer, NoAnswer):
-        halted = f"; pid {state.pid} is stopped by a signal (kill -CONT {state.pid})" if state.halted else ""
-        return Seen.SILENT, f"GET {path}: {answer}{halted}"
+        return Seen.SILENT, f"GET {path}: {answer}{halted_note(state)}"
     if isinstance(answer, ProbeFailed):
         return Seen.REFUSING, f"GET {path}: {answer}"
     data = _object(answer.body)

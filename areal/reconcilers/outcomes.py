@@ -13,7 +13,7 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report
 from areal.reconcilers.observe import conditions_of, observe
 from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
-from areal.reconcilers.status import gateway_address, health_of, hosts_of
+from areal.reconcilers.status import gateway_address, health_of, hosts_of, rollout_failure
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import RunControl
 from areal.state.events import EventLog
@@ -73,6 +73,23 @@ def write_statuses(
     for event in events:
         EventLog(ctx.home).record(*event, actor=ctx.actor)
     return endings
+
+
+def take_back_failures(ctx: Context, store: ObjectStore, backend: RunControl, targets: Sequence[Target]) -> None:
+    """Of objects for which nothing is to be done any more, and that serve: what once failed came right by itself."""
+    failed = [target for target in targets if not target.gone and rollout_failure(target.object)]
+    if not failed:
+        return
+    hosts = hosts_of(ctx.home, [target.object for target in failed])
+    seen = observe(backend, [*(target.object for target in failed), *hosts.values()])
+    statuses: dict[Ref, dict[str, Any]] = {}
+    for target in failed:
+        stored, health = store.get(target.object.ref), health_of(target.object, seen, hosts)
+        if stored is not None and stored.status == target.object.status and health.phase == "Ready":
+            found = conditions_of(health, stored.generation, None, stored.status["conditions"], time.time())
+            conditions = [condition.to_json() for condition in found]
+            statuses[stored.ref] = {**stored.status, "phase": health.phase, "conditions": conditions}
+    store.put_statuses(statuses)
 
 
 # -- outcomes

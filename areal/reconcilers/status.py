@@ -109,14 +109,20 @@ def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObj
     return {ref: item for ref, item in found.items() if item is not None}
 
 
+def rollout_failure(obj: StoredObject) -> str | None:
+    """Why the last rollout failed, while it is about this generation. A later one that succeeds takes it back, and so
+    does a command that finds nothing left to be done."""
+    previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
+    mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
+    failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
+    return (failures[0] if failures else "") or None
+
+
 def _status(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> ObjectStatus:
     now, ref = time.time(), str(obj.ref)
     health = health_of(obj, seen, hosts)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
-    # why the last rollout failed, while it is about this generation; a later one that succeeds takes it back
-    mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
-    failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
-    failure = (failures[0] if failures else "") or None
+    failure = rollout_failure(obj)
     return ObjectStatus(
         ref,
         "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version serves on

@@ -281,12 +281,17 @@ def wait_ready(
             return state
         if elapsed_s >= timeout_s:
             doing = f" ({stage.stage})" if (stage := backend.stage(uid)) is not None else ""
-            late = f"{_name(state)} was not ready within {timeout_s:g} s{doing}: {why}"
+            late = f"{_name(state)} was not ready within {timeout_s:.3g} s{doing}: {why}{halted_note(state)}"
             raise TimedOut(late, hint=_logs_hint(state), detail=_last_lines(backend, state))
         on_wait(state, elapsed_s)
         if interrupted.wait(pause_s):
             raise KeyboardInterrupt
         pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, elapsed_s * _PAUSE_SHARE))
+
+
+def halted_note(state: RunState) -> str:
+    """Why a process does not answer that somebody stopped by a signal; "" where nobody did."""
+    return f"; pid {state.pid} is stopped by a signal (kill -CONT {state.pid})" if state.halted else ""
 
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -56,6 +58,23 @@ def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box)
     served.ok("apply", "-f", manifest)
     assert served.pids() == before
     assert served.areal("diff", "-f", manifest).code == 0
+
+
+def test_failure_that_came_right_by_itself_is_taken_back_by_the_next_apply(served: Box) -> None:
+    manifest, engine = served.manifest(), served.pids()["engine/0"]
+    served.ok("apply", "-f", manifest)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        failed = served.areal("apply", "-f", manifest, "--timeout", "3s")
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    assert failed.code == 7
+    assert f"pid {engine} is stopped by a signal (kill -CONT {engine})" in failed.err
+    served.ok("wait", "model/reverse", "--for", "ready", "--timeout", "60s")
+    served.ok("apply", "-f", manifest)
+    assert "RolloutFailed" not in served.ok("get", "model/reverse", "-o", "json").out
+    assert served.areal("inf", "status").code == 0
+    assert served.pids()["engine/0"] == engine
 
 
 @pytest.mark.slow
