@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from areal.cli.agent.traffic import agent_traffic, page
 from areal.cli.remote import GatewayClient
+from areal.cli.traffic import agent_page, agent_traffic
 from tests.cli.conftest import Areal, Result, Spawner, Typist
 from tests.services.agent.whole import WholeService, start_agents
 from tests.services.processes import Processes, wait_until
@@ -283,4 +283,4 @@ def test_traffic_is_what_went_through_since_the_look_before(agent: Agent, servic
         assert 0 < seen[name]["p50"] <= seen[name]["p99"], name
     (pair,) = seen["pairs"]
     assert pair["turnsPerSecond"] > 0 and pair["commitSeconds"]["p50"] > 0
-    assert "/s failed" in page(seen) and "data-proxy/0" in page(seen)
+    assert "/s failed" in agent_page(seen) and "data-proxy/0" in agent_page(seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal.cli.inf.traffic import TrafficSample, bars, compared, duration, page
+from areal.cli.traffic import TrafficSample, bars, duration, inference_figures, inference_page
 from areal.client.prometheus import Page, parse
 
 WORKERS = [
@@ -36,7 +36,7 @@ def replica(tokens: int) -> Page:
 def test_rates_and_quantiles_are_of_the_time_between_two_looks() -> None:
     before = TrafficSample(100.0, gateway(10, 0, 0), {"http://a": replica(50)}, WORKERS)
     after = TrafficSample(102.0, gateway(110, 2, 51), {"http://a": replica(250)}, WORKERS)
-    found = compared(before, after)
+    found = inference_figures(before, after)
     assert found["tokensPerSecond"] == 100.0
     assert found["gateway"]["requestsPerSecond"] == 51.0
     assert found["gateway"]["failuresPerSecond"] == 1.0
@@ -49,25 +49,25 @@ def test_rates_and_quantiles_are_of_the_time_between_two_looks() -> None:
 
 def test_first_look_has_loads_and_no_rates() -> None:
     look = TrafficSample(1.0, gateway(10, 1, 1), {"http://a": replica(50)}, WORKERS)
-    found = compared(look, look)
+    found = inference_figures(look, look)
     assert found["tokensPerSecond"] is None
     assert found["gateway"]["requestsPerSecond"] is None
     assert found["gateway"]["requestSeconds"] is None
     assert found["gateway"]["inFlight"] == 3
-    text = page({**found, "tokensPerSecondHistory": []}, wide=True)
+    text = inference_page({**found, "tokensPerSecondHistory": []}, wide=True)
     assert "requests   -/s, 3 in flight, 0 waiting" in text
 
 
 def test_replica_that_is_new_at_this_look_has_no_rate_of_its_whole_life() -> None:
     before = TrafficSample(1.0, gateway(0, 0, 0), {}, [])
     after = TrafficSample(2.0, gateway(0, 0, 0), {"http://a": replica(1000)}, WORKERS[:1])
-    assert compared(before, after)["replicas"][0]["tokensPerSecond"] == 0.0
+    assert inference_figures(before, after)["replicas"][0]["tokensPerSecond"] == 0.0
 
 
 def test_page_reads_in_units_of_people() -> None:
     before = TrafficSample(0.0, gateway(0, 0, 0), {"http://a": replica(0)}, WORKERS)
     after = TrafficSample(1.0, gateway(100, 1, 0), {"http://a": replica(123456)}, WORKERS)
-    text = page({**compared(before, after), "tokensPerSecondHistory": [0.0, 1.0, 2.0]}, wide=False)
+    text = inference_page({**inference_figures(before, after), "tokensPerSecondHistory": [0.0, 1.0, 2.0]}, wide=False)
     assert "requests   101/s, 1/s failed, 3 in flight, 0 waiting" in text
     assert "tokens     123,456/s  ▁▅█" in text
     assert [line.split()[:2] for line in text.splitlines()[-2:]] == [["w0", "ready"], ["w1", "dead"]]

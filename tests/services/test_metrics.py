@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from areal.cli.inf.traffic import inference_traffic, page
 from areal.cli.remote import GatewayClient
+from areal.cli.traffic import inference_page, inference_traffic
 from areal.client.prometheus import Page, parse
 from tests.services.inference.recorder.rollouts import begin
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready, wait_until
@@ -137,7 +137,7 @@ def test_watching_sees_the_traffic_of_each_replica(fleet: Fleet, module_processe
     assert seen["tokensPerSecond"] == replica["tokensPerSecond"] > 0
     assert seen["gateway"]["requestsPerSecond"] > 0
     assert seen["firstTokenSeconds"]["p50"] > 0
-    assert replica["worker"] in page(seen, wide=True)
+    assert replica["worker"] in inference_page(seen, wide=True)
 
 
 def test_watch_prints_a_document_a_look_with_rates_from_the_second_on(

@@ -183,12 +183,12 @@ def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
     """
 
     def page(document: Mapping[str, Any]) -> str:
-        from areal.cli.agent.traffic import page
+        from areal.cli.traffic import agent_page
 
-        return status_page(document, traffic=page)
+        return status_page(document, traffic=agent_page)
 
     def traffic(chosen: GatewayClient) -> Traffic:
-        from areal.cli.agent.traffic import agent_traffic
+        from areal.cli.traffic import agent_traffic
 
         return agent_traffic(chosen, partial(_data_proxies, cli, service))
 

@@ -77,14 +77,14 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
     """
 
     def page(document: Mapping[str, Any]) -> str:
-        from areal.cli.inf.traffic import page
+        from areal.cli.traffic import inference_page
 
         models = render_table(document["models"], _MODELS) if document["models"] else ""
         wide = cli.format.kind == "wide"
-        return status_page(document, models, traffic=lambda found: page(found, wide=wide))
+        return status_page(document, models, traffic=lambda found: inference_page(found, wide=wide))
 
     def traffic(chosen: GatewayClient) -> Traffic:
-        from areal.cli.inf.traffic import inference_traffic
+        from areal.cli.traffic import inference_traffic
 
         return inference_traffic(chosen)
 

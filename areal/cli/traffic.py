@@ -1,7 +1,8 @@
 """The traffic of a service, from the metrics of its gateway and data proxies: rates between two samples.
 
-Replicas are asked at the addresses that the router has of them. Where these are another machine's loopback, what the
-router knows of them is all that is shown.
+Replicas are asked at the addresses that the router has of them, the data proxies of agents where this home runs them.
+Elsewhere, and where the addresses are another machine's loopback, what the router knows of them, or the gateway's
+metrics, is all that is shown.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ _CALLS = frozenset(
     for prefix in ("/v1", "")
     for call in ("chat/completions", "completions", "responses", "messages")
 )  # model calls; the rest is bookkeeping
+
+_FAILED_TURNS = ("agent", "infra")
 
 Document = dict[str, Any]
 
@@ -69,7 +72,12 @@ def inference_traffic(chosen: GatewayClient) -> ServiceTraffic:
         workers = chosen.get("/workers").get("workers", [])
         return sampled(chosen, {str(each["worker_addr"]): str(each["worker_addr"]) for each in workers}, workers)
 
-    return ServiceTraffic(sample, compared, "tokensPerSecond")
+    return ServiceTraffic(sample, inference_figures, "tokensPerSecond")
+
+
+def agent_traffic(chosen: GatewayClient, addresses: Callable[[], Mapping[str, str]]) -> ServiceTraffic:
+    """``addresses`` of data proxies, by ``data-proxy/N``."""
+    return ServiceTraffic(lambda: sampled(chosen, addresses()), agent_figures, "turnsPerSecond")
 
 
 def sampled(
@@ -91,11 +99,10 @@ def _metrics_page(url: str, key: str | None) -> Page | None:
     return parse(text) if status == 200 and isinstance(text, str) else None
 
 
-# -- pure from here on
+# -- pure from here on; ``before`` is ``after`` at the first look: then rates and quantiles are None
 
 
-def compared(before: TrafficSample, after: TrafficSample) -> Document:
-    """``before`` is ``after`` at the first look: then rates and quantiles are None."""
+def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
     seconds = after.at - before.at
     replicas = [_replica(before, after, worker, seconds) for worker in after.workers]
     rates = [each["tokensPerSecond"] for each in replicas if each["tokensPerSecond"] is not None]
@@ -160,6 +167,47 @@ def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, A
     }
 
 
+def agent_figures(before: TrafficSample, after: TrafficSample) -> Document:
+    seconds = after.at - before.at
+    pairs = [_pair(name, before.replicas.get(name, page), page, seconds) for name, page in after.replicas.items()]
+    first, now = before.gateway, after.gateway
+
+    def outcome(*names: str) -> float | None:
+        return rate(
+            growth(first, now, "areal_agent_turns_total", lambda labels: labels.get("outcome") in names), seconds
+        )
+
+    return {
+        "seconds": round(seconds, 3),
+        "turnsPerSecond": outcome("complete"),
+        "failuresPerSecond": outcome(*_FAILED_TURNS),
+        "cancelledPerSecond": outcome("cancelled", "abandoned"),
+        "running": now.total("areal_agent_turns_running"),
+        "queued": now.total("areal_gateway_queued"),
+        "turnSeconds": quantiles(buckets(first, now, "areal_agent_turn_seconds"), seconds),
+        "firstEventSeconds": quantiles(buckets(first, now, "areal_agent_first_event_seconds"), seconds),
+        "sessions": sum(pair["sessions"] or 0 for pair in pairs) if pairs else None,
+        "rewardsPerSecond": _sum(pair["rewardsPerSecond"] for pair in pairs),
+        "pairs": pairs,
+    }
+
+
+def _pair(name: str, before: Page, after: Page, seconds: float) -> Document:
+    return {
+        "pair": name,
+        "sessions": after.total("areal_sessions_open"),
+        "running": after.total("areal_agent_turns_running"),
+        "turnsPerSecond": rate(growth(before, after, "areal_agent_turns_total"), seconds),
+        "rewardsPerSecond": rate(growth(before, after, "areal_rewards_total"), seconds),
+        "commitSeconds": quantiles(buckets(before, after, "areal_commit_seconds"), seconds),
+    }
+
+
+def _sum(values: Any) -> float | None:
+    found = [each for each in values if each is not None]
+    return round(sum(found), 3) if found else None
+
+
 def rate(count: float, seconds: float) -> float | None:
     return round(count / seconds, 3) if seconds > 0 else None
 
@@ -214,7 +262,7 @@ _REPLICAS = (
 )
 
 
-def page(document: Document, *, wide: bool) -> str:
+def inference_page(document: Document, *, wide: bool) -> str:
     """Pairs are p50 and p99 since the look before."""
     gateway = document["gateway"]
     failed = f", {number(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
@@ -227,6 +275,35 @@ def page(document: Document, *, wide: bool) -> str:
         f"           first after {first}, then one every {pair_of(document, 'perTokenSeconds')}",
     ]
     return "\n".join(lines) + "\n\n" + render_table(document["replicas"], _REPLICAS, wide=wide)
+
+
+_PAIRS = (
+    shown("PAIR", "pair"),
+    _figure("SESSIONS", "sessions"),
+    _figure("RUNNING", "running"),
+    _figure("TURNS/S", "turnsPerSecond"),
+    _figure("REWARDS/S", "rewardsPerSecond"),
+    Column("COMMIT", lambda row: pair_of(row, "commitSeconds"), right=True),
+)
+
+
+def agent_page(document: Row) -> str:
+    """Pairs of figures are p50 and p99 since the look before."""
+    told = [f"{number(document['running'])} run, {number(document['queued'])} wait"]
+    for name, word in (("failuresPerSecond", "failed"), ("cancelledPerSecond", "cancelled")):
+        told += [f"{number(document[name])}/s {word}"] if document[name] else []
+    latency, first = pair_of(document, "turnSeconds"), pair_of(document, "firstEventSeconds")
+    lines = [
+        f"turns      {number(document['turnsPerSecond'])}/s  {bars(document['turnsPerSecondHistory'])}",
+        f"           {', '.join(told)}",
+        f"latency    {latency}  (p50 / p99; first event after {first})",
+    ]
+    if document["pairs"]:
+        lines.append(
+            f"sessions   {number(document['sessions'])} open, {number(document['rewardsPerSecond'])} rewards/s"
+        )
+    table = render_table(document["pairs"], _PAIRS) if document["pairs"] else ""
+    return "\n".join(lines) + (f"\n\n{table}" if table else "")
 
 
 def bars(values: Sequence[float]) -> str:
