@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.errors import ArealError, InvalidManifest
-from areal.runtime.backends.base import Cause, Job, JobState, Phase
-from areal.runtime.backends.ray import RayBackend, pack
+from areal.runtime.backends import ray
+from areal.runtime.backends.base import Cause, Job, JobState, Phase, RunState
+from areal.runtime.backends.ray import RayApi, RayBackend, pack
 from areal.runtime.backends.ray_job import (
     DEFAULT_ADDRESS,
     NODE_LOST_STATUS,
@@ -323,3 +324,34 @@ def test_runs_are_unknown_with_the_words_while_ray_does_not_answer(tmp_path: Pat
     assert run and state.phase is Phase.UNKNOWN and "does not answer" in state.reason
     with pytest.raises(ArealError, match="does not answer"):
         backend.stop("r1")
+
+
+# -- a stop
+
+
+@pytest.mark.parametrize(("demands", "posts"), [([], ["stop"]), ([{"CPU": 0.1}], ["stop", "cancel"])])
+def test_stop_of_a_job_that_only_begins_slowly_submits_no_other_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demands: list[dict[str, float]], posts: list[str]
+) -> None:
+    body = request()
+    pending = {"status": "PENDING", "message": "", "metadata": body["metadata"], "submission_id": "r1.h1"}
+    answers = [*[pending] * 4, {**pending, "status": "STOPPED"}]
+    said: list[str] = []
+
+    def call(api: RayApi, method: str, path: str, sent: Any = None, **_: Any) -> Any:
+        if method == "POST":
+            said.append("stop" if path.endswith("/stop") else "cancel")
+            return None
+        if path.endswith("/cluster_status"):
+            return {"data": {"clusterStatus": {"loadMetricsReport": {"resourceDemand": [[d, 1] for d in demands]}}}}
+        return answers.pop(0)
+
+    monkeypatch.setattr(RayApi, "call", call)
+    monkeypatch.setattr(ray, "_STARTING_S", 0.0)
+    backend = RayBackend(tmp_path)
+    backend.store.create(run_spec())
+    Path(backend.store.folder("r1"), "ray.json").write_text('{"address": "http://127.0.0.1:9", "session": "s"}')
+
+    backend.end_job("r1", RunState(run_spec(), Phase.QUEUED), 0.5)
+
+    assert said == posts

@@ -52,6 +52,7 @@ from areal.runtime.backends.ray_job import (
     resolve_address,
     settings_of,
     submission_id,
+    waits_for_resources,
     wants_in,
     wants_of,
     why_impossible,
@@ -60,7 +61,7 @@ from areal.runtime.backends.ray_job import (
 RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
 DRIVER = "driver.json"  # of a run over several nodes: what its driver waits for
 _REQUEST_S, _SUBMIT_S = 10.0, 60.0
-_STARTING_S = 3.0  # a job that waits for longer waits for resources
+_STARTING_S = 3.0  # a job that waits for longer may wait for resources
 _MARGIN_S = 15.0
 _POLL_S = 0.1
 _PACKAGE_BYTES = 200 << 20
@@ -122,6 +123,9 @@ class RayApi:
 
     def nodes(self) -> list[RayNode]:
         return parse_nodes(self.call("GET", "/api/v0/nodes?detail=1"))
+
+    def load(self) -> list[Mapping[str, float]]:
+        return parse_load(self.call("GET", "/api/cluster_status"))
 
     def submit(self, request: Mapping[str, Any]) -> None:
         """Nothing where the job is there already. A head that has just started is given time."""
@@ -284,7 +288,7 @@ class RayBackend(ClusterBackend):
         entries = [entry for entry in api.jobs() if (entry.get("metadata") or {}).get(HOME_KEY) == home]
         load: list[Mapping[str, float]] = []
         if any(entry["status"] == "PENDING" for entry in entries):
-            load = parse_load(api.call("GET", "/api/cluster_status"))
+            load = api.load()
         found = {}
         for entry in entries:
             uid = str(entry["metadata"].get(RUN_KEY))
@@ -346,7 +350,7 @@ class RayBackend(ClusterBackend):
             return
         api, began = RayApi(address), time.monotonic()
         folder, job_id = self.store.folder(uid), self._job_id(uid)
-        asked = cancelled = False
+        asked, cancel = False, ""
         while True:
             entry, waited_s = api.job(job_id), time.monotonic() - began
             if entry is None or entry["status"] in TERMINAL:
@@ -358,12 +362,16 @@ class RayBackend(ClusterBackend):
             if not gentle and not asked:
                 asked = True
                 api.call("POST", f"/api/jobs/{quote(job_id)}/stop")
-            if entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancelled:
-                cancelled = True
-                api.submit(cancel_request(uid, self._home_id(), python_of(settings_of(state.spec.scheduler))))
+            if entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancel:
+                # One that has a node ends by itself once it has begun, which takes as long as the node is busy.
+                if waited_s > _MARGIN_S or waits_for_resources(wants_in(entry), api.load()):
+                    request = cancel_request(uid, self._home_id(), python_of(settings_of(state.spec.scheduler)))
+                    api.submit(request)
+                    cancel = str(request["submission_id"])
             if waited_s > grace_s + 4 * _MARGIN_S:
-                raise TimedOut(f"Ray does not end the job of run {uid}: {brief(str(entry['message']))}")
-            time.sleep(_POLL_S)
+                last = (api.job(cancel) if cancel else None) or entry
+                raise TimedOut(f"Ray does not end the job of run {uid}: {brief(str(last['message']))}")
+            time.sleep(_POLL_S if waited_s < _STARTING_S else 5 * _POLL_S)
 
     def forget(self, uid: str, *, unprovable: bool = False) -> None:
         cluster = self._cluster(uid)

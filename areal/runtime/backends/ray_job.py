@@ -218,9 +218,14 @@ def brief(message: str) -> str:
     return " ".join(said[-4:] if said else lines[-3:])[-600:]
 
 
+def waits_for_resources(wants: RayWants, load: Sequence[Mapping[str, float]]) -> int:
+    """How many demands of this size Ray has pending; one may be this job's."""
+    return sum(dict(demand) == dict(wants.resources) for demand in load)
+
+
 def waiting_reason(wants: RayWants, load: Sequence[Mapping[str, float]]) -> str:
     """``Resources: GPU 4`` where Ray has this demand pending."""
-    same = sum(dict(demand) == dict(wants.resources) for demand in load)
+    same = waits_for_resources(wants, load)
     if not same:
         return "Ray sets up its environment"
     asked = ", ".join(f"{name} {count:g}" for name, count in sorted(wants.resources.items()))
