@@ -192,6 +192,12 @@ NO_IMAGE = (
 @pytest.mark.parametrize(
     ("message", "words"),
     [
+        (
+            NODE_DIED.replace("\tclass", "\tactor_id: a1\n\tpid: 7\n\tnamespace: N\n\tip: 10.0.0.7\n\tclass"),
+            "Job supervisor actor died: The actor died unexpectedly before finishing this task. "
+            "The actor died because its node has died. Node Id: a9 the actor's node was terminated unexpectedly: "
+            "health check failed due to missing too many heartbeats",
+        ),
         (NO_PYTHON, "/bin/sh: 1: exec: /no/python: not found"),
         (
             NO_IMAGE,

@@ -362,12 +362,12 @@ class RayBackend(ClusterBackend):
             if not gentle and not asked:
                 asked = True
                 api.call("POST", f"/api/jobs/{quote(job_id)}/stop")
-            if entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancel:
-                # One that has a node ends by itself once it has begun, which takes as long as the node is busy.
-                if waited_s > _MARGIN_S or waits_for_resources(wants_in(entry), api.load()):
-                    request = cancel_request(uid, self._home_id(), python_of(settings_of(state.spec.scheduler)))
-                    api.submit(request)
-                    cancel = str(request["submission_id"])
+            waits_long = entry["status"] == "PENDING" and waited_s > _STARTING_S and not cancel
+            # One that has a node ends by itself once it has begun, which takes as long as the node is busy.
+            if waits_long and (waited_s > _MARGIN_S or waits_for_resources(wants_in(entry), api.load())):
+                request = cancel_request(uid, self._home_id(), python_of(settings_of(state.spec.scheduler)))
+                api.submit(request)
+                cancel = str(request["submission_id"])
             if waited_s > grace_s + 4 * _MARGIN_S:
                 last = (api.job(cancel) if cancel else None) or entry
                 raise TimedOut(f"Ray does not end the job of run {uid}: {brief(str(last['message']))}")

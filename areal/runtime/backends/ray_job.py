@@ -22,6 +22,7 @@ DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 NODE_LOST_STATUS = 75  # of the driver
 LOST_S = 90.0  # a raylet ends itself, and its jobs, 60 s after it has lost its head
 _FRAMES = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t]+.*\n)*", re.MULTILINE)
+_ACTOR = re.compile(r"^\s*(?:class_name|actor_id|pid|name|namespace|ip|repr): .*$", re.MULTILINE)
 _JOB_MANAGER = re.compile(r"^(?:.*\sINFO job_manager\.py|Running entrypoint for job ).*$", re.MULTILINE)
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would start it on the head
@@ -213,7 +214,7 @@ def brief(message: str) -> str:
     """Ray's words without the frames of its traceback and the log that it quotes, but for the last lines."""
     head, _, log = message.partition("last available logs")
     quoted = _JOB_MANAGER.sub("", log.partition("\n")[2]).strip() or head.removesuffix(", ")
-    lines = [line.strip() for line in _FRAMES.sub("", quoted).splitlines() if line.strip()]
+    lines = [line.strip() for line in _ACTOR.sub("", _FRAMES.sub("", quoted)).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith("areal: ")] if log else lines
     return " ".join(said[-4:] if said else lines[-3:])[-600:]
 
