@@ -26,7 +26,7 @@ from areal.services.http.messages import (
 from areal.services.http.service import Service, json_response
 from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
-from areal.services.inference.recorder.exporting import ExportRequest
+from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import TrajectoryTurns
 from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz
@@ -269,9 +269,11 @@ class TrajectoryRoutes:
         if body.dry_run:
             await journal.check_export(wanted)
             return json_response({"status": "ok"})
+        taken = None
         if body.reward is not None:
-            self._rewards.inc(int(await self._seal(journal, wanted, check_reward(body.reward))))
-        kept, export = await journal.export(wanted)
+            given, taken = await self._seal(journal, wanted, check_reward(body.reward))
+            self._rewards.inc(int(given))
+        kept, export = taken or await journal.export(wanted)
         self._exports.inc()
         self._rows.inc(len(export.rows))
         for error in export.errors:
@@ -281,7 +283,9 @@ class TrajectoryRoutes:
             return _answer(str(kept.name), export, body.format, removed)
         return await asyncio.to_thread(_answer, str(kept.name), export, body.format, removed)
 
-    async def _seal(self, journal: SessionJournal, wanted: ExportRequest, reward: float) -> bool:
+    async def _seal(
+        self, journal: SessionJournal, wanted: ExportRequest, reward: float
+    ) -> tuple[bool, tuple[StoredExport, Export] | None]:
         """Raises 400 for several sessions, and for one of several trajectories."""
         if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
             raise bad_request("reward is for one session, and its last interaction", param="reward")

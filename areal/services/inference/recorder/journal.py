@@ -74,6 +74,7 @@ from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
+_AT_ONCE_BYTES = 32 * 1024  # of a session: to build its rows takes no longer than a thread's beginning
 _MOST_NOTED = 100  # damaged records, by name
 
 
@@ -287,17 +288,35 @@ class SessionJournal(Journal):
 
     # -- exports
 
-    async def seal(self, name: SessionName, value: float, request: ExportRequest) -> bool:
-        """Give the last interaction of the session that is exported its reward, without waiting for others. False where
-        ``request`` is answered from what was exported already. Raises 404, and as ``reward``."""
+    async def seal(
+        self, name: SessionName, value: float, request: ExportRequest
+    ) -> tuple[bool, tuple[StoredExport, Export] | None]:
+        """Give the last interaction of the session that is exported its reward, without waiting for others; not where
+        ``request`` is answered from what was exported already. Whether it was given, and the export of a short session,
+        taken with it in one commit. Raises 404, and as ``reward``."""
         kept = self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
         if kept is not None:
             for number, place in kept.items[-1:]:
                 self._look(partial(changes.check_exported_reward, number=number, place=place, value=value))
-            return False
+            return False, None
         number = self.session_by_name(name).number
-        await self._change(lambda now: changes.reward(self._write, number, value, None, now, 0.0))
-        return True
+        short = self._look(lambda tables: tables.recorded_bytes(number)) <= _AT_ONCE_BYTES
+        return True, await self._change(partial(self._seal, number, value, request if short else None))
+
+    def _seal(
+        self, number: int, value: float, request: ExportRequest | None, now: float
+    ) -> tuple[StoredExport, Export] | None:
+        """None where the session is to be exported apart: the reward stays, whatever keeps its rows."""
+        changes.reward(self._write, number, value, None, now, 0.0)
+        if request is None:
+            return None
+        try:
+            chosen, items, built = self._build(self._write, request)
+        except (ApiError, CorruptRecord):
+            return None
+        retention = self.retention.export_retention
+        kept = exporting.take(self._write, request, chosen, items, tuple(built.errors), retention, now)
+        return (kept, built) if kept is not None else None
 
     async def export(self, request: ExportRequest) -> tuple[StoredExport, Export]:
         """Raises 404, 425, 400, and 500 where all of it is damaged; nothing is taken then."""

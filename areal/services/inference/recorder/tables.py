@@ -212,6 +212,13 @@ class SessionTables:
         query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
         return self.count(*rows), self._value(query, *rows)
 
+    def recorded_bytes(self, session: int) -> int:
+        """The size of what its interactions recorded."""
+        each = "length(data) + coalesce(length(tokens), 0)"
+        query = f"SELECT coalesce(sum({each}), 0) FROM interactions WHERE id>=? AND id<?"
+        size: int = self._value(query, *session_rows(session))
+        return size
+
     def find(self, session: int, interaction_id: str) -> int | None:
         query = "SELECT id FROM interactions WHERE id>=? AND id<? AND name=? ORDER BY id DESC LIMIT 1"
         row: int | None = self._value(query, *session_rows(session), interaction_id)

@@ -15,7 +15,7 @@ from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import CallIdentity
 from areal.services.inference.recorder.rows import Style
-from areal.services.inference.recorder.session import TrajectoryPhase
+from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
 from areal.services.journal.keys import key_digest
 from tests.services.inference.recorder.support import Calls, Clock, answer, journal_in, start, user
 
@@ -218,6 +218,31 @@ async def test_export_refusals_take_nothing(journal: SessionJournal, calls: Call
     assert (await refused(journal.export(ExportRequest((ready_id,), trajectory=1)))).status == 404
     _, export = await journal.export(ExportRequest((ready_id,)))
     assert len(export.rows) == 1
+
+
+async def test_reward_and_export_of_a_short_session_are_one_commit(journal: SessionJournal, calls: Calls) -> None:
+    for tokens, commits in (([1], 1), ([1] * 20_000, 2)):
+        session, session_id = await start(journal)
+        name = SessionName.require(session_id, "session_ids")
+        await journal.record(session, calls.tokens(tokens))
+        request, before = ExportRequest((session_id,)), journal.commits.commits
+        given, taken = await journal.seal(name, 0.5, request)
+        kept, export = taken or await journal.export(request)
+        assert (given, journal.commits.commits - before) == (True, commits)
+        assert export.traj()["original_rewards"] == [0.5]
+        assert journal.has_removed([session_id])
+        assert await journal.seal(name, 0.5, request) == (False, None)
+        assert (await journal.export(request))[0] == kept, "the same again"
+
+
+async def test_reward_stays_where_its_export_is_refused(journal: SessionJournal, calls: Calls) -> None:
+    session, session_id = await start(journal)
+    await journal.record(session, calls.text([user("a")], "b"))
+    request = ExportRequest((session_id,), columns_only=True)
+    assert await journal.seal(SessionName.require(session_id, "session_ids"), 0.5, request) == (True, None)
+    assert (await refused(journal.export(request))).param == "format"
+    assert (await refused(journal.reward(session, 1.0))).status == 409
+    assert (await journal.export(replace(request, columns_only=False)))[1].interactions[0]["reward"] == 0.5
 
 
 async def test_session_that_ended_with_nothing_is_404_not_425(journal: SessionJournal, calls: Calls) -> None:
