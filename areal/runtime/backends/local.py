@@ -50,7 +50,11 @@ _STRAY_GRACE_S = 10.0
 
 
 def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunState]) -> tuple[Problem, ...]:
-    by_folder = _processes_by_folder(store.root)
+    by_folder: dict[str, list[int]] = {}  # processes that were started for a run of this home
+    for stat in procfs.processes():
+        folder = procfs.environment(stat.pid).get(RUN_DIR_VARIABLE, "")
+        if os.path.dirname(folder) == store.root:
+            by_folder.setdefault(folder, []).append(stat.pid)
     problems: list[Problem] = []
     for folder, pids in sorted(by_folder.items()):
         problems += _judge_processes(folder, pids, states)
@@ -60,16 +64,6 @@ def find_problems(store: RunStore, leases: LeaseDir, states: Mapping[str, RunSta
     for path in store.leftovers():
         problems.append(Problem(Trouble.LEFTOVER, path, f"{path} was left by a command that was killed"))
     return tuple(problems)
-
-
-def _processes_by_folder(root: str) -> dict[str, list[int]]:
-    """Processes that were started for a run of this home, by the run's folder."""
-    found: dict[str, list[int]] = {}
-    for stat in procfs.processes():
-        folder = procfs.environment(stat.pid).get(RUN_DIR_VARIABLE, "")
-        if os.path.dirname(folder) == root:
-            found.setdefault(folder, []).append(stat.pid)
-    return found
 
 
 def _judge_processes(folder: str, pids: list[int], states: Mapping[str, RunState]) -> list[Problem]:
@@ -187,7 +181,12 @@ class LocalBackend:
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         self._reap()
-        spec = _complete(spec, self.store.folder(spec.uid))
+        # The caller's working folder when none is named; its GPUs by UUID, never by index; its configuration's file.
+        env = dict(spec.env)
+        if spec.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
+        argv = (*spec.argv, "--config", f"{self.store.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
+        spec = replace(spec, argv=argv, env=env, cwd=spec.cwd or os.getcwd())
         listed = self._list_gpus().gpus if spec.gpus else ()
         baseline = {gpu.uuid: gpu.free_bytes for gpu in listed if gpu.uuid in spec.gpus}
         self._crash("intent-before")
@@ -308,12 +307,3 @@ class LocalBackend:
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def _complete(spec: RunSpec, folder: str) -> RunSpec:
-    """The caller's working folder when none is named; its GPUs by UUID, never by index; its configuration's file."""
-    env = dict(spec.env)
-    if spec.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
-    argv = (*spec.argv, "--config", f"{folder}/{records.CONFIG}") if spec.config else spec.argv
-    return replace(spec, argv=argv, env=env, cwd=spec.cwd or os.getcwd())

@@ -93,7 +93,14 @@ class SlurmBackend(ClusterBackend):
         _require_answer(words)
         if _AT_THE_MOMENT not in words:
             raise InvalidManifest(f"Slurm refuses spec.scheduler.slurm: {words}", hint="sinfo; sacctmgr show assoc")
-        most = _gpus_of_nodes(options.partition)
+        # The GPUs of each node of the partition, whatever its present state.
+        lines = [line.split("|") for line in _ask("sinfo", "-h", "-N", "-o", "%N|%P|%G").splitlines()]
+        chosen = {
+            node: gres
+            for node, name, gres in lines
+            if name.rstrip("*") == options.partition or (not options.partition and "*" in name)
+        }
+        most = [gpus_of_gres(gres) for gres in chosen.values()]
         if sum(each >= gpus for each in most) < nodes:
             where = f"partition {options.partition}" if options.partition else "the default partition"
             wanted = f"{nodes} node{'s' if nodes > 1 else ''} with {gpus} GPUs"
@@ -207,15 +214,6 @@ def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
         done = _run("sacct", "--completion", *wanted[:2], "--format=JobID,State,End,NodeList")
         return parse_sacct("\n".join(f"{line}|" for line in done.stdout.splitlines()))
     return parse_sacct(done.stdout)
-
-
-def _gpus_of_nodes(partition: str | None) -> list[int]:
-    """GPUs of each node of a partition, the default one where None, whatever its present state."""
-    lines = [line.split("|") for line in _ask("sinfo", "-h", "-N", "-o", "%N|%P|%G").splitlines()]
-    chosen = {
-        node: gres for node, name, gres in lines if name.rstrip("*") == partition or (not partition and "*" in name)
-    }
-    return [gpus_of_gres(gres) for gres in chosen.values()]
 
 
 def _signal(name: str, state: RunState) -> None:

@@ -94,7 +94,8 @@ def read_responses(data: Mapping[str, Any]) -> TurnBody:
         "top_p": None,
         "user": body.user,
     }
-    ignored = _ignored(data)
+    names = sorted(name for name in data.keys() - _KNOWN if data[name] is not None)
+    ignored = tuple(quote(name, safe="") for name in names[:_MOST_IGNORED])
     return TurnBody(message, {**metadata, **more}, body.user, body.model, body.stream, asked, ignored)
 
 
@@ -123,11 +124,6 @@ def _unsupported(name: str, why: str) -> ApiError:
 
 
 _KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)
-
-
-def _ignored(data: Mapping[str, Any]) -> tuple[str, ...]:
-    names = sorted(name for name in data.keys() - _KNOWN if data[name] is not None)
-    return tuple(quote(name, safe="") for name in names[:_MOST_IGNORED])
 
 
 def _last_message(items: Any, where: str) -> str:

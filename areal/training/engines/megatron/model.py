@@ -179,7 +179,12 @@ def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> C
     from safetensors import safe_open
 
     if from_scratch:
-        path = _new_model(about, stack)
+        from transformers import AutoModelForCausalLM
+
+        # Made on every rank, the same on all: torch's seed is.
+        path = Path(stack.enter_context(TemporaryDirectory(prefix="areal-model-")))
+        model = AutoModelForCausalLM.from_config(about, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model.save_pretrained(path)
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise NotFound(
@@ -195,16 +200,6 @@ def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> C
         return found
 
     return read
-
-
-def _new_model(about: Any, stack: ExitStack) -> Path:
-    """Made on every rank, the same on all: torch's seed is."""
-    from transformers import AutoModelForCausalLM
-
-    folder = Path(stack.enter_context(TemporaryDirectory(prefix="areal-model-")))
-    model = AutoModelForCausalLM.from_config(about, dtype=torch.float32)  # type: ignore[no-untyped-call]
-    model.save_pretrained(folder)
-    return folder
 
 
 def whole_weights(model: Architecture) -> Iterator[Weight]:
