@@ -321,12 +321,17 @@ Fault = tuple[FieldPath, str, str | None]
 def secret_faults(env_from: Mapping[str, Any]) -> Iterator[Fault]:
     """Secrets that are not there, of ``envFrom`` in a sparse spec."""
     for name, source in env_from.items():
-        variable, secret = source.get("env"), source.get("file")
-        if variable and not os.environ.get(variable):
-            message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
-            yield ("envFrom", name, "env"), message, hint
-        if secret and not os.access(Path(secret).expanduser(), os.R_OK):
-            yield ("envFrom", name, "file"), f"the secret's file {secret} cannot be read", None
+        yield from secret_fault(("envFrom", name), source)
+
+
+def secret_fault(path: FieldPath, source: Mapping[str, Any]) -> Iterator[Fault]:
+    """A secret that is not there; ``source``: ``{env: NAME}`` or ``{file: PATH}``, at ``path`` of the spec."""
+    variable, secret = source.get("env"), source.get("file")
+    if variable and not os.environ.get(variable):
+        message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
+        yield (*path, "env"), message, hint
+    if secret and not os.access(Path(secret).expanduser(), os.R_OK):
+        yield (*path, "file"), f"the secret's file {secret} cannot be read", None
 
 
 def key_path(home: Home, service: StoredObject) -> Path:

@@ -290,6 +290,7 @@ def test_conflict_has_its_own_status_and_the_rest_is_shown(
 
 GOOD = "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: good}\nspec: {suspend: true}\n"
 _BAD = "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: bad}\nspec: "
+_MODEL = "apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: bad}\nspec: {service: good, "
 AGENT = (
     "apiVersion: areal.dev/v1alpha1\nkind: AgentService\nmetadata: {name: a}\n"
     "spec: {agent: 'a:B', inference: {service: good, model: m}}\n"
@@ -310,6 +311,13 @@ AGENT = (
         ("apiVersion: areal.dev/v1alpha1\nkind: Nothing\nmetadata: {name: x}\n", None, "unknown kind"),
         (_BAD + "{auth: {adminKeyFrom: {file: /no/such/key}}}\n", "InferenceService/bad", "does not exist"),
         (_BAD + "{auth: {adminKeyFrom: {env: NO_SUCH_KEY}}}\n", "InferenceService/bad", "is not set here"),
+        (
+            _MODEL + "external: {url: 'http://127.0.0.1:9', apiKeyFrom: {env: NO_SUCH_KEY}}}\n",
+            "Model/bad",
+            "is not set",
+        ),
+        (_MODEL + "external: {url: 'http://127.0.0.1:9', apiKeyFrom: {file: /no/key}}}\n", "Model/bad", "be read"),
+        (_MODEL + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n", "Model/bad", "spec.envFrom.K.env"),
         (_BAD + "{scheduler: {type: nomad}}\n", "InferenceService/bad", '"nomad" is not one of local, ray, slurm'),
         (AGENT, "AgentService/a", "there is no module a"),
         (AGENT.replace("good, model: m", "nobody, model: m"), "AgentService/a", "does not exist"),

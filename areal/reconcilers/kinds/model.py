@@ -15,6 +15,7 @@ from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
 
 if TYPE_CHECKING:
+    from areal.reconcilers.desired import Wanted
     from areal.reconcilers.launch import EffectContext, Slot
     from areal.reconcilers.observe import Observed, ObservedRun
     from areal.reconcilers.plan import Op
@@ -68,6 +69,24 @@ class ModelController(KindController):
                 found.append(Diagnostic(*served_twice(resource, str(other))))
             if found:
                 faults[resource.ref] = found
+        return faults
+
+    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+        """Secrets that are not there."""
+        from areal.reconcilers.launch import secret_fault, secret_faults
+        from areal.resources.nodes import Diagnostic
+        from areal.resources.tree import get_path
+
+        faults: dict[Ref, list[Diagnostic]] = {}
+        for wanted, resource in items:
+            found = [*secret_faults(wanted.spec.get("envFrom") or {})]
+            for path in (("external", "apiKeyFrom"), ("engineApiKeyFrom",)):
+                source = get_path(wanted.spec, path)
+                found += secret_fault(path, source) if isinstance(source, dict) else ()
+            if found:
+                faults[resource.ref] = [
+                    Diagnostic(resource.pos_of(path), resource.text_of(path), text, hint) for path, text, hint in found
+                ]
         return faults
 
     # -- what belongs to what
