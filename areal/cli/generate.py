@@ -293,7 +293,10 @@ def docker(
         gateway = item.spec.get("gateway") or {}
         if item.kind in (INFERENCE_SERVICE, AGENT_SERVICE):
             ports.append(str(gateway.get("port", 8080 if item.kind == INFERENCE_SERVICE else 8090)))
-            if str(gateway.get("host", "127.0.0.1")) in ("127.0.0.1", "localhost", "::1"):
+            if (scheduler := (item.spec.get("scheduler") or {}).get("type", "local")) != "local":
+                needs = "the image's home and Python under the same paths on its nodes, and its commands in the image"
+                cli.say(f"warning: {item.ref} runs on {scheduler}, which needs {needs}")
+            elif str(gateway.get("host", "127.0.0.1")) in ("127.0.0.1", "localhost", "::1"):
                 told = f"--set {str(item.ref).lower()}:spec.gateway.host=0.0.0.0"
                 cli.say(f"warning: {item.ref} is reached inside the container only: {told}")
     needed = {extra for item in found for extra in _extras(item.kind, item.spec)}

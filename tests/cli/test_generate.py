@@ -128,6 +128,15 @@ def test_dockerfile_installs_what_its_manifests_need(
     assert "reached inside the container only" in found.err
 
 
+def test_dockerfile_of_a_service_on_a_cluster_warns_of_what_that_needs(
+    areal: Areal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    found = areal("generate", "docker", "-f", "manifests/slurm/service.yaml")
+    assert found.code == 0 and "inside the container" not in found.err
+    assert "InferenceService/default runs on slurm, which needs the image's home and Python under the same" in found.err
+
+
 def test_manifest_outside_of_the_images_folder_is_refused(
     areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
