@@ -456,7 +456,9 @@ def process_row(state: RunState) -> dict[str, Any]:
         "ports": [*state.spec.ports, *state.spec.shared_ports],
         "url": state.spec.url if is_placed(state.spec) else None,
         "startedAt": iso(state.started_at),
-        "uptimeSeconds": None if state.started_at is None else round(max(0.0, time.time() - state.started_at), 1),
+        "uptimeSeconds": None
+        if state.started_at is None or not state.pid
+        else round(max(0.0, time.time() - state.started_at), 1),
         "restarts": state.restarts,
         "lastExit": None
         if last is None

@@ -76,7 +76,8 @@ class ObservedRun:
 
     @property
     def ended_at(self) -> float:
-        return self.state.last_exit.at if self.state.last_exit else 0.0
+        """0 where nobody knows; not before the start of one that left no exit record."""
+        return max(self.state.last_exit.at if self.state.last_exit else 0.0, self.state.started_at or 0.0)
 
 
 @dataclass(frozen=True)
@@ -317,8 +318,7 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     restarting = [run for run in waiting if run.state.phase is Phase.BACKOFF]
     if down or restarting:
         run = (down or restarting)[0]
-        last = run.state.last_exit
-        why = f"{run.slot}: {last.reason if last else run.state.reason}"
+        why = f"{run.slot}: {run.state.death}"
         return Health("Degraded" if ready else "Failed", ready, desired, _REASONS.get(run.state.phase, DIED), why)
     queued = [run for run in waiting if run.state.phase is Phase.QUEUED]
     if queued:

@@ -166,8 +166,7 @@ def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str
 
 def _how_it_died(run: ObservedRun) -> str:
     """ "killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
-    last = run.state.last_exit
-    return (last.reason if last is not None else "") or run.state.reason or "gone without an exit record"
+    return run.state.death or "gone without an exit record"
 
 
 def _worth(run: ObservedRun) -> tuple[int, int, str]:

@@ -298,7 +298,7 @@ def failure(backend: RunControl, state: RunState) -> TargetFailed:
     """The error for a run that died: what ended it, its first exception, its last lines."""
     from areal.runtime import logs
 
-    ended = state.last_exit.reason if state.last_exit else state.reason or str(state.phase)
+    ended = state.death or str(state.phase)
     cause, last = logs.first_exception(backend.log_paths(state.spec.uid)), _last_lines(backend, state)
     detail = f"{cause}\n\nlast lines of the log:\n{last}" if cause and cause not in last else last
     return TargetFailed(f"{_name(state)} failed: {ended}", hint=_logs_hint(state), detail=detail)

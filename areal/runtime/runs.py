@@ -423,14 +423,15 @@ def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str,
 
 def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
     reason = "its supervisor died without a word" if same_boot(identity) else "the machine was restarted"
-    restarts, last_exit = 0, None
+    restarts, last_exit, started_at = 0, None, None
     try:
         child = records.read_object(folder, records.CHILD)
         if child:
             restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
+            started_at = child.get("started_at")
     except DAMAGED:
         pass  # written without fsync: after a power cut it may be empty, and the verdict does not need it
-    return RunState(spec, Phase.DEAD, shim_pid=identity.pid, restarts=restarts, last_exit=last_exit, reason=reason)
+    return RunState(spec, Phase.DEAD, None, identity.pid, started_at, restarts, last_exit, reason)
 
 
 def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from areal.reconcilers.context import Progress
 from areal.reconcilers.observe import Health, Observed, ObservedRun, RouteTable, Seen, conditions_of
+from areal.reconcilers.planning import Component, decide
 from areal.reconcilers.status import _progress
 from areal.resources.kinds import Ref
-from areal.runtime.backends.base import Phase
+from areal.runtime.backends.base import LastExit, Phase
 from areal.state.home import Home
 from tests.reconcilers.kinds.test_job_plan import DONE, FAILED, JOB, STOPPED, driver
 from tests.reconcilers.worlds import MODEL, SERVICE, assess, front, model, replica, service, steady, table, world
@@ -211,3 +212,16 @@ def test_job_that_runs_tells_its_step_its_age_and_what_is_left(
     home.job_metrics("grpo").write_text(json.dumps(step) + "\n" if step else "")
     status: Any = SimpleNamespace(phase=phase, age_s=90.0, conditions=())
     assert _progress(home, Ref("TrainJob", "grpo"), status, "completed", 7.0) == told
+
+
+def test_death_of_a_component_is_that_of_its_newest_process_which_left_no_exit_record() -> None:
+    target = model({"replicas": 1})
+    engine, proxy = replica(target)
+    stopped = replace(engine.state, phase=Phase.EXITED, pid=None, last_exit=LastExit(0, None, 10.0, "stopped"))
+    crashed = LastExit(1, None, 15.0, "exited with 1")  # of an earlier start of the newest
+    newest = replace(engine.state, phase=Phase.DEAD, pid=None, started_at=20.0, last_exit=crashed, reason="no word")
+    runs = (ObservedRun(newest), ObservedRun(stopped), proxy)
+    found = health(Observed({str(target.ref): runs}))
+    assert (found.phase, found.message) == ("Failed", "engine/0: no word")
+    decision = decide(Component(str(target.ref), "engine", 0, MODEL, target.spec, ()), runs[:2])
+    assert decision.drift == ("process-died", "no word")

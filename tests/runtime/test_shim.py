@@ -138,6 +138,7 @@ def test_killed_shim_takes_the_component_with_it(local: LocalBackend) -> None:
     until(lambda: not alive(state.pid or 0), "the component to die with its shim")
     dead = local.observe()["r1"]
     assert (dead.phase, dead.reason) == (Phase.DEAD, "its supervisor died without a word")
+    assert (dead.started_at, dead.pid) == (state.started_at, None)
 
 
 def test_killed_shim_frees_its_leases(local: LocalBackend) -> None:

@@ -73,7 +73,7 @@ def exit_code(state: RunState) -> int | None:
 
 
 def _ended(state: RunState, suspended: bool) -> tuple[JobPhase, str]:
-    why = state.last_exit.reason if state.last_exit else state.reason
+    why = state.death
     if state.phase is Phase.DEAD or (state.cause and state.reason == STOPPED_REASON):
         words = why if state.phase is Phase.EXITED else state.reason
         return (JobPhase.STOPPED if suspended else JobPhase.LOST), words or state.cause

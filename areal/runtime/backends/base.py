@@ -142,7 +142,7 @@ class RunState:
     phase: Phase
     pid: int | None = None  # the component, not the shim
     shim_pid: int | None = None  # its supervisor, the leader of the session of the run's processes
-    started_at: float | None = None  # of the present child, seconds since the epoch
+    started_at: float | None = None  # of the present child, or a dead supervisor's last; seconds since the epoch
     restarts: int = 0
     last_exit: LastExit | None = None
     reason: str = ""  # why UNKNOWN or DEAD or CRASHLOOP, in words
@@ -152,6 +152,13 @@ class RunState:
     gpus: tuple[str, ...] = ()  # as its node sees them; of this machine: ``spec.gpus``
     cause: Cause = Cause.NONE
     queued_at: float | None = None  # since when it waits, or waited last, for its node; seconds since the epoch
+
+    @property
+    def death(self) -> str:
+        """What ended it, in words. Where its supervisor died, ``last_exit`` is that of an earlier start."""
+        if self.last_exit is None or (self.phase is Phase.DEAD and self.reason):
+            return self.reason
+        return self.last_exit.reason
 
 
 class JobState(StrEnum):
