@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from areal.errors import NotFound, TargetFailed, TimedOut
@@ -222,16 +223,15 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
         body = rest[size + 2 :]
 
 
-def http_json_pid(response: ProbeResponse) -> int | None:
-    """The ``pid`` that areal's components name in their answers; None from anything else."""
+def http_json_field(response: ProbeResponse, name: str) -> Any:
+    """What areal's components say in their answers; None from anything else."""
     import json
 
     try:
         record = json.loads(response.body)
     except ValueError:
         return None
-    pid = record.get("pid") if isinstance(record, dict) else None
-    return pid if isinstance(pid, int) else None
+    return record.get(name) if isinstance(record, dict) else None
 
 
 # -- wait until a run is ready, or say at once and in full why it will not be
@@ -342,7 +342,8 @@ def _obstacle(
     except ProbeFailed as error:
         return str(error)
     if not accept(response):
-        return f"{path} answers {response.status}"
+        reason = http_json_field(response, "reason")
+        return f"{path} answers {response.status}" + (f" ({reason})" if reason else "")
     return _impostor(state, response)
 
 
@@ -354,8 +355,8 @@ def _impostor(state: RunState, response: ProbeResponse) -> str:
     assert state.shim_pid is not None and state.spec.url is not None
     if state.node:
         return ""
-    pid = http_json_pid(response)
-    if pid is not None:
+    pid = http_json_field(response, "pid")
+    if isinstance(pid, int):
         stat = procfs.read_stat(pid)
         if stat is None or stat.session != state.shim_pid:
             return f"another process (pid {pid}) still answers on its port"

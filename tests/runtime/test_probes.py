@@ -28,7 +28,7 @@ from areal.runtime.probes import (
     ProbeResponse,
     http_get,
     http_get_all,
-    http_json_pid,
+    http_json_field,
     parse,
     wait_ready,
 )
@@ -220,11 +220,9 @@ def test_http_get_of_other_than_plain_http_is_refused(url: str) -> None:
         http_get(url, 1)
 
 
-@pytest.mark.parametrize(
-    ("body", "pid"), [(b'{"pid": 7}', 7), (b'{"pid": "7"}', None), (b"[]", None), (b"\xff", None), (b"{}", None)]
-)
-def test_http_json_pid_is_a_number_or_nothing(body: bytes, pid: int | None) -> None:
-    assert http_json_pid(ProbeResponse(200, body)) == pid
+@pytest.mark.parametrize(("body", "pid"), [(b'{"pid": 7}', 7), (b"[]", None), (b"\xff", None), (b"{}", None)])
+def test_http_json_field_is_its_value_or_nothing(body: bytes, pid: int | None) -> None:
+    assert http_json_field(ProbeResponse(200, body), "pid") == pid
 
 
 @pytest.mark.parametrize(
@@ -374,6 +372,8 @@ def test_wait_ready_past_the_deadline_says_what_is_missing(local: LocalBackend) 
 
     with pytest.raises(TimedOut, match="/missing answers 404"):
         wait_ready(local, "r1", path="/missing", timeout_s=0.05)
+    with pytest.raises(TimedOut, match=r"/unready answers 503 \(no key\)"):
+        wait_ready(local, "r1", path="/unready", timeout_s=0.05)
 
 
 @pytest.fixture

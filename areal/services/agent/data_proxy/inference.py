@@ -8,6 +8,7 @@ that the inference service does not know any more, is replaced before the next t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -34,6 +35,7 @@ _PROBE_PERIOD_S = 5.0
 _SOON_S = 0.5  # while the key is refused
 _REFUSED = (401, 403)
 _MODELS = "/v1/models"
+_NO_SESSION = "/rl/sessions/-"  # 404 with the right key
 _TRUSTED_S = 60.0  # an RL session that recorded a turn so long ago is asked for before the next one
 _REMOVED = b',"removed":true}'  # the end of an export that has left nothing of its session
 _TASK = "agent"
@@ -69,15 +71,12 @@ class RlSessions:
 
     async def _key_fault(self, access: InferenceAccess) -> str | None:
         try:
-            reply = await self._send("GET", access.addr, _MODELS, self._admin)
-            if reply.status not in _REFUSED:
-                return None
-            why = reply.error().get("message") or f"status {reply.status}"
-            self._read_key()  # for the next time
+            reply = await self._send_as_admin("GET", access.addr, _NO_SESSION)
         except ApiError:
             return None
-        except UsageFault as error:
-            why = error.message
+        if reply.status not in _REFUSED:
+            return None
+        why = reply.error().get("message") or f"status {reply.status}"
         file = access.admin_key_file or "none"
         return f"the inference service at {access.addr} refuses this service's key (file: {file}): {why}"
 
@@ -101,7 +100,7 @@ class RlSessions:
         task = metadata.get("task_id")
         named = isinstance(task, str) and 1 <= len(task) <= _LONGEST_TASK and task.isprintable()
         body = {"task_id": task if named else _TASK, "model": self._access.model}
-        reply = await self._send("POST", self._access.addr, "/rl/start_session", self._admin, body)
+        reply = await self._send_as_admin("POST", self._access.addr, "/rl/start_session", body)
         if reply.status != 201:
             raise _refused("start an RL session", reply)
         started = reply.object()["sessions"][0]
@@ -128,7 +127,7 @@ class RlSessions:
     async def _fault(self, rl: RlSession) -> str | None:
         """The reason why an RL session of ours records nothing any more."""
         path = f"/rl/sessions/{quote(rl.session_id or '', safe='')}"
-        reply = await self._send("GET", self._own(rl).base_url, path, self._admin)
+        reply = await self._send_as_admin("GET", self._own(rl).base_url, path)
         if reply.status == 404:
             return "the inference service does not know it any more"
         if reply.status != 200:
@@ -170,9 +169,7 @@ class RlSessions:
             "style": export.style,
             "reward": export.reward,
         }
-        reply = await self._send(
-            "POST", rl.base_url, "/export_trajectories", self._admin, body, timeout_s=_EXPORT_TIMEOUT_S
-        )
+        reply = await self._send_as_admin("POST", rl.base_url, "/export_trajectories", body, _EXPORT_TIMEOUT_S)
         if reply.status == 404 and reply.error().get("code") == "session_not_found":
             raise _rl_session_ended(rl)
         if reply.status == 200 and reply.body.endswith(_REMOVED):
@@ -196,6 +193,19 @@ class RlSessions:
         if session.inference is None:
             raise bad_request("this agent service records no model calls: it has no inference", code="no_inference")
         return self._own(session.inference)
+
+    async def _send_as_admin(
+        self, method: str, base: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
+    ) -> Fetched:
+        """With our key; where that is refused, with the one that is in its file now, if it is another."""
+        before = self._admin
+        reply = await self._send(method, base, path, before, body, timeout_s)
+        if reply.status in _REFUSED:
+            with contextlib.suppress(UsageFault):
+                self._read_key()
+            if self._admin != before:
+                return await self._send(method, base, path, self._admin, body, timeout_s)
+        return reply
 
     async def _send(
         self,

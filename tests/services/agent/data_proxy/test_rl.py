@@ -188,6 +188,8 @@ def test_pair_whose_key_the_inference_service_refuses_is_not_ready_until_it_has_
     wait_until(lambda: "refuses this service's key" in told(), what="the reason")
     assert str(file) in told()
     file.write_text(inference.processes.key)
+    started = proxy.call("POST", "/rl/start_session", {}, key=inference.processes.key)
+    assert started.status == 201, "a call does not wait for the next probe"
     wait_ready(proxy)
 
 
