@@ -37,6 +37,7 @@ from areal.reward.frames import (
 )
 from areal.reward.functions import Parameters, is_async, target_of
 from areal.reward.math import call_within
+from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
@@ -369,13 +370,15 @@ def _or_raise(end: float | BaseException) -> float | Exception:
 
 
 def number(value: Any) -> float:
-    """Raises RewardRaised for what is no finite number."""
+    """Raises RewardRaised for what is no finite number, also in the float32 of a training row."""
     try:
         found = float(value)
+    except OverflowError:
+        found = math.inf
     except (TypeError, ValueError) as error:
         raise RewardRaised(f"a reward must be a number, not {value!r}") from error
-    if not math.isfinite(found):
-        raise RewardRaised(f"a reward must be finite, not {found}")
+    if not abs(found) <= LARGEST_F32:  # nor NaN
+        raise RewardRaised(f"a reward must be finite, within the range of float32, not {found}")
     return found
 
 

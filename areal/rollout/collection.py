@@ -117,7 +117,7 @@ def _number(value: Any) -> float:
     """Numbers of any library, but no truth values by accident: True is 1."""
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         message = f"the agent returned {type(value).__name__}, which is no text, reward, or rewards by interaction id"
         raise EpisodeFailed(FailureKind.AGENT, message) from error
 

@@ -21,6 +21,7 @@ from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
 from areal.rollout.workflows import run_episode
+from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
@@ -113,6 +114,9 @@ def check_rows(trajectory: Any) -> None:
     for name in ("rewards", "temperatures", "sample_ids", "parents"):
         if name in trajectory and tuple(trajectory[name].shape) != shape[:1]:
             raise ValueError(f"{name} must be one a row: {list(shape[:1])}, not {list(trajectory[name].shape)}")
+    rewards = np.asarray(trajectory.get("rewards", ()), dtype=np.float64)
+    if not (np.abs(rewards) <= LARGEST_F32).all():  # nor NaN
+        raise ValueError(f"rewards must be finite, within the range of float32, not {rewards.tolist()}")
 
 
 class Executor:

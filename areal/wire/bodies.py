@@ -117,6 +117,10 @@ class StartSession:
     online: bool = True
 
 
+LARGEST_F32 = 3.4028234663852886e38
+"""Rewards are float32 in a training row."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SetReward:
     reward: Any = None  # checked where it is recorded

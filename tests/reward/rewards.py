@@ -34,6 +34,14 @@ def not_finite(*args: Any, **data: Any) -> float:
     return float("nan")
 
 
+def past_float(*args: Any, **data: Any) -> int:
+    return 10**400
+
+
+def past_float32(*args: Any, **data: Any) -> float:
+    return -1e39
+
+
 def process_id(*args: Any, **data: Any) -> float:
     return float(os.getpid())
 

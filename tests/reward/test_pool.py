@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,10 @@ async def test_process_that_dies_is_replaced_and_the_reward_is_had(tmp_path: Pat
     assert await reward("p", "c", [], [], mark=str(tmp_path / "mark")) == 1.0
 
 
-async def test_reward_that_is_no_number_is_refused() -> None:
-    with pytest.raises(RewardRaised, match="finite"):
-        await AsyncRewardWrapper(rewards.not_finite)()
+@pytest.mark.parametrize("function", [rewards.not_finite, rewards.past_float, rewards.past_float32])
+async def test_reward_that_no_training_row_can_hold_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(RewardRaised, match="finite, within the range of float32"):
+        await AsyncRewardWrapper(function)()
 
 
 async def test_coroutine_function_runs_here() -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from areal.api.cli_args import InferenceEngineConfig
 from areal.api.io_struct import ModelRequest
 from areal.client import InferenceClient, RolloutController, ServiceError, UnknownName
 from areal.rollout.engine import EpisodeEngine
+from areal.rollout.executor import check_rows
 from tests.client.conftest import tokenizer
 from tests.rollout.test_controller import Sampled, rows
 from tests.rollout.test_workflows import Mathematician
@@ -132,3 +134,13 @@ async def test_service_of_another_release_is_to_blame_and_the_remedy_is_said() -
     engine = EpisodeEngine(older, older, "task", lambda: 0, timeout_s=1.0)
     with pytest.raises(ServiceError, match=r"without 'token_logprobs': it is of another release .* restart it"):
         await engine.agenerate(ModelRequest(input_ids=[1]))
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), -1e39])
+def test_rewards_that_no_training_row_can_hold_fail_their_episode(reward: float) -> None:
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    rows = {"input_ids": ids, "attention_mask": ids.bool(), "rewards": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    check_rows(rows)
+    rows["rewards"][1] = reward
+    with pytest.raises(ValueError, match="rewards must be finite, within the range of float32"):
+        check_rows(rows)

@@ -30,7 +30,7 @@ from enum import StrEnum
 from typing import Any
 
 from areal.services.inference.recorder.records import RecordedTurn, TextTurn, TokenTurn, TrajectoryTurns
-from areal.services.inference.recorder.session import LARGEST_F32
+from areal.wire.bodies import LARGEST_F32
 
 # -- the conversation tree
 

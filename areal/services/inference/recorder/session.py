@@ -27,8 +27,7 @@ from enum import IntEnum
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import unique_id
 from areal.services.journal.keys import TAG
-
-LARGEST_F32 = 3.4028234663852886e38
+from areal.wire.bodies import LARGEST_F32
 
 
 class TrajectoryPhase(IntEnum):
