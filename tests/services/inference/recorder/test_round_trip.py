@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.records import ModelCall, TextSample, TextTurn, TokenSample, TokenTurn
 from areal.services.inference.recorder.session import (
-    LARGEST_F32,
     SealReason,
     SessionRecord,
     SessionState,
@@ -24,6 +23,7 @@ from areal.services.inference.recorder.session import (
 from areal.services.inference.recorder.storage import open_writer
 from areal.services.inference.recorder.tables import SessionTables
 from areal.services.journal.storage import open_reader
+from areal.wire.bodies import LARGEST_F32
 from tests.services.inference.recorder.support import journal_in, start
 
 F32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
