@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal.services.inference.recorder.session import SessionName
 from tests.reliability.asking import CHAT, Said
 from tests.reliability.witness import Truth, Witness
 from tests.services.inference.recorder.rollouts import Rollout
@@ -58,11 +59,13 @@ class Turn:
 
 @dataclass
 class Trajectory:
-    """``held``: false once its export was acknowledged, when nothing of it is left."""
+    """``held``: false once its export was acknowledged, when nothing of it is left. ``taken``: by an export, the newest
+    of several; others may have it too where that export is ``shared``."""
 
     turns: list[Turn] = field(default_factory=list)
     ready: bool = False
-    taken: bool = False
+    taken: str | None = None
+    shared: bool = False
     held: bool = True
 
     def returns(self, discount: float) -> dict[str, float]:
@@ -99,7 +102,11 @@ class Session:
         return next(each for each in self.trajectories if turn in each.turns)
 
     def ready(self) -> list[int]:
-        return [number for number, each in enumerate(self.trajectories) if each.ready and not each.taken]
+        return [number for number, each in enumerate(self.trajectories) if each.ready and each.taken is None]
+
+    def exportable(self) -> list[int]:
+        shared = [number for number, each in enumerate(self.trajectories) if each.shared and each.held]
+        return sorted({*self.ready(), *shared})
 
     def repeated(self, call: Call) -> Said | None:
         """The recorded answer that a retry of ``call`` gets: by its key, else the newest of the same body while its
@@ -138,11 +145,11 @@ class Session:
         for trajectory in self.trajectories[-1:]:
             trajectory.ready = True
 
-    def take(self, *, remove: bool) -> list[int]:
+    def take(self, export_id: str, *, remove: bool) -> list[int]:
         """What an export hands out."""
-        numbers = self.ready()
+        numbers = self.exportable()
         for number in numbers:
-            self.trajectories[number].taken = True
+            self.trajectories[number].taken, self.trajectories[number].shared = export_id, not remove
         self.removed = remove and all(each.taken for each in self.trajectories)
         return numbers
 
@@ -154,6 +161,15 @@ class Export:
     request: Mapping[str, Any]
     answer: Mapping[str, Any]
     took: Sequence[tuple[Session, int]]
+
+
+def requests_of(request: Mapping[str, Any]) -> set[tuple[object, ...]]:
+    """What each data proxy is asked for: one that it was asked for before gets its answer of then."""
+    places: dict[str, list[str]] = {}
+    for name in request["session_ids"]:
+        places.setdefault(SessionName.require(name).tag, []).append(name)
+    options = (request["remove_session"], request["style"], request["discount"])
+    return {(*names, *options) for names in places.values()}
 
 
 def check_rows(export: Export, witness: Witness) -> None:

@@ -3,7 +3,9 @@
 An export hands each trajectory out once, and gives the same answer to every repetition of its request. It takes its
 trajectories durably before it answers, and they stay on disk until it is acknowledged or its retention has passed; its
 answer is built again each time from what is on disk, which no longer changes. A trajectory that cannot be handed out is
-named among the ``errors`` of the answer and is not taken. A session is removed only when all of it was exported.
+named among the ``errors`` of the answer and is not taken. A session is removed only when all of it was exported. Until
+then, what an export took that removes none is there for other requests too, in another style say: the newest of them
+has it.
 
 Upkeep applies finish timeouts, drops exports past their retention and expires idle sessions. An idle session that was
 never rewarded is dropped: abandoned, not scored. Sessions are visited in slices, in the order in which they were
@@ -75,6 +77,7 @@ class StoredExport:
     until: float
     errors: Errors = ()
     recovered: bool = False
+    shared: bool = False  # other requests may take its trajectories over
 
 
 def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExport | None:
@@ -94,9 +97,9 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
         if checksum(number, nonce, request, until) != crc:
             raise ValueError("the checksum does not match")
         stored = orjson.loads(request)
-        found, errors = (stored["items"], stored["errors"]) if isinstance(stored, dict) else (stored, ())
-        items = tuple((session, trajectory) for session, trajectory in found)
-        return StoredExport(name, items, until, tuple(errors))
+        stored = stored if isinstance(stored, dict) else {"items": stored, "errors": ()}
+        items = tuple((session, trajectory) for session, trajectory in stored["items"])
+        return StoredExport(name, items, until, tuple(stored["errors"]), shared=stored.get("shared", False))
     except (ValueError, TypeError, LookupError) as error:
         query = "SELECT session, number FROM trajectories WHERE export=? ORDER BY session, number"
         if taken := tables.db.execute(query, (number,)).fetchall():
@@ -125,7 +128,7 @@ def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[t
         except CorruptRecord as error:
             errors.append(error_entry(session_id, request.trajectory, error))
             continue
-        ready = [item.number for item in trajectories if _is_ready(item, now)]
+        ready = [item.number for item in trajectories if _is_ready(tables, session, item, now)]
         if not ready and not damaged and session.state is not SessionState.ACTIVE:
             message = f"session {session_id} has ended, and nothing of it is left to export"
             raise ApiError(404, message, code=NOTHING_TO_EXPORT, param="session_ids")
@@ -149,17 +152,30 @@ def session_named(tables: SessionTables, session_id: str) -> SessionRecord:
 
 def _one(tables: SessionTables, session: SessionRecord, number: int, now: float) -> int:
     trajectory = tables.trajectory(session.number, number)
+    if trajectory is not None and _is_ready(tables, session, trajectory, now):
+        return number
     if trajectory is None or trajectory.phase is TrajectoryPhase.TAKEN:
         what = "was exported already" if trajectory is not None else "is not there"
         message = f"trajectory {number} of session {tables.name(session)} {what}"
         raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
-    if not _is_ready(trajectory, now):
-        raise _not_ready(f"trajectory {number} of session {tables.name(session)} is not ready")
-    return number
+    raise _not_ready(f"trajectory {number} of session {tables.name(session)} is not ready")
 
 
-def _is_ready(trajectory: Trajectory, now: float) -> bool:
-    return apply_timeout(trajectory, now).phase is TrajectoryPhase.READY
+def _is_ready(tables: SessionTables, session: SessionRecord, trajectory: Trajectory, now: float) -> bool:
+    if trajectory.phase is not TrajectoryPhase.TAKEN:
+        return apply_timeout(trajectory, now).phase is TrajectoryPhase.READY
+    number = _export_of(tables, session.number, trajectory.number)
+    with contextlib.suppress(CorruptRecord):
+        taken = None if number is None else _stored(tables, "number=?", number)
+        return taken is not None and taken.shared and taken.until > now
+    return False
+
+
+def _export_of(tables: SessionTables, session: int, trajectory: int) -> int | None:
+    """The export that has taken a trajectory, the newest of several."""
+    query = "SELECT export FROM trajectories WHERE session=? AND number=?"
+    row = tables.db.execute(query, (session, trajectory)).fetchone()
+    return row[0] if row is not None else None
 
 
 def _not_ready(message: str) -> ApiError:
@@ -190,7 +206,8 @@ def take(
     if (outlived := _stored(tables, "digest=?", request.digest)) is not None:
         forget(tables, outlived.name)
     number, nonce = tables.counter("next_export"), secrets.token_hex(4)
-    text = orjson.dumps({"items": items, "errors": errors} if errors else items).decode()
+    told = {"items": items, "errors": errors, "shared": not request.remove}
+    text = orjson.dumps(items if request.remove and not errors else told).decode()
     tables.set_counter("next_export", number + 1)
     until = now + retention_s
     values = (number, nonce, request.digest, text, until, checksum(number, nonce, text, until))
@@ -209,19 +226,19 @@ def take(
         if is_done and not session.hitl:
             tables.void_key(session_number)
             tables.save_session(replace(session, state=SessionState.REMOVED))
-    return StoredExport(ExportName(tables.tag, number, nonce), tuple(items), until, errors)
+    return StoredExport(ExportName(tables.tag, number, nonce), tuple(items), until, errors, shared=not request.remove)
 
 
 def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
-    """Delete the trajectories that an acknowledged or expired export took, but for damaged ones. False when the export
-    is gone already."""
+    """Delete the trajectories that an acknowledged or expired export took, but for damaged ones and those that a newer
+    one has. False when the export is gone already."""
     kept = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
     if kept is None or kept.until > now:
         return False
     for session, number in kept.items:
         with contextlib.suppress(CorruptRecord):
             trajectory = tables.trajectory(session, number)
-            if trajectory is not None:
+            if trajectory is not None and _export_of(tables, session, number) == name.number:
                 tables.release(session, trajectory)
     tables.db.execute("DELETE FROM exports WHERE number=?", (name.number,))
     return True

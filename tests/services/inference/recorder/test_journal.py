@@ -202,6 +202,44 @@ async def test_concurrent_equal_exports_are_one(journal: SessionJournal, calls: 
     assert len({str(kept.name) for kept, _ in exports}) == 1
 
 
+async def test_export_that_keeps_its_session_leaves_it_for_other_requests(
+    journal: SessionJournal, calls: Calls, clock: Clock
+) -> None:
+    session, session_id = await start(journal)
+    for tokens in ([1], [1, 7, 0, 3]):
+        await journal.record(session, calls.tokens(tokens))
+    await journal.reward(session, 1.0)
+    keeping = ExportRequest((session_id,), remove=False)
+    one, each = await journal.export(keeping)
+    other, joined = await journal.export(replace(keeping, style=Style.CONCAT))
+    third, named = await journal.export(replace(keeping, trajectory=0, discount=0.5))
+    assert [len(export.traj()["input_ids"]) for export in (each, joined, named)] == [2, 1, 2]
+    assert (await journal.export(keeping))[0] == one, "the same again"
+    for export in (one, other):  # they are released with the newest export that has them
+        assert await journal.acknowledge(export.name)
+        assert [each.phase for each in journal.trajectories(session)] == [TrajectoryPhase.TAKEN]
+    assert (await journal.export(ExportRequest((session_id,))))[1].rows == each.rows
+    assert (await refused(journal.export(keeping))).status == 404
+    assert await journal.acknowledge(third.name)
+    clock.now += 601
+    while await journal.sweep():
+        pass
+    assert journal.session(session) is None
+
+
+async def test_export_past_its_retention_is_there_for_nobody(
+    journal: SessionJournal, calls: Calls, clock: Clock
+) -> None:
+    session, session_id = await start(journal)
+    await journal.record(session, calls.tokens([1]))
+    await journal.reward(session, 1.0)
+    keeping = ExportRequest((session_id,), remove=False)
+    await journal.export(keeping)
+    clock.now += 601
+    for request in (keeping, replace(keeping, style=Style.CONCAT), replace(keeping, remove=True)):
+        assert (await refused(journal.export(request))).code == "trajectory_not_ready"
+
+
 async def test_export_refusals_take_nothing(journal: SessionJournal, calls: Calls) -> None:
     ready, ready_id = await start(journal)
     _, open_id = await start(journal)
