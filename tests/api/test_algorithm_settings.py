@@ -136,6 +136,12 @@ INEFFECTIVE = {
     "actor: {optimizer: {type: sgd, beta1: 0.5}}": "actor.optimizer.beta1: has no effect: it is of type adam",
     "actor: {optimizer: {min_lr_ratio: 0.5}}": "actor.optimizer.min_lr_ratio: has no effect: lr_scheduler_type",
     "ref: {path: m, gradient_checkpointing: true}": "ref.gradient_checkpointing: has no effect: there is no optimizer",
+    "allocation_mode: 'sglang:d4+fsdp:d3'\nactor: {backend: 'fsdp:d2'}": (
+        "allocation_mode: has no effect: actor.backend says fsdp:d2 instead of fsdp:d3"
+    ),
+    "allocation_mode: 'sglang:d4+fsdp:d3'\nrollout: {backend: 'sglang:d2'}": (
+        "allocation_mode: has no effect: rollout.backend says sglang:d2 instead of sglang:d4"
+    ),
     "recover: {freq_steps: 5}": "recover.freq_steps: has no effect: recover.mode is disabled",
     "rollout: {max_head_offpolicyness: 2}\nasync_training: false": "rollout.max_head_offpolicyness: has no effect: ",
     "evaluator: {freq_steps: 5}": "evaluator.freq_steps: has no effect: there is no valid_dataset",

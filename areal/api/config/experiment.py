@@ -32,6 +32,7 @@ from areal.api.config.training import (
     proximal_faults,
     update_mode,
 )
+from areal.resources.backend import Allocation
 from areal.resources.tree import ABSENT, get_path
 from areal.wire.sampling import WHOLE_RANGES
 
@@ -284,6 +285,11 @@ class BaseExperimentConfig:
                 found += [((place, *key), why) for key, why in engine_ineffective(part)]
             if isinstance(part, PPOActorConfig):
                 found += [((place, *key), why) for key, why in objective_ineffective(part)]
+        allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
+        for place, of_mode in (("actor", allocation.training), ("rollout", allocation.inference)):
+            stated = getattr(getattr(self, place, None), "backend", "")
+            if of_mode is not None and stated and parsed(stated, f"{place}.backend").parts != (of_mode,):
+                found.append((("allocation_mode",), f"{place}.backend says {stated} instead of {of_mode}"))
         if self.recover.mode in ("disabled", "off"):
             periods = [name for name in _PERIODS if getattr(self.recover, name) is not None]
             found += [(("recover", name), f"recover.mode is {self.recover.mode}") for name in periods]
