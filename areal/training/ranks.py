@@ -139,6 +139,7 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s))
     try:
         yield Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNCUT, nodes)
+        dist.barrier()  # gloo aborts, or hangs, where a rank leaves while another is still in the last collective
     finally:
         dist.destroy_process_group()
 

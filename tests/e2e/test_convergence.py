@@ -148,7 +148,7 @@ def test_quickstart_job_killed_whole_ten_times_ends_with_one_apply_each(box: Box
 @pytest.mark.timeout(3600)
 def test_random_pairs_and_triples_killed_thirty_times_need_no_command(box: Box) -> None:
     dice = random.Random(int(os.environ.get("AREAL_TEST_SEED", "1")))
-    job = started(box, "learn", steps=1500, mode="shm", service=SOON, model=SOON)
+    job = started(box, "learn", steps=2400, mode="shm", service=SOON, model=SOON)
     components = ("router", "gateway", "data-proxy", "engine", "driver")
     for number in range(1, 31):
         time.sleep(dice.uniform(0.0, 8.0))

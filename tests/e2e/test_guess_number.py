@@ -69,7 +69,7 @@ def test_agent_learns_the_game(box: Box, seed: int) -> None:
     done = box.areal("wait", JOB, "--for", "completed", "--timeout", "800s", timeout=850)
     assert done.code == 0, done.text
     found = rewards(box)
-    print(f"seed {seed}: {statistics.mean(found[:3]):.3f} -> {statistics.mean(found[-5:]):.3f}")
+    print(f"seed {seed}: {statistics.mean(found[:2]):.3f} -> {statistics.mean(found[-5:]):.3f}")
     assert len(found) == 80
-    assert statistics.mean(found[:3]) < 0.3
+    assert statistics.mean(found[:2]) < 0.3
     assert statistics.mean(found[-5:]) > 0.8
