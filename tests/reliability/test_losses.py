@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,8 +103,9 @@ def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: 
         for scene, line, body in zip(scenes, lines, bodies, strict=True)
     ]
     assert all(line.begun.wait(20) for line in lines)
-    for member in fleet.members:
-        member.process.popen.kill()
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # at once: else one could tell of another's death
+        for member in fleet.members:
+            member.process.popen.send_signal(number)
     for member in fleet.members:
         member.process.wait()
     outcome.callers(*(failure(each.result(60)) for each in running))
