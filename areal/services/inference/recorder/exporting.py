@@ -128,7 +128,8 @@ def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[t
         except CorruptRecord as error:
             errors.append(error_entry(session_id, request.trajectory, error))
             continue
-        ready = [item.number for item in trajectories if _is_ready(tables, session, item, now)]
+        shared = _shared(tables, session.number, now)
+        ready = [item.number for item in trajectories if item.number in shared or _is_ready(item, now)]
         if not ready and not damaged and session.state is not SessionState.ACTIVE:
             message = f"session {session_id} has ended, and nothing of it is left to export"
             raise ApiError(404, message, code=NOTHING_TO_EXPORT, param="session_ids")
@@ -152,23 +153,34 @@ def session_named(tables: SessionTables, session_id: str) -> SessionRecord:
 
 def _one(tables: SessionTables, session: SessionRecord, number: int, now: float) -> int:
     trajectory = tables.trajectory(session.number, number)
-    if trajectory is not None and _is_ready(tables, session, trajectory, now):
+    if number in _shared(tables, session.number, now):
         return number
     if trajectory is None or trajectory.phase is TrajectoryPhase.TAKEN:
         what = "was exported already" if trajectory is not None else "is not there"
         message = f"trajectory {number} of session {tables.name(session)} {what}"
         raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
-    raise _not_ready(f"trajectory {number} of session {tables.name(session)} is not ready")
+    if not _is_ready(trajectory, now):
+        raise _not_ready(f"trajectory {number} of session {tables.name(session)} is not ready")
+    return number
 
 
-def _is_ready(tables: SessionTables, session: SessionRecord, trajectory: Trajectory, now: float) -> bool:
-    if trajectory.phase is not TrajectoryPhase.TAKEN:
-        return apply_timeout(trajectory, now).phase is TrajectoryPhase.READY
-    number = _export_of(tables, session.number, trajectory.number)
-    with contextlib.suppress(CorruptRecord):
-        taken = None if number is None else _stored(tables, "number=?", number)
-        return taken is not None and taken.shared and taken.until > now
-    return False
+def _is_ready(trajectory: Trajectory, now: float) -> bool:
+    return apply_timeout(trajectory, now).phase is TrajectoryPhase.READY
+
+
+def _shared(tables: SessionTables, session: int, now: float) -> set[int]:
+    """Trajectories that an export has taken which leaves them to other requests."""
+    taken: dict[int, set[int]] = {}
+    query = "SELECT export, number FROM trajectories WHERE session=? AND export IS NOT NULL"
+    for export, number in tables.db.execute(query, (session,)).fetchall():
+        taken.setdefault(export, set()).add(number)
+    found: set[int] = set()
+    for export, numbers in taken.items():
+        with contextlib.suppress(CorruptRecord):
+            stored = _stored(tables, "number=?", export)
+            if stored is not None and stored.shared and stored.until > now:
+                found |= numbers
+    return found
 
 
 def _export_of(tables: SessionTables, session: int, trajectory: int) -> int | None:
