@@ -164,16 +164,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
             cli.say("\nstopping; Ctrl-C again leaves at once")
             outcome = operations.suspend(context, ref)
         if outcome.exit_code == 130:
-            # Another process finishes the stop: the same command again would begin another run.
-            words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
-            subprocess.Popen(
-                [sys.executable, "-m", "areal.cli", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            cli.say(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
+            _stop_in_background(cli, ref)
         return 130
     with mutation(cli) as context, contextlib.suppress(Locked):  # the holder of the lock does it
         operations.rest(context, ref)
@@ -182,6 +173,19 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     if code is None:
         raise NotFound(f"nobody knows how {ref} ended: {now.message}", hint=f"areal train logs {ref.name}")
     return code
+
+
+def _stop_in_background(cli: Invocation, ref: Ref) -> None:
+    """Another process finishes the stop: the same command again would begin another run."""
+    words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
+    subprocess.Popen(
+        [sys.executable, "-m", "areal.cli", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    cli.say(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
 
 
 def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:

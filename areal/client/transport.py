@@ -217,13 +217,7 @@ class Transport:
         headers = dict(call.headers)
         data = None
         if call.body is not None:
-            # A number that is not finite would be sent as null, which means something else.
-            data = orjson.dumps(call.body)
-            if b"null" in data:
-                try:
-                    json.dumps(call.body, allow_nan=False, default=str)
-                except ValueError as error:
-                    raise CallerError(f"the request cannot be written as JSON: {error}") from error
+            data = _encoded(call.body)
             headers["Content-Type"] = "application/json"
         if (key := call.key or self._key) is not None:
             headers["Authorization"] = f"Bearer {key}"
@@ -266,6 +260,17 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
         raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         raise ConnectionLost(f"{what}: the connection broke: {error!r}") from error
+
+
+def _encoded(body: Any) -> bytes:
+    """Raises CallerError for a number that is not finite: it would be sent as null, which means something else."""
+    data = orjson.dumps(body)
+    if b"null" in data:
+        try:
+            json.dumps(body, allow_nan=False, default=str)
+        except ValueError as error:
+            raise CallerError(f"the request cannot be written as JSON: {error}") from error
+    return data
 
 
 def checked(answer: HttpAnswer, what: str) -> HttpAnswer:

@@ -123,20 +123,23 @@ class OutputFolder:
         sessions."""
         self._lines.close()
         if self.parquet:
-            from areal.trajectories.reading import write_parquet
-
-            # The lines stay until the Parquet file has its name: a reader always finds one of them complete.
-            lines = Path(self._lines.name)
-            if lines.stat().st_size:
-                temp = lines.with_suffix(".tmp")
-                write_parquet(read_lines(lines), temp)
-                with temp.open("rb") as file:
-                    os.fsync(file.fileno())
-                temp.replace(lines.with_suffix(PARQUET))
-            lines.unlink()
+            self._to_parquet()
         _write_whole(self.path / "summary.json", summary)
         if complete:
             (self.path / "journal.jsonl").unlink(missing_ok=True)
+
+    def _to_parquet(self) -> None:
+        """The lines stay until the Parquet file has its name: a reader always finds one of them complete."""
+        from areal.trajectories.reading import write_parquet
+
+        lines = Path(self._lines.name)
+        if lines.stat().st_size:
+            temp = lines.with_suffix(".tmp")
+            write_parquet(read_lines(lines), temp)
+            with temp.open("rb") as file:
+                os.fsync(file.fileno())
+            temp.replace(lines.with_suffix(PARQUET))
+        lines.unlink()
 
 
 def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resume: bool) -> OutputFolder:
