@@ -84,7 +84,7 @@ _policy_options = gather(
 
 
 @click.command(cls=DryRunCommand)
-@click.argument("plan", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.argument("plan", required=False, type=click.Path())
 @source_options
 @dry_run_option
 @_policy_options

@@ -64,7 +64,7 @@ class SavedPlan:
     @classmethod
     def read(cls, path: str, request: ApplyRequest) -> SavedPlan:
         """Raises ArealError when it is no plan of this version."""
-        if path.endswith((".yaml", ".yml")):
+        if path.endswith((".yaml", ".yml")) or Path(path).is_dir():
             raise UsageFault(f"{path} is no saved plan; manifests are named by -f", hint=f"areal apply -f {path}")
         try:
             saved = json.loads(Path(path).read_bytes())
@@ -78,7 +78,7 @@ class SavedPlan:
             options = {name: source["options"][name] for name in _OPTIONS}
             return cls(path, replace(request, plan_file=None, **options), wanted, saved["serial"], saved["ops"])
         except OSError as error:
-            raise ArealError(f"{path} cannot be read: {error.strerror}") from error
+            raise UsageFault(f"the plan {path} cannot be read: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArealError(f"{path} is not a plan saved by `areal diff --out`: {error!r}") from error
 

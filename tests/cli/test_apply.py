@@ -232,6 +232,9 @@ def test_manifest_without_f_is_a_usage_error_that_says_so(areal: Areal, tmp_path
     path.write_text("kind: Model\n")
     found = areal("apply", str(path))
     assert found.code == 2 and f"areal apply -f {path}" in found.err
+    for word in (str(tmp_path), str(tmp_path / "absent.yaml")):
+        found = areal("apply", word)
+        assert found.code == 2 and f"areal apply -f {word}" in found.err
 
 
 # -- diff
