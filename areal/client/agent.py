@@ -18,7 +18,7 @@ from uuid import uuid4
 from areal.client.errors import ClientError
 from areal.client.inference import Rewarded, Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
-from areal.client.transport import HttpCall, Locate, RetryPolicy, Transport, events
+from areal.client.transport import AddressLookup, HttpCall, RetryPolicy, Transport, events
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.fields import write_fields
 
@@ -123,12 +123,12 @@ class AsyncAgentClient:
         timeout_s: float = 600.0,
         retry: RetryPolicy | None = None,
         connections: int = 1024,
-        locate: Locate | None = None,
+        lookup: AddressLookup | None = None,
     ) -> None:
-        """``locate`` says where the service is now; asked where nobody listens."""
+        """``lookup`` says where the service is now; asked where nobody listens."""
         self.timeout_s = timeout_s
         self.transport = Transport(
-            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, locate=locate
+            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup
         )
 
     @property

@@ -32,14 +32,14 @@ def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = Fa
     raise failure
 
 
-def locating(ref: str) -> Callable[[], str] | None:
+def address_lookup(ref: str) -> Callable[[], str] | None:
     """A look-up of the service's address in its record: "" where it has none now. None where ``ref`` is ""."""
 
-    def locate() -> str:
+    def lookup() -> str:
         found = run_areal("get", ref.lower(), "-o", "json", what=f"the record of {ref}", absent=True)
         return str(json.loads(found)["status"]["address"] or "") if found else ""
 
-    return locate if ref else None
+    return lookup if ref else None
 
 
 def _last_line(output: str, mark: str) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, 
 
 from areal.client.agent import AsyncAgentClient, Input
 from areal.client.blocking import blocking
-from areal.client.command import free_port, locating, run_areal
+from areal.client.command import address_lookup, free_port, run_areal
 from areal.client.errors import ClientError, UnknownName
 from areal.client.inference import AsyncInferenceClient, AsyncSession, Rewarded, Style
 from areal.client.loop_thread import LoopThread
@@ -205,8 +205,8 @@ class _Controller:
             return
         try:
             address, key = self._attach() if self.config.gateway_addr else self._start()
-            locate = locating(f"agentservice/{self._service}" if self._service else "")
-            client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout, locate=locate)
+            lookup = address_lookup(f"agentservice/{self._service}" if self._service else "")
+            client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout, lookup=lookup)
             thread = LoopThread("areal-agents")
             self._opened.callback(thread.close)
             calls = Episodes(client, self.config)

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
-from areal.client.transport import HttpCall, Locate, RetryPolicy, Transport, events
+from areal.client.transport import AddressLookup, HttpCall, RetryPolicy, Transport, events
 from areal.errors import did_you_mean
 from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
 from areal.wire.fields import write_fields
@@ -181,14 +181,14 @@ class AsyncInferenceClient:
         timeout_s: float = 600.0,
         retry: RetryPolicy | None = None,
         connections: int = 1024,
-        locate: Locate | None = None,
+        lookup: AddressLookup | None = None,
     ) -> None:
-        """``locate`` says where the service is now; asked where nobody listens."""
+        """``lookup`` says where the service is now; asked where nobody listens."""
         self.model = model
         self.timeout_s = timeout_s
         self._skipped: set[tuple[str, int]] = set()
         self._transport = Transport(
-            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, locate=locate
+            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup
         )
         self.workers = AsyncWorkers(self._transport)
 
@@ -197,7 +197,7 @@ class AsyncInferenceClient:
         """The service's address, as far as it is known now."""
         return self._transport.base_url
 
-    async def reach(self) -> str:
+    async def current_address(self) -> str:
         """Its address, after a call to it: where it has moved, and answers there, the one that it has now."""
         with contextlib.suppress(ClientError):
             await self._transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)

@@ -7,7 +7,7 @@ A call is *repeatable* when doing it twice is doing it once: a read, an idempote
 ``Idempotency-Key``. Such a call is repeated after any failure that is not its caller's. Any other one only where it
 certainly did not begin: nobody listened, or the service said that it is too busy.
 
-A service may move while its clients run. A transport that was told how to ``locate`` it asks where nobody listens, and
+A service may move while its clients run. A transport with a ``lookup`` asks it where nobody listens, and
 goes on at the address that it hears of.
 """
 
@@ -42,7 +42,7 @@ from areal.client.errors import (
 from areal.errors import ArealError
 
 _log = logging.getLogger(__name__)
-Locate = Callable[[], str]
+AddressLookup = Callable[[], str]
 """The service's address now, "" where it has none; it may block, and raise ArealError."""
 
 _NEVER_AGAIN = (500, 501, 505, 507)  # the service's own fault or its full disk: the same call meets it again
@@ -78,7 +78,7 @@ def may_repeat(error: ClientError, *, repeatable: bool) -> bool:
 
 
 _CONNECT_S = 5.0
-_LOCATE_PERIOD_S = 2.0
+_LOOKUP_PERIOD_S = 2.0
 _LINE_BYTES = 1024 * 1024  # one event of a stream
 _KEEP_ALIVE_S = 30.0  # below what servers commonly keep: a connection that they just closed is not tried
 
@@ -117,12 +117,12 @@ class Transport:
         timeout_s: float,
         retry: RetryPolicy | None = None,
         connections: int = 1024,
-        locate: Locate | None = None,
+        lookup: AddressLookup | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self._locate = locate
-        self._locating = asyncio.Lock()
-        self._located_at = -_LOCATE_PERIOD_S
+        self._lookup = lookup
+        self._lookup_lock = asyncio.Lock()
+        self._looked_up_at = -_LOOKUP_PERIOD_S
         self._key = key
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
@@ -152,14 +152,14 @@ class Transport:
 
     async def _moved_from(self, base: str) -> bool:
         """Whether the service is elsewhere than at ``base``, where nobody listens."""
-        if self._locate is None:
+        if self._lookup is None:
             return False
-        async with self._locating:  # one asks for all
+        async with self._lookup_lock:  # one asks for all
             now = time.monotonic()
-            if self.base_url == base and now - self._located_at >= _LOCATE_PERIOD_S:
-                self._located_at = now
+            if self.base_url == base and now - self._looked_up_at >= _LOOKUP_PERIOD_S:
+                self._looked_up_at = now
                 try:
-                    found = (await asyncio.to_thread(self._locate)).rstrip("/")
+                    found = (await asyncio.to_thread(self._lookup)).rstrip("/")
                 except ArealError as error:
                     found = ""
                     _log.warning("nobody listens at %s, and where it is now is not known: %s", base, error)

@@ -30,7 +30,7 @@ from areal.reconcilers.execute import Report, claim_slots, execute, give_up, per
 from areal.reconcilers.kinds import controller_of, controllers, host_of
 from areal.reconcilers.launch import Deadline, EffectContext
 from areal.reconcilers.observe import Observed, look
-from areal.reconcilers.outcomes import outcome_of, take_back_failures, with_endings, write_statuses
+from areal.reconcilers.outcomes import clear_failures, outcome_of, with_endings, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
@@ -167,7 +167,7 @@ def converge(
     prepared, reports = prepare(), list[Report]()
     require_approval(prepared.plan)
     if prepared.plan.is_empty:
-        take_back_failures(command.ctx, command.store, command.backend, prepared.scope.targets)
+        clear_failures(command.ctx, command.store, command.backend, prepared.scope.targets)
         return _with_notes(outcome_of(prepared.plan), notes)
     _check_start(command, prepared)
     command.ctx.home.ensure()

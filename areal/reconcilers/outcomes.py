@@ -75,7 +75,7 @@ def write_statuses(
     return endings
 
 
-def take_back_failures(ctx: Context, store: ObjectStore, backend: RunControl, targets: Sequence[Target]) -> None:
+def clear_failures(ctx: Context, store: ObjectStore, backend: RunControl, targets: Sequence[Target]) -> None:
     """Of objects for which nothing is to be done any more, and that serve: what once failed came right by itself."""
     failed = [target for target in targets if not target.gone and rollout_failure(target.object)]
     if not failed:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from areal.client.agent import AsyncAgentClient, response_text
-from areal.client.command import locating
+from areal.client.command import address_lookup
 from areal.client.errors import ClientError, ServiceError
 from areal.errors import NotFound, UsageFault
 from areal.rollout.rlvr import RowReward
@@ -51,7 +51,7 @@ class AgentServiceWorkflow(SessionWorkflow):
             )
             raise UsageFault("nothing says where the agent service is", hint=hint)
         key = _key(admin_api_key_file or os.environ.get(AGENTS_KEY_FILE))
-        self._client = AsyncAgentClient(address, key, locate=locating(record))
+        self._client = AsyncAgentClient(address, key, lookup=address_lookup(record))
         self._reward = RowReward(reward_fn, weights=reward_weights) if reward_fn else None
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self
 
-from areal.client.command import locating
+from areal.client.command import address_lookup
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
 from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
@@ -88,7 +88,7 @@ async def open_service(
         service.key,
         model=service.model,
         timeout_s=config.request_timeout,
-        locate=locating(service.record),
+        lookup=address_lookup(service.record),
     )
     try:
         await client.wait_ready(config.setup_timeout)
@@ -204,9 +204,9 @@ class RolloutController:
         """The service that episodes are sampled from. Raises UsageFault, NotFound."""
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
 
-    def reach(self) -> str:
+    def current_address(self) -> str:
         """The service's address now: that of its record, where nobody listens at the one it had."""
-        return self._loop.run(self._client.reach())
+        return self._loop.run(self._client.current_address())
 
     async def _open(self, service: ServiceAddress) -> None:
         config, opened = self.config, self._opened

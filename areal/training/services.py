@@ -131,9 +131,9 @@ _PROBED_EVERY = 25  # updates; the first one always
 
 @contextlib.contextmanager
 def connect_pair(
-    mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, reach: Callable[[], str]
+    mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, current_address: Callable[[], str]
 ) -> Iterator[TrainerPair]:
-    """``service``: with the model that is trained. ``reach`` gives its address now. Used by the first rank."""
+    """``service``: with the model that is trained. ``current_address`` gives it now. Used by the first rank."""
     key = service.key
     if service.model is None:
         raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
@@ -146,8 +146,8 @@ def connect_pair(
         stack.callback(publisher.remove)
         gateway = stack.enter_context(weight_update_gateway(folder.root, key_file, folder.logs / "weight_update.log"))
         endpoint = stack.enter_context(serve_endpoint({"actor": publisher}, admin, own_address()))
-        inference = {"inference_gateway_url": reach(), "model": service.model}
-        pair = TrainerPair("actor", mode, gateway, endpoint, inference, publisher, key, reach)
+        inference = {"inference_gateway_url": current_address(), "model": service.model}
+        pair = TrainerPair("actor", mode, gateway, endpoint, inference, publisher, key, current_address)
         pair.connect()
         stack.callback(_disconnect, pair, publisher, files, folder)
         yield pair

@@ -32,10 +32,10 @@ async def service() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def transport(locate: Callable[[], str] | None) -> Transport:
+def transport(lookup: Callable[[], str] | None) -> Transport:
     """Of a service that has left the address."""
     retry = RetryPolicy(attempts=2, first_s=0.01)
-    return Transport(f"http://127.0.0.1:{free_port()}", None, timeout_s=10.0, retry=retry, locate=locate)
+    return Transport(f"http://127.0.0.1:{free_port()}", None, timeout_s=10.0, retry=retry, lookup=lookup)
 
 
 async def test_calls_go_on_where_the_service_is_and_one_asks_for_all() -> None:
@@ -65,9 +65,9 @@ def _unknown() -> str:
     raise ArealError("no record")
 
 
-@pytest.mark.parametrize("locate", [None, lambda: "", _unknown], ids=["not told", "nowhere", "unknown"])
-async def test_service_that_is_nowhere_is_unreachable(locate: Callable[[], str] | None) -> None:
-    client = transport(locate)
+@pytest.mark.parametrize("lookup", [None, lambda: "", _unknown], ids=["not told", "nowhere", "unknown"])
+async def test_service_that_is_nowhere_is_unreachable(lookup: Callable[[], str] | None) -> None:
+    client = transport(lookup)
     try:
         with pytest.raises(Unreachable):
             await client.json("GET", "/")

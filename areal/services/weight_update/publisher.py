@@ -177,7 +177,7 @@ class Delivery:
 @dataclass
 class TrainerPair:
     """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}; of the
-    latter, ``reach`` gives the gateway's address as it is before an update."""
+    latter, ``current_address`` gives the gateway's address as it is before an update."""
 
     name: str
     mode: str
@@ -186,7 +186,7 @@ class TrainerPair:
     inference: dict[str, Any]
     publisher: WeightPublisher
     admin_key: str | None = None
-    reach: Callable[[], str] | None = None
+    current_address: Callable[[], str] | None = None
     connected: bool = field(default=False, init=False)
     delivered: int | None = field(default=None, init=False)  # the version that is served
 
@@ -213,8 +213,8 @@ class TrainerPair:
 
     def deliver(self, version: int) -> Delivery:
         body: dict[str, Any] = {"pair_name": self.name, "version": version}
-        if self.reach is not None:
-            body["inference_gateway_url"] = self.reach()
+        if self.current_address is not None:
+            body["inference_gateway_url"] = self.current_address()
         done = self._post("/update_weights", body, _UPDATE_S)
         self.delivered = version
         return Delivery(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))

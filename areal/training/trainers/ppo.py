@@ -149,7 +149,7 @@ class PPOTrainer(Trainer):
                 self.rollout.register_scrape_target(urlsplit(self.metrics_url).netloc, labels(self.config))
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
             service = self.rollout.service()
-            pair = connect_pair(mode, self.folder, self.config.actor.path, service, self.rollout.reach)
+            pair = connect_pair(mode, self.folder, self.config.actor.path, service, self.rollout.current_address)
             self.pair = self.stack.enter_context(pair)
         self.run()
 
