@@ -30,10 +30,11 @@ from areal.reconcilers.execute import Report, claim_slots, execute, give_up, per
 from areal.reconcilers.kinds import controller_of, controllers, host_of
 from areal.reconcilers.launch import Deadline, EffectContext
 from areal.reconcilers.observe import Observed, look
-from areal.reconcilers.outcomes import clear_failures, outcome_of, with_endings, write_statuses
+from areal.reconcilers.outcomes import is_done, outcome_of, settle_statuses, with_endings, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
+from areal.reconcilers.status import converged_status, is_converged
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec, RunState
@@ -167,8 +168,7 @@ def converge(
     prepared, reports = prepare(), list[Report]()
     require_approval(prepared.plan)
     if prepared.plan.is_empty:
-        clear_failures(command.ctx, command.store, command.backend, prepared.scope.targets)
-        return _with_notes(outcome_of(prepared.plan), notes)
+        return _nothing_to_do(command, prepared, notes)
     _check_start(command, prepared)
     command.ctx.home.ensure()
     deadline = Deadline(time.monotonic() + timeout_s)
@@ -180,8 +180,8 @@ def converge(
             left = frozenset()
             start_background(command, refs, timeout_s)
             if prepared.plan.is_empty:
-                return _with_notes(outcome_of(prepared.plan), notes)
-            planned = prepared
+                return _nothing_to_do(command, prepared, notes)
+            planned, unfinished = prepared, frozenset[Ref]() if wait else held
             for passes_left in reversed(range(MAX_PASSES)):
                 report = _execute(command, planned, deadline, wait)
                 if wait and passes_left and is_overtaken(report, command.backend.observe):
@@ -190,6 +190,7 @@ def converge(
                 if report.failed or report.interrupted or not wait:
                     break
                 following = prepare()
+                unfinished = following.touched
                 if following.plan.is_empty:
                     break
                 if not following.touched <= held or not approved.issuperset(following.plan.destructive):
@@ -200,7 +201,8 @@ def converge(
                     notes.append(f"still to be done: {todo[0]}; areal diff --drift shows it all")
                     break
                 planned = following
-            endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope.all, reports)
+            rest = {str(ref) for ref in unfinished}
+            endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, rest)
     finally:
         start_background(command, left, timeout_s)  # where somebody else has the locks
     return _with_notes(with_endings(outcome_of(prepared.plan, reports), endings), notes)
@@ -223,6 +225,11 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
     for kind in sorted({item.kind for item in starting.values()}):
         mine = {ref: item for ref, item in starting.items() if item.kind == kind}
         controller_of(kind).check_start(mine, command.ctx.tell)
+
+
+def _nothing_to_do(command: CommandContext, prepared: Prepared, notes: Sequence[str]) -> Outcome:
+    settle_statuses(command.ctx, command.store, command.backend, prepared.plan, prepared.scope)
+    return _with_notes(outcome_of(prepared.plan), notes)
 
 
 def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
@@ -267,7 +274,8 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
         context = EffectContext(
             ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
         )
-        report = execute(plan, lambda op: perform(context, op), ctx.interrupted)
+        on_converged = partial(_note_converged, command, prepared) if wait else lambda ref: None
+        report = execute(plan, lambda op: perform(context, op), ctx.interrupted, on_converged)
         report.notes = tuple(context.notes)
         give_up(context, abandoned(report, context.spawned.keys()))
         transaction.commit()
@@ -277,6 +285,15 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
     finally:
         command.backend.release_claims()
     return report
+
+
+def _note_converged(command: CommandContext, prepared: Prepared, ref: str) -> None:
+    """Record that an object has converged while others go on. What only the next pass finds is noted at the end."""
+    if ref not in prepared.scope.asked or not is_done(Report(prepared.plan), ref):
+        return
+    stored = command.store.get(parse_ref(ref))
+    if stored is not None and not is_converged(stored):
+        command.store.put_statuses({stored.ref: converged_status(stored)})
 
 
 def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:

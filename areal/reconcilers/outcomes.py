@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, TimedOut, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
-from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report
 from areal.reconcilers.observe import conditions_of, observe
 from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
-from areal.reconcilers.status import gateway_address, health_of, hosts_of, rollout_failure
+from areal.reconcilers.planning import PlanScope
+from areal.reconcilers.status import (
+    converged_status,
+    gateway_address,
+    health_of,
+    hosts_of,
+    is_converged,
+    rollout_failure,
+    rollout_health,
+)
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import RunControl
 from areal.state.events import EventLog
@@ -30,9 +38,16 @@ class Ending:
 
 
 def write_statuses(
-    ctx: Context, store: ObjectStore, backend: RunControl, targets: Sequence[Target], reports: Sequence[Report]
+    ctx: Context,
+    store: ObjectStore,
+    backend: RunControl,
+    scope: PlanScope,
+    reports: Sequence[Report],
+    left: Collection[str] = (),
 ) -> dict[str, Ending]:
-    """Record the status of what the plans touched; how every target is now."""
+    """Record the status of what the plans touched, and of what was asked for and has converged; how every target is
+    now. ``left``: objects that something is still to be done for."""
+    targets = scope.all
     touched = {op.ref for report in reports for op in report.plan.ops}
     seen = observe(backend, [target.object for target in targets])
     hosts = hosts_of(ctx.home, [target.object for target in targets])
@@ -40,28 +55,30 @@ def write_statuses(
     statuses: dict[Ref, dict[str, Any]] = {}
     events: list[tuple[Ref, str, str, str]] = []
     for target in targets:
-        stored = store.get(parse_ref(target.ref)) if not target.gone else None
-        if stored is None:
+        recorded = store.get(parse_ref(target.ref)) if not target.gone else None
+        if recorded is None:
             continue
+        converged = target.ref in scope.asked and target.ref not in left and is_done(reports[-1], target.ref)
+        stored = replace(recorded, status=converged_status(recorded)) if converged else recorded
         health = health_of(stored, seen, hosts)
-        address = gateway_address(target.ref, [run.state for run in seen.of(target.ref)])
-        endings[target.ref] = Ending(health.phase, health.message, address)
-        if target.ref not in touched:
-            continue
         errors = [error for report in reports for error in report.errors_of(target.ref)]
         if health.reason == "Queued":  # out of the command's time: no failure of what waits still
             errors = [error for error in errors if not isinstance(error, TimedOut)]
         error = errors[0].message if errors else None
+        health = health if error else rollout_health(stored, health)
+        address = gateway_address(target.ref, [run.state for run in seen.of(target.ref)])
+        endings[target.ref] = Ending(health.phase, health.message, address)
+        if target.ref not in touched and stored is recorded:
+            continue
         previous = stored.status.get("conditions", [])
         found = conditions_of(health, stored.generation, error, previous, time.time())
         status = {
             **stored.status,
-            "observedGeneration": stored.generation,
             "phase": health.phase,
             "conditions": [condition.to_json() for condition in found],
             **({"address": address} if address else {}),
         }
-        if status == stored.status:
+        if status == recorded.status:
             continue
         statuses[stored.ref] = status
         was_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in previous)
@@ -75,21 +92,32 @@ def write_statuses(
     return endings
 
 
-def clear_failures(ctx: Context, store: ObjectStore, backend: RunControl, targets: Sequence[Target]) -> None:
-    """Of objects for which nothing is to be done any more, and that serve: what once failed came right by itself."""
-    failed = [target for target in targets if not target.gone and rollout_failure(target.object)]
-    if not failed:
+def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan: Plan, scope: PlanScope) -> None:
+    """Of objects for which nothing is to be done any more: they have converged, and where they serve, what once failed
+    came right by itself."""
+    done = [target.object for target in scope.targets if not target.gone and is_done(Report(plan), target.ref)]
+    unsettled = [item for item in done if rollout_failure(item) or not is_converged(item)]
+    if not unsettled:
         return
-    hosts = hosts_of(ctx.home, [target.object for target in failed])
-    seen = observe(backend, [*(target.object for target in failed), *hosts.values()])
+    hosts = hosts_of(ctx.home, unsettled)
+    seen = observe(backend, [*unsettled, *hosts.values()])
     statuses: dict[Ref, dict[str, Any]] = {}
-    for target in failed:
-        stored, health = store.get(target.object.ref), health_of(target.object, seen, hosts)
-        if stored is not None and stored.status == target.object.status and health.phase == "Ready":
-            found = conditions_of(health, stored.generation, None, stored.status["conditions"], time.time())
+    for item in unsettled:
+        stored, health = store.get(item.ref), health_of(item, seen, hosts)
+        if stored is None or stored.generation != item.generation or stored.status != item.status:
+            continue  # another command is at it
+        statuses[stored.ref] = converged_status(stored)
+        if health.phase == "Ready":
+            found = conditions_of(health, stored.generation, None, stored.status.get("conditions", []), time.time())
             conditions = [condition.to_json() for condition in found]
-            statuses[stored.ref] = {**stored.status, "phase": health.phase, "conditions": conditions}
+            statuses[stored.ref] |= {"phase": health.phase, "conditions": conditions}
     store.put_statuses(statuses)
+
+
+def is_done(report: Report, ref: str) -> bool:
+    """Whether the plan left nothing of the object undone or out of sight."""
+    cannot = any(item.ref == ref and (item.unseen or item.refusal) for item in report.plan.objects)
+    return not (cannot or report.errors_of(ref) or report.is_unfinished(ref))
 
 
 # -- outcomes

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, TargetFailed, TimedOut
@@ -118,9 +118,29 @@ def rollout_failure(obj: StoredObject) -> str | None:
     return (failures[0] if failures else "") or None
 
 
+def is_converged(obj: StoredObject) -> bool:
+    """Whether a command has finished this generation. Its processes may serve before that, without settings that are
+    made while they run."""
+    return obj.status.get("observedGeneration") == obj.generation
+
+
+def converged_status(obj: StoredObject) -> dict[str, Any]:
+    """The recorded status of an object whose generation a command has finished."""
+    return {**obj.status, "observedGeneration": obj.generation}
+
+
+def rollout_health(obj: StoredObject, health: Health) -> Health:
+    """``health``, where it says Ready, of an object whose generation may not have converged. After a failed rollout
+    the version before it serves on."""
+    if health.phase != "Ready" or is_converged(obj) or rollout_failure(obj):
+        return health
+    message = f"generation {obj.generation} has not converged; areal reconcile goes on with it"
+    return replace(health, phase="Progressing", reason="NotConverged", message=message)
+
+
 def _status(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> ObjectStatus:
     now, ref = time.time(), str(obj.ref)
-    health = health_of(obj, seen, hosts)
+    health = rollout_health(obj, health_of(obj, seen, hosts))
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = rollout_failure(obj)
     return ObjectStatus(

@@ -93,6 +93,11 @@ class Box:
         items = rows["items"] if isinstance(rows, dict) else rows
         return {f"{r['component']}/{r['replica']}": r for r in items if r["state"] == "running"}
 
+    def phase(self, ref: str) -> str:
+        """What `get` says of an object; "" where there is none."""
+        found = self.areal("get", ref, "-o", "jsonpath={.status.phase}")
+        return found.out.strip() if found.code == 0 else ""
+
     def pids(self) -> dict[str, int]:
         return {name: row["pid"] for name, row in self.processes().items()}
 

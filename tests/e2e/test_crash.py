@@ -32,11 +32,11 @@ def crashing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     tear_down(made)
 
 
-def service(box: Box, level: str = "info") -> str:
+def service(box: Box, level: str = "info", queued: int = 1000) -> str:
     return box.write(
         "apiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
-        f"spec: {{gateway: {{port: {box.port}}}, logLevel: {level}}}\n",
-        f"service-{level}.yaml",
+        f"spec: {{gateway: {{port: {box.port}}}, logLevel: {level}, limits: {{maxQueuedRequests: {queued}}}}}\n",
+        f"service-{level}-{queued}.yaml",
     )
 
 
@@ -79,8 +79,16 @@ def descends(pid: int, ancestors: set[int]) -> bool:
     return int(fields[1]) in ancestors or int(fields[3]) in ancestors
 
 
+def assert_ready_has_converged(box: Box, what: str) -> None:
+    """What `get` calls Ready is what the manifest says, whatever the killed command had left to do."""
+    if box.phase("inferenceservice/default") == "Ready":
+        drifted = box.areal("diff", "--drift")
+        assert drifted.code == 0, f"{what}: Ready, and yet: {drifted.text}"
+
+
 def assert_recovers(box: Box, what: str) -> None:
     assert settled(box) == [], f"{what}: a process without a record"
+    assert_ready_has_converged(box, what)
     explained = box.areal("doctor", "-o", "json")
     assert explained.code in (0, 1), f"{what}: {explained.text}"
     result = box.areal("apply", "-f", service(box), "--yes")
@@ -122,6 +130,21 @@ def test_kill_at_every_point_of_a_command_leaks_nothing(crashing: Box, command: 
         assert result.code == 137, result.text
         assert_recovers(crashing, f"{command} any:{number}")
     raise AssertionError("the command never ended")
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(each, marks=() if each % 20 == 10 else pytest.mark.crash) for each in range(1, 80)]
+)
+def test_limits_that_a_killed_command_did_not_set_are_not_ready(crashing: Box, number: int) -> None:
+    crashing.ok("apply", "-f", service(crashing), "--yes")
+    assert crashing.phase("inferenceservice/default") == "Ready"
+    command = ("apply", "-f", service(crashing, queued=77), "--yes")
+    result = crashing.areal(*command, env={"AREAL_CRASH_AT": f"any:{number}"})
+    assert result.code in (0, 137), result.text
+    assert_ready_has_converged(crashing, f"limits any:{number}")
+    crashing.ok("reconcile", "inferenceservice/default")
+    assert crashing.phase("inferenceservice/default") == "Ready"
+    assert crashing.areal("diff", "--drift").code == 0
 
 
 def kill_at_random(box: Box, times: int, seed: int) -> None:

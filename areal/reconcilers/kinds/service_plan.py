@@ -263,6 +263,7 @@ def _open_router(work: ServiceWork) -> Decision:
         view.table, view.router_unseen = work.observed.routes.get(work.ref), decision.action is Action.LEAVE
         if isinstance(view.table, str):
             work.notes.unknown.append(view.table)
+            work.notes.unseen.setdefault(work.ref, view.table)
     else:
         needs = (*work.recorded, *work.swept.get(component.target, ()))
         if decision.action is Action.REPLACE and decision.run is not None:
