@@ -12,10 +12,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from tests.e2e.conftest import Box, make_box, tear_down
+from tests.e2e.conftest import ROOT, Box, make_box, tear_down
+from tests.e2e.test_quickstart import applied
 from tests.e2e.test_trainer_kills import assert_nothing_lost, started, until
 
 SOON = "restart: {backoff: {initialSeconds: 0.1, maxSeconds: 0.1, jitter: 0}, budget: {count: 1000}}"
@@ -112,6 +114,26 @@ def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: 
     box.ok("wait", "model/reverse", "--for", "ready", "--timeout", "120s")
     assert box.chat("1234").isdigit()
     until(lambda: background(box) is None)
+    assert box.areal("diff", "--drift").code == 0
+
+
+def test_quickstart_applied_without_waiting_trains_to_its_end(box: Box) -> None:
+    box = replace(box, folder=ROOT)
+    applied(box, "total_train_steps=3", wait=False)
+    box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "120s")
+    assert background(box) is None
+    assert box.areal("diff", "--drift").code == 0
+
+
+@pytest.mark.slow
+def test_rolling_update_applied_without_waiting_ends_with_the_new_version(box: Box) -> None:
+    box.ok("apply", "-f", box.manifest(model="replicas: 2"))
+    before = box.pids()
+    box.ok("apply", "-f", box.manifest(model="replicas: 2\nengineArgs: {maxBatchSize: 4}"), "--no-wait")
+    box.ok("wait", "model/reverse", "--for", "ready", "--timeout", "120s")
+    until(lambda: background(box) is None)
+    assert all(box.pids()[engine] != before[engine] for engine in ("engine/0", "engine/1"))
+    assert box.chat("1234").isdigit()
     assert box.areal("diff", "--drift").code == 0
 
 

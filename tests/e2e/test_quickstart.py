@@ -16,12 +16,13 @@ import pytest
 from tests.e2e.conftest import ROOT, Box
 
 
-def applied(box: Box, *overrides: str) -> str:
+def applied(box: Box, *overrides: str, wait: bool = True) -> str:
     """The quickstart as it is shipped, from the root of the repository, on this box's port."""
     return box.ok(
         *("apply", "-f", "manifests/quickstart.yaml"),
         *("--set", f"inferenceservice/default:spec.gateway.port={box.port}"),
         *("--set", f"trainjob/learn:spec.overrides={json.dumps(overrides)}"),
+        *(() if wait else ("--no-wait",)),
     ).out
 
 

@@ -198,6 +198,22 @@ def test_dead_component_leaves_no_grandchild_to_its_successor(
     until(lambda: not alive(grandchild), "the grandchild to be swept before the next start")
 
 
+def test_supervisor_of_another_run_outlives_the_component_that_started_it(local: LocalBackend, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    state = local.start(run_spec(argv=python(FORKING_COMPONENT, str(pid_file), "setsid", "another"), restart=FAST))
+    until(lambda: "forked" in log_text(local, "r1"), "the grandchild")
+    grandchild = int(pid_file.read_text())
+    pid_file.unlink()
+
+    os.kill(state.pid or 0, signal.SIGKILL)
+    until(pid_file.exists, "the component to start again")
+    report = local.stop("r1")
+
+    assert grandchild not in report.swept_pids
+    assert alive(grandchild)
+    os.kill(grandchild, signal.SIGKILL)
+
+
 def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBackend) -> None:
     ports = local.claim_ports(1, owner="Model/qwen")
     local.start(run_spec(argv=("sh", "-c", "echo try; exit 4"), restart=FAST, ports=ports))

@@ -336,8 +336,13 @@ class RunSupervisor:
     def _sweep(self) -> None:
         own = os.getpid()
         member = run_members(own, self._run_dir, frozenset({own}))
-        # An orphan of the component is our child, also one that has left the session and wiped its environment.
-        self._swept += sweep(lambda stat: stat.ppid == own or member(stat))[0]
+
+        def is_orphan(stat: procfs.Stat) -> bool:
+            """Whether it was the component's: our child, also where it left the session and wiped its environment.
+            The supervisor of another run that the component started is not: that run goes on."""
+            return stat.ppid == own and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) in (None, self._run_dir)
+
+        self._swept += sweep(lambda stat: is_orphan(stat) or member(stat))[0]
 
     # -- records
 
