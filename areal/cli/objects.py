@@ -331,9 +331,15 @@ def _slot(state: RunState) -> tuple[str, str, int]:
 
 
 def replaced(states: Iterable[RunState]) -> set[str]:
-    """The uids of exited processes whose slot (owner, component, replica) a living one has taken."""
+    """The uids of exited processes whose slot (owner, component, replica) a living one has taken, and of commands in
+    the background that have done what they were started for."""
     alive = {_slot(state) for state in states if state.pid}
-    return {state.spec.uid for state in states if not state.pid and _slot(state) in alive}
+    done = {state.spec.uid for state in states if not state.spec.owner and _ended_well(state)}
+    return done | {state.spec.uid for state in states if not state.pid and _slot(state) in alive}
+
+
+def _ended_well(state: RunState) -> bool:
+    return not state.pid and state.last_exit is not None and state.last_exit.code == 0
 
 
 # -- documents of objects

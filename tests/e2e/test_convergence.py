@@ -122,6 +122,8 @@ def test_quickstart_applied_without_waiting_trains_to_its_end(box: Box) -> None:
     applied(box, "total_train_steps=3", wait=False)
     box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "120s")
     assert background(box) is None
+    assert "reconcile" not in box.ok("get", "processes").out
+    assert "reconcile" in box.ok("get", "processes", "--all").out
     assert box.areal("diff", "--drift").code == 0
 
 
