@@ -224,12 +224,12 @@ def _moments(source: random.Random, mode: str) -> Iterator[Callable[[Job], objec
 @pytest.mark.parametrize("mode", ["disk", "shm"])
 def test_trainer_killed_at_20_random_moments_ends_as_an_undisturbed_run(box: Box, mode: str) -> None:
     seed = int(os.environ.get("AREAL_TEST_SEED", "1"))
-    job = started(box, "learn", steps=100, mode=mode)
+    job = started(box, "learn", steps=300, mode=mode)
     for number, moment in enumerate(_moments(random.Random(seed), mode), start=1):
         job.kill(moment)
         assert (job.folder / "checkpoints" / f"step_{job.steps}").exists() is False, f"it ended before kill {number}"
     assert_nothing_lost(job)
-    calm = started(box, "calm", steps=100, mode=mode)
+    calm = started(box, "calm", steps=300, mode=mode)
     assert_nothing_lost(calm)
 
 
