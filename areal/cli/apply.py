@@ -145,6 +145,7 @@ def diff(
     that of the worst: 3 (invalid, or nothing runs it yet), else 5 (conflict), else 10 (not enough capacity).
     """
     from areal.reconcilers import apply as reconciler
+    from areal.reconcilers.prepare import drift as plan_drift
 
     if drift and (not source.is_empty or out):
         raise UsageFault("--drift compares reality with the record; it takes no -f, -k or --out")
@@ -155,7 +156,7 @@ def diff(
     if drift:
         refs = [str(stored(cli.home, ref).ref) for ref in parse_refs(targets)]
         with mutation(cli) as context:
-            made = reconciler.drift(context, refs or None)
+            made = plan_drift(context, refs or None)
     else:
         _check(None, source, policy, "diff")
         with mutation(cli) as context:

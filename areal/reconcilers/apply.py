@@ -10,7 +10,7 @@ from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
-from areal.reconcilers.converge import Approve, CommandContext, Prepared, converge, plan_targets
+from areal.reconcilers.converge import Approve, converge
 from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
 from areal.reconcilers.kinds import controller_of, controllers
 from areal.reconcilers.observe import Observed
@@ -18,6 +18,7 @@ from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
+from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
@@ -111,16 +112,6 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
     faults = [fault for error in refused.values() if isinstance(error, ManifestError) for fault in error.diagnostics]
     every = dict.fromkeys((*loaded.faults, *faults))
     return replace(plan, objects=tuple(objects.values()), faults=tuple(fault.to_json() for fault in every))
-
-
-def drift(ctx: Context, refs: Iterable[str] | None = None) -> Plan:
-    """The plan that heals what is recorded, with every drift named; ``refs`` None: of all objects. Read-only."""
-    wanted = None if refs is None else set(refs)
-
-    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
-        return tuple(Target(item, "unchanged") for item in stored if wanted is None or str(item.ref) in wanted)
-
-    return plan_targets(CommandContext.open(ctx), choose, Policy()).plan
 
 
 def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:

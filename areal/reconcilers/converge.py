@@ -18,131 +18,28 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Outcome
-from areal.reconcilers.desired import Target
 from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
-from areal.reconcilers.kinds import controller_of, controllers, host_of
+from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.launch import Deadline, EffectContext
-from areal.reconcilers.observe import Observed, look
-from areal.reconcilers.outcomes import is_done, outcome_of, settle_statuses, with_endings, write_statuses
+from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
-from areal.reconcilers.planner import make_plan
-from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
-from areal.reconcilers.status import converged_status, is_converged
+from areal.reconcilers.prepare import CommandContext, Prepared
+from areal.reconcilers.status import BACKGROUND
 from areal.resources.kinds import Ref, parse_ref
-from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec, RunState
 from areal.state.events import EventLog
-from areal.state.files import crash_point
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import lock_objects
-from areal.state.objects import ObjectStore, StoreSnapshot
-from areal.state.records import StoredObject
 
 MAX_PASSES = 3  # a second pass follows what the first one could not know, such as a port that had to move
-STABLE_READS = 3
-
-Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 Approve = Callable[[Plan], bool]
-
-
-@dataclass
-class CommandContext:
-    """One command's own context, its objects and processes."""
-
-    ctx: Context
-    store: ObjectStore
-    backend: Backends
-
-    @classmethod
-    def open(cls, ctx: Context) -> CommandContext:
-        if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
-            ctx.home.ensure()  # says what is in the way
-        return cls(ctx, ObjectStore(ctx.home), Backends(ctx.home.root, crash=crash_point))
-
-    def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> Mapping[str, Any]:
-        """``spec.scheduler`` of an object that is planned or recorded, or of its host where it has one. ``type`` is the
-        name of its backend."""
-        item = planned.get(ref) or self.store.get(parse_ref(ref))
-        if item is not None and (host := host_of(item)) is not None:
-            return self.scheduler_of(planned, host)
-        return {"type": "local", **((item.spec.get("scheduler") if item else None) or {})}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A plan with what it was made from."""
-
-    scope: PlanScope
-    observed: Observed
-    plan: Plan
-
-    @property
-    def touched(self) -> frozenset[Ref]:
-        return frozenset(parse_ref(op.ref) for op in self.plan.ops)
-
-
-# -- observe and plan
-
-
-def plan_targets(
-    command: CommandContext, choose: Choose, policy: Policy, source: dict[str, Any] | None = None
-) -> Prepared:
-    """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
-    snapshot, scope, observed = _observe_stable(command, choose)
-    plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
-    # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
-    if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
-        computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
-        if any(not target.gone for target in computing):
-            planned = {target.ref: target.object for target in scope.all}
-            needed = {command.scheduler_of(planned, target.ref)["type"] for target in computing}
-            observed = replace(observed, capacity=command.backend.capacity(needed))
-            policy = replace(policy, free_gpus=len(observed.capacity.gpus))
-            plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
-    return Prepared(scope, observed, plan)
-
-
-def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
-    """Objects and processes of one moment. A model that another command records meanwhile must not be taken for an
-    undeclared one because its routes were seen and its object was not."""
-    snapshot = command.store.snapshot()
-    for _ in range(STABLE_READS):
-        targets, states = choose(snapshot.objects), tuple(command.backend.observe().values())
-        for controller in controllers():
-            targets = controller.follow(targets, snapshot.objects, states)
-        scope = PlanScope(targets, _context(targets, snapshot.objects))
-        owners = {target.ref for target in scope.all}
-        observed = look([state for state in states if state.spec.owner in owners])
-        if command.store.serial() == snapshot.serial:
-            break
-        snapshot = command.store.snapshot()
-    return snapshot, scope, observed
-
-
-def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
-    """The hosts of the targets and the services that they call, and what has to be known to plan for those: the other
-    models of a service, and the jobs that train in it."""
-    names = {target.ref for target in targets}
-    hosts = {host for target in targets if (host := host_of(target.object))}
-    staying = [target.object for target in targets if not target.gone]
-    hosts |= {called for item in staying if (called := controller_of(item.kind).called(item.spec))}
-    in_play = names | hosts
-    return tuple(
-        Target(item, "unchanged")
-        for item in stored
-        if (ref := str(item.ref)) not in names
-        and (ref in hosts or controller_of(item.kind).neighbour_of(item.spec) in in_play)
-    )
-
-
-# -- converge
 
 
 def converge(
@@ -274,8 +171,7 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
         context = EffectContext(
             ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
         )
-        on_converged = partial(_note_converged, command, prepared) if wait else lambda ref: None
-        report = execute(plan, lambda op: perform(context, op), ctx.interrupted, on_converged)
+        report = execute(plan, lambda op: perform(context, op), ctx.interrupted)
         report.notes = tuple(context.notes)
         give_up(context, abandoned(report, context.spawned.keys()))
         transaction.commit()
@@ -285,15 +181,6 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
     finally:
         command.backend.release_claims()
     return report
-
-
-def _note_converged(command: CommandContext, prepared: Prepared, ref: str) -> None:
-    """Record that an object has converged while others go on. What only the next pass finds is noted at the end."""
-    if ref not in prepared.scope.asked or not is_done(Report(prepared.plan), ref):
-        return
-    stored = command.store.get(parse_ref(ref))
-    if stored is not None and not is_converged(stored):
-        command.store.put_statuses({stored.ref: converged_status(stored)})
 
 
 def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
@@ -395,7 +282,6 @@ def _settle(backend: RunControl, operation: Operation) -> str:
 
 # -- processes in the background
 
-COMPONENT = "reconcile"
 _GRACE_S = 60.0  # an operation that has begun is finished
 _TRY_AGAIN = (6, 7, 130)  # locked, timed out, interrupted; whatever else fails would fail again
 _RESTART = RestartPolicy(
@@ -412,11 +298,11 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
     """Start the process that converges ``refs`` once our locks are free; in a transaction of its own."""
     if not refs:
         return
-    ctx, names, uid = command.ctx, sorted(map(str, refs)), f"{COMPONENT}-{secrets.token_hex(4)}"
+    ctx, names, uid = command.ctx, sorted(map(str, refs)), f"{BACKGROUND}-{secrets.token_hex(4)}"
     spec = RunSpec(
         uid=uid,
         owner="",
-        component=COMPONENT,
+        component=BACKGROUND,
         replica=0,
         argv=(sys.executable, "-m", "areal.reconcilers.background", str(ctx.home.root), f"{seconds:g}", *names),
         env={"PYTHONUNBUFFERED": "1"},
@@ -425,7 +311,7 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
         stop_grace_s=_GRACE_S,
     )
     with Transaction.open(ctx.home, ctx.command, names) as tx:
-        number = tx.begin("spawn", ref=", ".join(names), target=f"{COMPONENT}/0", run=uid)
+        number = tx.begin("spawn", ref=", ".join(names), target=f"{BACKGROUND}/0", run=uid)
         command.backend.start(spec, on_pid=lambda pid: tx.note(number, pid=pid))
         tx.end(number)
         for ref in refs:
@@ -438,7 +324,7 @@ def take_over(backend: RunControl, touched: Collection[Ref]) -> frozenset[Ref]:
     objects that the ended processes were to converge."""
     left: set[Ref] = set()
     for uid, state in backend.observe().items():
-        if state.spec.component != COMPONENT or uid == os.environ.get("AREAL_RUN_UID"):
+        if state.spec.component != BACKGROUND or uid == os.environ.get("AREAL_RUN_UID"):
             continue
         if state.phase in (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP):
             backend.forget(uid)

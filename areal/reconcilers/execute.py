@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -64,17 +63,11 @@ class Report:
         return any(op.id in self.skipped for op in self.plan.ops_of(ref))
 
 
-def execute(
-    plan: Plan,
-    perform: Callable[[Op], None],
-    interrupted: Event,
-    on_converged: Callable[[str], None] = lambda ref: None,
-) -> Report:
-    """Perform every op that can be performed; ``on_converged`` is told of each object whose ops have all succeeded.
-    Only ArealErrors count as an op's failure; others propagate."""
+def execute(plan: Plan, perform: Callable[[Op], None], interrupted: Event) -> Report:
+    """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
     report = Report(plan)
     waiting = {op.id: op for op in plan.ops}
-    known, left = frozenset(waiting), Counter(op.ref for op in plan.ops)
+    known = frozenset(waiting)
     order = TopologicalSorter({op.id: known & {*op.needs, *op.args.get("after", ())} for op in plan.ops})
     order.prepare()
     running: dict[Future[None], Op] = {}
@@ -98,12 +91,9 @@ def execute(
             if running:
                 with suppress(Empty):
                     future = ended.get(timeout=_INTERRUPT_POLL_S)
-                    op = running.pop(future)
-                    _note_end(report, op.id, future)
-                    order.done(op.id)
-                    left[op.ref] -= op.id in report.done
-                    if not left[op.ref]:
-                        on_converged(op.ref)
+                    number = running.pop(future).id
+                    _note_end(report, number, future)
+                    order.done(number)
     return report
 
 

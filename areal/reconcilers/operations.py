@@ -10,13 +10,14 @@ from dataclasses import replace
 from areal.errors import Conflict, NotFound, did_you_mean
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
-from areal.reconcilers.converge import Choose, CommandContext, converge, plan_targets
+from areal.reconcilers.converge import converge
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.kinds import Completion, controller_of, host_of
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
+from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
 from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import Backends

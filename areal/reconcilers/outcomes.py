@@ -65,9 +65,11 @@ def write_statuses(
         if health.reason == "Queued":  # out of the command's time: no failure of what waits still
             errors = [error for error in errors if not isinstance(error, TimedOut)]
         error = errors[0].message if errors else None
-        health = health if error else rollout_health(stored, health)
+        not_whole = not (error or is_converged(stored))
+        health = rollout_health(stored, health, "the command has not finished it" if not_whole else None)
         address = gateway_address(target.ref, [run.state for run in seen.of(target.ref)])
-        endings[target.ref] = Ending(health.phase, health.message, address)
+        is_pending = target.ref in left and health.phase == "Failed" and not error  # what failed is to be started again
+        endings[target.ref] = Ending("Pending" if is_pending else health.phase, health.message, address)
         if target.ref not in touched and stored is recorded:
             continue
         previous = stored.status.get("conditions", [])

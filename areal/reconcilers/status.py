@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from areal.errors import NotFound, TargetFailed, TimedOut
+from areal.errors import ArealError, NotFound, TargetFailed, TimedOut
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import Condition, Health, Observed, ObservedRun, conditions_of, iso, look
 from areal.resources.kinds import API_VERSION, Ref
 from areal.runtime.backends import Backends
+from areal.runtime.backends.base import Phase
 from areal.state.home import Home
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
@@ -64,6 +65,8 @@ _TIMEOUT_S = 1.5  # for all probes together: whoever asks for a status waits for
 
 Runs = Mapping[str, "RunState"]
 
+BACKGROUND = "reconcile"  # the component of a command in the background
+
 
 @dataclass(frozen=True)
 class ObjectStatus:
@@ -85,7 +88,9 @@ def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[st
     hosts = hosts_of(home, mine)
     owners = {str(item.ref) for item in mine} | set(hosts)
     seen = look([state for state in runs.values() if state.spec.owner in owners], _TIMEOUT_S)
-    return {str(item.ref): _status(item, seen, hosts) for item in mine}
+    health = {str(item.ref): health_of(item, seen, hosts) for item in mine}
+    left = _left_to_do(home, [item for item in mine if health[str(item.ref)].phase == "Ready" and _may_have_more(item)])
+    return {ref: _status(item, seen, health[ref], left.get(ref)) for item in mine if (ref := str(item.ref))}
 
 
 def gateway_address(ref: str, states: Iterable[RunState]) -> str:
@@ -129,18 +134,39 @@ def converged_status(obj: StoredObject) -> dict[str, Any]:
     return {**obj.status, "observedGeneration": obj.generation}
 
 
-def rollout_health(obj: StoredObject, health: Health) -> Health:
-    """``health``, where it says Ready, of an object whose generation may not have converged. After a failed rollout
-    the version before it serves on."""
-    if health.phase != "Ready" or is_converged(obj) or rollout_failure(obj):
+def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Health:
+    """``health``, where it says Ready, of an object for which ``left`` is still to be done."""
+    if health.phase != "Ready" or left is None:
         return health
-    message = f"generation {obj.generation} has not converged; areal reconcile goes on with it"
+    message = f"generation {obj.generation} has not converged: {left}; areal reconcile goes on with it"
     return replace(health, phase="Progressing", reason="NotConverged", message=message)
 
 
-def _status(obj: StoredObject, seen: Observed, hosts: Mapping[str, StoredObject]) -> ObjectStatus:
+def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
+    """What a plan has still to do, by object. Only those whose generation no command has finished cost a plan: the
+    command may be at it, or was killed."""
+    if not objects:
+        return {}
+    from areal.reconcilers.context import Context
+    from areal.reconcilers.prepare import drift
+
+    refs = [str(item.ref) for item in objects]
+    try:
+        plan = drift(Context(home, "", ""), refs)
+    except ArealError as error:
+        return dict.fromkeys(refs, error.message)
+    left = {op.ref: op.to_text() for op in reversed(plan.ops)}
+    return left | {item.ref: item.unseen for item in plan.objects if item.unseen}
+
+
+def _may_have_more(obj: StoredObject) -> bool:
+    """After a failed rollout the version before it serves on."""
+    return not is_converged(obj) and rollout_failure(obj) is None
+
+
+def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None) -> ObjectStatus:
     now, ref = time.time(), str(obj.ref)
-    health = rollout_health(obj, health_of(obj, seen, hosts))
+    health = rollout_health(obj, health, left)
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     failure = rollout_failure(obj)
     return ObjectStatus(
@@ -181,7 +207,7 @@ def wait(
         runs = backend.observe()
         found = {ref: stored for ref in pending if (stored := store.get(ref)) is not None}
         seen = statuses(ctx.home, found.values(), runs)
-        pending = [ref for ref in pending if not _met(ctx, ref, found.get(ref), seen.get(str(ref)), conditions)]
+        pending = [ref for ref in pending if not _met(ctx, ref, found.get(ref), seen.get(str(ref)), conditions, runs)]
         if not pending:
             return Outcome(tuple(ObjectOutcome(str(ref), "met", words) for ref in refs))
         if ctx.interrupted.is_set():
@@ -204,12 +230,12 @@ def _awaits_end(conditions: Conditions) -> bool:
 
 
 def _met(
-    ctx: Context, ref: Ref, stored: StoredObject | None, status: ObjectStatus | None, conditions: Conditions
+    ctx: Context, ref: Ref, stored: StoredObject | None, status: ObjectStatus | None, conditions: Conditions, runs: Runs
 ) -> bool:
     if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
         return True
     if status is not None and stored is not None:
-        _refuse_hopeless(ctx.home, ref, status, conditions)
+        _refuse_hopeless(ctx.home, ref, status, conditions, runs)
     elif stored is None and not _awaits_end(conditions):
         raise TargetFailed(f"{ref} was deleted while it was waited for")
     return False
@@ -234,17 +260,26 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
     return evaluate(expression, object_document(stored, status)) == value
 
 
-def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions) -> None:
+def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions, runs: Runs) -> None:
     """A failure that nobody is working on ends the wait, unless it is what is waited for."""
     ends_well = all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions)
     if not ends_well:
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
     rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
-    if (stalled or rolled_out) and holder(home, ref) is None:
+    if (stalled or rolled_out) and holder(home, ref) is None and not _goes_on(ref, runs):
         raise TargetFailed(
             f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; {started_again_by(ref)} starts it again"
         )
+
+
+def _goes_on(ref: Ref, runs: Runs) -> bool:
+    """Whether a command in the background is to converge the object."""
+    commands = [state for state in runs.values() if state.spec.component == BACKGROUND]
+    return any(
+        state.phase not in (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP) and str(ref) in state.spec.inputs.get("refs", ())
+        for state in commands
+    )
 
 
 def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, waited_s: float) -> Progress:

@@ -29,7 +29,7 @@ from typing import Any
 
 from areal.errors import ArealError, Conflict, TimedOut
 from areal.runtime import gpus, procfs, records
-from areal.runtime.backends.base import Phase, RunSpec, StopReport
+from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunSpec, StopReport
 from areal.runtime.procfs import (
     NO_SESSION,
     RUN_DIR_VARIABLE,
@@ -334,7 +334,7 @@ def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
         pass  # replaced below
     record = {
         "phase": Phase.EXITED,
-        "reason": "stopped after its supervisor had died",
+        "reason": STOPPED_DEAD,
         "restarts": child.get("restarts", 0),
         "last_exit": child.get("last_exit"),
         "swept": list(swept),

@@ -29,6 +29,7 @@ from areal.files import sync_folder
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     NODE_HOST,
+    STOPPED_DEAD,
     Cause,
     HttpProbe,
     Job,
@@ -304,7 +305,7 @@ class RunStore:
         """Record that the run was stopped, where its supervisor has not done it. Raises OSError."""
         folder = self.folder(uid)
         if records.read_object(folder, records.EXIT) is None:
-            reason = "stopped after its supervisor had died" if state.phase is Phase.DEAD else "stopped"
+            reason = STOPPED_DEAD if state.phase is Phase.DEAD else "stopped"
             last = asdict(state.last_exit) if state.last_exit else None
             ended = {
                 "phase": Phase.EXITED,

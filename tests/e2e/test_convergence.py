@@ -95,6 +95,15 @@ def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> Non
     assert_nothing_lost(job)
 
 
+def test_job_goes_on_after_an_apply_that_does_not_wait(box: Box) -> None:
+    job = started(box, "learn", steps=8, mode="shm")
+    until(lambda: len(job.notes()) >= 4)
+    kill_everything(box)
+    applied = box.ok("apply", "-f", str(box.folder / "manifest.yaml"), "--no-wait")
+    assert "trainjob/learn healed: Pending" in applied.out
+    assert_nothing_lost(job)
+
+
 def background(box: Box) -> int | None:
     """The process that goes on with what `--no-wait` has left."""
     return box.pids().get("reconcile/0")

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from areal.errors import ArealError, TargetFailed, TimedOut
-from areal.reconcilers.converge import CommandContext, begun_only, is_overtaken, plan_targets
+from areal.reconcilers.converge import begun_only, is_overtaken
 from areal.reconcilers.execute import Report, claim_slots
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
@@ -19,6 +19,7 @@ from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
+from areal.reconcilers.prepare import CommandContext, plan_targets
 from areal.runtime.backends.base import NODE_HOST, Capacity, Cause, LastExit, Phase, RunState
 from areal.state.home import Home
 from areal.state.objects import ObjectStore

@@ -118,24 +118,6 @@ def test_report_finds_errors_by_object_in_a_plan_whose_numbers_have_gaps() -> No
     assert report.errors_of("Model/a") == []
 
 
-def test_execute_tells_of_an_object_that_is_done_while_others_go_on() -> None:
-    told, done = list[str](), threading.Event()
-
-    def perform(item: Op) -> None:
-        if item.ref == "Model/slow":
-            assert done.wait(20)
-        if item.ref == "Model/broken" and item.id == 5:
-            raise TargetFailed("op 5")
-
-    def note(ref: str) -> None:
-        told.append(ref)
-        done.set()
-
-    ops = (op(1), op(2, needs=[1]), op(3, ref="Model/slow"), op(4, ref="Model/broken"), op(5, ref="Model/broken"))
-    execute(Plan(ops=ops), perform, NEVER, note)
-    assert told == ["Model/a", "Model/slow"]
-
-
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[tuple[Op, ...], frozenset[int]]:
     size = draw(st.integers(1, 25))

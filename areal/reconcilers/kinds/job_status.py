@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from areal.reconcilers.observe import ObservedRun, queued_for
-from areal.runtime.backends.base import Phase, RunState
+from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunState
 
 DRIVER = "driver"
 STOPPED_REASON = "stopped"
@@ -77,6 +77,8 @@ def _ended(state: RunState, suspended: bool) -> tuple[JobPhase, str]:
     if state.phase is Phase.DEAD or (state.cause and state.reason == STOPPED_REASON):
         words = why if state.phase is Phase.EXITED else state.reason
         return (JobPhase.STOPPED if suspended else JobPhase.LOST), words or state.cause
+    if state.reason == STOPPED_DEAD:  # by a command that did not live to start the next attempt
+        return (JobPhase.STOPPED if suspended else JobPhase.LOST), state.reason
     if state.reason == STOPPED_REASON:
         return JobPhase.STOPPED, "" if suspended else "it was stopped; areal reconcile starts it again"
     if state.phase is Phase.EXITED and state.last_exit is not None and state.last_exit.code == 0:

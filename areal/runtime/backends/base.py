@@ -115,6 +115,9 @@ class RunSpec:
     log_files: int = 5
 
 
+STOPPED_DEAD = "stopped after its supervisor had died"  # the reason of such a run: nobody knows how it ended
+
+
 @dataclass(frozen=True)
 class LastExit:
     code: int | None  # exit status, None when a signal ended it

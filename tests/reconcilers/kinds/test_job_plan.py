@@ -49,6 +49,7 @@ def driver(
 DONE = driver(Phase.EXITED, code=0, reason="exited 0")
 FAILED = driver(Phase.CRASHLOOP, code=1, restarts=3, reason="3 restarts were not enough")
 STOPPED = driver(Phase.EXITED, code=143, reason="stopped")
+SWEPT = driver(Phase.EXITED, reason="stopped after its supervisor had died", restarts=1)
 LOST = driver(Phase.DEAD, reason="its supervisor died without a word", restarts=1)
 
 
@@ -75,6 +76,8 @@ def ops(plan: Plan) -> list[str]:
         ((driver(Phase.EXITED, code=2, reason="exited 2"),), False, "Failed"),
         ((STOPPED,), True, "Stopped"),
         ((LOST,), False, "Failed"),
+        ((SWEPT,), False, "Failed"),
+        ((SWEPT,), True, "Stopped"),
         ((DONE, driver(attempt=2)), False, "Running"),
         ((driver(Phase.UNKNOWN, reason="another machine"),), False, "Unknown"),
     ],
@@ -98,6 +101,13 @@ def test_plan_of_a_job_whose_supervisor_died_starts_it_again_with_what_is_left_o
     plan = plan_of(unchanged(job()), runs=(LOST,))
     assert ops(plan) == ["stop driver/0", "spawn driver/0"], "what the dead supervisor left is swept first"
     assert plan.ops[1].args["inputs"] == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
+    assert [drift.kind for drift in plan.drift] == ["process-died"]
+
+
+def test_plan_goes_on_where_a_command_ended_after_it_had_swept_what_the_dead_supervisor_left() -> None:
+    plan = plan_of(unchanged(job()), runs=(SWEPT,))
+    assert ops(plan) == ["spawn driver/0"]
+    assert plan.ops[0].args["inputs"] == {"attempt": 3, "restartsAllowed": 2, "restartedAt": ""}
     assert [drift.kind for drift in plan.drift] == ["process-died"]
 
 

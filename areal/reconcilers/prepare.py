@@ -1,0 +1,122 @@
+"""From recorded objects and what is observed of them to a plan; nothing is changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from areal.reconcilers.context import Context
+from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds import controller_of, controllers, host_of
+from areal.reconcilers.observe import Observed, look
+from areal.reconcilers.plan import Plan, Verb
+from areal.reconcilers.planner import make_plan
+from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
+from areal.resources.kinds import Ref, parse_ref
+from areal.runtime.backends import Backends
+from areal.state.files import crash_point
+from areal.state.objects import ObjectStore, StoreSnapshot
+from areal.state.records import StoredObject
+
+STABLE_READS = 3
+
+Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
+
+
+@dataclass
+class CommandContext:
+    """One command's own context, its objects and processes."""
+
+    ctx: Context
+    store: ObjectStore
+    backend: Backends
+
+    @classmethod
+    def open(cls, ctx: Context) -> CommandContext:
+        if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
+            ctx.home.ensure()  # says what is in the way
+        return cls(ctx, ObjectStore(ctx.home), Backends(ctx.home.root, crash=crash_point))
+
+    def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> Mapping[str, Any]:
+        """``spec.scheduler`` of an object that is planned or recorded, or of its host where it has one. ``type`` is the
+        name of its backend."""
+        item = planned.get(ref) or self.store.get(parse_ref(ref))
+        if item is not None and (host := host_of(item)) is not None:
+            return self.scheduler_of(planned, host)
+        return {"type": "local", **((item.spec.get("scheduler") if item else None) or {})}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A plan with what it was made from."""
+
+    scope: PlanScope
+    observed: Observed
+    plan: Plan
+
+    @property
+    def touched(self) -> frozenset[Ref]:
+        return frozenset(parse_ref(op.ref) for op in self.plan.ops)
+
+
+def plan_targets(
+    command: CommandContext, choose: Choose, policy: Policy, source: dict[str, Any] | None = None
+) -> Prepared:
+    """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
+    snapshot, scope, observed = _observe_stable(command, choose)
+    plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
+    # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
+    if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
+        computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
+        if any(not target.gone for target in computing):
+            planned = {target.ref: target.object for target in scope.all}
+            needed = {command.scheduler_of(planned, target.ref)["type"] for target in computing}
+            observed = replace(observed, capacity=command.backend.capacity(needed))
+            policy = replace(policy, free_gpus=len(observed.capacity.gpus))
+            plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
+    return Prepared(scope, observed, plan)
+
+
+def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
+    """Objects and processes of one moment. A model that another command records meanwhile must not be taken for an
+    undeclared one because its routes were seen and its object was not."""
+    snapshot = command.store.snapshot()
+    for _ in range(STABLE_READS):
+        targets, states = choose(snapshot.objects), tuple(command.backend.observe().values())
+        for controller in controllers():
+            targets = controller.follow(targets, snapshot.objects, states)
+        scope = PlanScope(targets, _context(targets, snapshot.objects))
+        owners = {target.ref for target in scope.all}
+        observed = look([state for state in states if state.spec.owner in owners])
+        if command.store.serial() == snapshot.serial:
+            break
+        snapshot = command.store.snapshot()
+    return snapshot, scope, observed
+
+
+def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
+    """The hosts of the targets and the services that they call, and what has to be known to plan for those: the other
+    models of a service, and the jobs that train in it."""
+    names = {target.ref for target in targets}
+    hosts = {host for target in targets if (host := host_of(target.object))}
+    staying = [target.object for target in targets if not target.gone]
+    hosts |= {called for item in staying if (called := controller_of(item.kind).called(item.spec))}
+    in_play = names | hosts
+    return tuple(
+        Target(item, "unchanged")
+        for item in stored
+        if (ref := str(item.ref)) not in names
+        and (ref in hosts or controller_of(item.kind).neighbour_of(item.spec) in in_play)
+    )
+
+
+def drift(ctx: Context, refs: Iterable[str] | None = None) -> Plan:
+    """The plan that heals what is recorded, with every drift named; ``refs`` None: of all objects. Read-only."""
+    wanted = None if refs is None else set(refs)
+
+    def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+        return tuple(Target(item, "unchanged") for item in stored if wanted is None or str(item.ref) in wanted)
+
+    return plan_targets(CommandContext.open(ctx), choose, Policy()).plan
