@@ -153,10 +153,11 @@ def test_what_an_operator_reads(agents: Agents) -> None:
             "raise RuntimeError('no tools today')\nclass Agent: ...",
             "RuntimeError: no tools today",
         ),
-        (
+        pytest.param(
             "agent: broken:Agent",
             "class Agent:\n    def __init__(self): raise ValueError('bad key')\n    async def run(self, request): ...",
             "ValueError: bad key",
+            marks=pytest.mark.slow,
         ),
         (
             "agent: broken:Agent\n  setupTimeoutSeconds: 4",

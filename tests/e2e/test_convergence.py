@@ -95,6 +95,7 @@ def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> Non
     assert_nothing_lost(job)
 
 
+@pytest.mark.slow
 def test_job_goes_on_after_an_apply_that_does_not_wait(box: Box) -> None:
     job = started(box, "learn", steps=8, mode="shm")
     until(lambda: len(job.notes()) >= 4)

@@ -43,6 +43,7 @@ def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
     assert box.living() == []
 
 
+@pytest.mark.slow
 def test_job_follows_both_of_its_services_to_other_addresses(box: Box) -> None:
     box = replace(box, folder=ROOT)
     applied(box, "total_train_steps=12")
