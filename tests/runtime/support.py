@@ -53,7 +53,7 @@ if os.fork() == 0:
             os.dup2(null, fd)
         environment = {} if "wipe" in sys.argv else dict(os.environ)
         if "another" in sys.argv:
-            environment["AREAL_RUN_DIR"] = "/another/run"
+            environment["AREAL_RUN_DIR"] = sys.argv[1] + ".run"
         script = "echo $$ > %s; exec sleep 1000" % sys.argv[1]
         os.execve("/bin/sh", ["VLLM::EngineCore", "-c", script], environment)
     os._exit(0)
