@@ -47,7 +47,7 @@ def write_statuses(
 ) -> dict[str, Ending]:
     """Record the status of what the plans touched, and of what was asked for and has converged; how every target is
     now. ``left``: objects that something is still to be done for."""
-    targets = scope.all
+    targets, undone = scope.all, {*left, *_left_by(reports[-1])}
     touched = {op.ref for report in reports for op in report.plan.ops}
     seen = observe(backend, [target.object for target in targets])
     hosts = hosts_of(ctx.home, [target.object for target in targets])
@@ -58,7 +58,7 @@ def write_statuses(
         recorded = store.get(parse_ref(target.ref)) if not target.gone else None
         if recorded is None:
             continue
-        converged = target.ref in scope.asked and target.ref not in left and is_done(reports[-1], target.ref)
+        converged = target.ref in scope.asked and target.ref not in undone
         stored = replace(recorded, status=converged_status(recorded)) if converged else recorded
         health = health_of(stored, seen, hosts)
         errors = [error for report in reports for error in report.errors_of(target.ref)]
@@ -97,10 +97,12 @@ def write_statuses(
 def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan: Plan, scope: PlanScope) -> None:
     """Of objects for which nothing is to be done any more: they have converged, and where they serve, what once failed
     came right by itself."""
-    done = [target.object for target in scope.targets if not target.gone and is_done(Report(plan), target.ref)]
-    unsettled = [item for item in done if rollout_failure(item) or not is_converged(item)]
+    staying = [target.object for target in scope.targets if not target.gone]
+    unsettled = [item for item in staying if rollout_failure(item) or not is_converged(item)]
     if not unsettled:
         return
+    left = _left_by(Report(plan))
+    unsettled = [item for item in unsettled if str(item.ref) not in left]
     hosts = hosts_of(ctx.home, unsettled)
     seen = observe(backend, [*unsettled, *hosts.values()])
     statuses: dict[Ref, dict[str, Any]] = {}
@@ -116,10 +118,10 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
     store.put_statuses(statuses)
 
 
-def is_done(report: Report, ref: str) -> bool:
-    """Whether the plan left nothing of the object undone or out of sight."""
-    cannot = any(item.ref == ref and (item.unseen or item.refusal) for item in report.plan.objects)
-    return not (cannot or report.errors_of(ref) or report.is_unfinished(ref))
+def _left_by(report: Report) -> set[str]:
+    """The objects of which the plan left something undone, or out of sight."""
+    undone = {op.ref for op in report.plan.ops if op.id in report.failed or op.id in report.skipped}
+    return undone | {item.ref for item in report.plan.objects if item.unseen or item.refusal}
 
 
 # -- outcomes
