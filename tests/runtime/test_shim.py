@@ -215,6 +215,7 @@ def test_supervisor_of_another_run_outlives_the_component_that_started_it(local:
     for grandchild in (first, second):
         assert alive(grandchild)
         os.kill(grandchild, signal.SIGKILL)
+    until(lambda: not alive(first) and not alive(second), "both to be gone")
 
 
 def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBackend) -> None:
