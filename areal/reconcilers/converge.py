@@ -39,6 +39,7 @@ from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import lock_objects
 
 MAX_PASSES = 3  # a second pass follows what the first one could not know, such as a port that had to move
+
 Approve = Callable[[Plan], bool]
 
 
@@ -95,11 +96,13 @@ def converge(
                     break
                 todo = [op.to_text() for op in following.plan.ops]
                 if not passes_left or todo == [op.to_text() for op in planned.plan.ops]:
-                    notes.append(f"still to be done: {todo[0]}; areal diff --drift shows it all")
+                    notes.append(
+                        f"still to be done: {following.plan.ops[0].to_words()}; areal diff --drift shows it all"
+                    )
                     break
                 planned = following
-            rest = {str(ref) for ref in unfinished}
-            endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, rest)
+            left_to_do = {str(ref) for ref in unfinished}
+            endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, left_to_do)
     finally:
         start_background(command, left, timeout_s)  # where somebody else has the locks
     return _with_notes(with_endings(outcome_of(prepared.plan, reports), endings), notes)

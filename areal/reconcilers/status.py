@@ -155,7 +155,7 @@ def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
         plan = drift(Context(home, "", ""), refs)
     except ArealError as error:
         return dict.fromkeys(refs, error.message)
-    left = {op.ref: op.to_text() for op in reversed(plan.ops)}
+    left = {op.ref: f"{op.target}: {op.cause}" for op in reversed(plan.ops)}
     return left | {item.ref: item.unseen for item in plan.objects if item.unseen}
 
 
@@ -275,11 +275,9 @@ def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Con
 
 def _goes_on(ref: Ref, runs: Runs) -> bool:
     """Whether a command in the background is to converge the object."""
-    commands = [state for state in runs.values() if state.spec.component == BACKGROUND]
-    return any(
-        state.phase not in (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP) and str(ref) in state.spec.inputs.get("refs", ())
-        for state in commands
-    )
+    ended = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP)
+    commands = [run for run in runs.values() if run.spec.component == BACKGROUND and run.phase not in ended]
+    return any(str(ref) in run.spec.inputs["refs"] for run in commands)
 
 
 def _progress(home: Home, ref: Ref, status: ObjectStatus | None, words: str, waited_s: float) -> Progress:

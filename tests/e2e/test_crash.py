@@ -144,6 +144,8 @@ def test_limits_that_a_killed_command_did_not_set_are_not_ready(crashing: Box, n
     drifted = crashing.areal("diff", "--drift")
     told = crashing.phase("inferenceservice/default")
     assert told == ("Progressing" if drifted.code else "Ready"), f"limits any:{number}: {told}, and {drifted.text}"
+    described = crashing.ok("describe", "inferenceservice/default").out
+    assert ("router: settings changed; areal reconcile goes on with it" in described) == (told == "Progressing")
     crashing.ok("reconcile", "inferenceservice/default")
     assert crashing.phase("inferenceservice/default") == "Ready"
     assert crashing.areal("diff", "--drift").code == 0
