@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 from hypothesis import settings
 
@@ -11,6 +12,10 @@ from tests.cluster.slurm import slurm_cluster  # noqa: F401
 
 # Before torch is imported: two threads in each of the processes that share the cores are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The tests start hundreds of processes: without bytecode on disk, each compiles every module that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A script's `pytest &` begins with these ignored, and so would every command that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
