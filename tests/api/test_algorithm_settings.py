@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from areal.api.cli_args import DPOConfig
+from areal.api.cli_args import DPOConfig, RWConfig, SFTConfig
 from areal.api.config.fields import ranges_of
 from tests.api.test_config import SMALL, faults, load
 from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
@@ -36,10 +36,20 @@ def test_dropout_in_the_policys_ratio_is_refused(tmp_path: Path) -> None:
         ("label_smoothing: -0.1", "actor.label_smoothing: label_smoothing must be at least 0 and below 0.5"),
         ("label_smoothing: 0.1, loss_type: ipo", "actor.label_smoothing: label_smoothing has no effect on loss_type"),
         ("beta: 0", "actor.beta: beta must be above 0"),
+        ("is_critic: true", "actor.is_critic: a policy has log-probabilities"),
+        ("temperature: 0.5", "actor.temperature: rows of a data set are not sampled"),
+        ("mb_spec: {granularity: 3}", "actor.mb_spec.granularity: two answers stay together, not 3"),
     ],
 )
 def test_dpo_settings_out_of_range_are_refused(tmp_path: Path, actor: str, said: str) -> None:
     assert f"config.yaml:3: {said}" in faults(tmp_path, SMALL + f"actor: {{{actor}}}", cls=DPOConfig)
+
+
+@pytest.mark.parametrize("name", ["model", "actor"])
+def test_model_that_is_fine_tuned_has_no_value_head_unless_it_is_a_reward_model(tmp_path: Path, name: str) -> None:
+    text = SMALL + name + ": {is_critic: true}"
+    assert f"config.yaml:3: {name}.is_critic: " in faults(tmp_path, text, cls=SFTConfig)
+    assert load(tmp_path, text, cls=RWConfig).model.is_critic
 
 
 def test_preset_is_chosen_by_name_also_on_the_command_line(tmp_path: Path) -> None:
@@ -77,6 +87,16 @@ REFUSED = {
     "actor: {reward_clip: -1}": "actor.reward_clip: reward_clip must be above 0",
     "actor: {reward_scaling: .inf}": "actor.reward_scaling: reward_scaling must be a finite number, not inf",
     "actor: {entropy_coeff: .nan}": "actor.entropy_coeff: entropy_coeff must be a finite number, not nan",
+    "actor: {is_critic: true}": "actor.is_critic: a policy has log-probabilities",
+    "ref: {is_critic: true}": "ref.is_critic: a policy has log-probabilities",
+    "actor: {mb_spec: {granularity: 4}}": "actor.mb_spec.granularity: ",
+    "actor: {dynamic_sampling: true}": "actor.dynamic_sampling: gconfig.n_samples is 1",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k2, upper: -1}}": (
+        "actor.rejection_sampling.upper: upper must not be negative"
+    ),
+    "actor: {use_decoupled_loss: true, behave_imp_weight_mode: token_mask, behav_imp_weight_mode: sequence_mask}": (
+        "actor.behav_imp_weight_mode: "
+    ),
     "actor: {kl_loss_coef: 0.1}": "actor.kl_loss_coef: 0.1 charges for the distance from a reference model",
     "actor: {kl_target: 0.1}": "actor.kl_target: 0.1 charges for the distance from a reference model",
     "actor: {kl_ctl: 0, kl_target: 0.1}\nref: {path: m}": "actor.kl_target: needs a coefficient to move",
@@ -87,6 +107,7 @@ REFUSED = {
     "gconfig: {temperature: 5}": "gconfig.temperature: temperature must be from 0 to 2, not 5",
     "gconfig: {temperature: 1e-9}": "gconfig.temperature: a policy is trained on samples",
     "gconfig: {top_k: 1}": "gconfig.top_k: a policy is trained on samples",
+    "gconfig: {top_p: 1e-9}": "gconfig.top_p: a policy is trained on samples",
     "gconfig: {min_p: 1}": "gconfig.min_p: a policy is trained on samples",
     "gconfig: {stop: ['']}": "gconfig.stop: stop must have at most 16 strings, not empty ones",
     "gconfig: {stop_token_ids: [-1]}": "gconfig.stop_token_ids: stop_token_ids must not be negative",
@@ -132,6 +153,18 @@ INEFFECTIVE = {
     "actor: {preset: grpo}": "actor.preset: has no effect: gconfig.n_samples is 1",
     "actor: {reward_norm: {mean_level: group}}": "actor.reward_norm: has no effect: gconfig.n_samples is 1",
     "actor: {use_decoupled_loss: true, rejection_sampling: {agg: sum}}": "actor.rejection_sampling.agg: has no effect",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {lower: 0}}": (
+        "actor.rejection_sampling.lower: has no effect: no ratio is below 0"
+    ),
+    "actor: {use_decoupled_loss: true, behave_imp_weight_mode: token_mask}": (
+        "actor.behave_imp_weight_mode: has no effect: there is no cap beside it"
+    ),
+    "actor: {mask_no_eos_with_zero: true, mask_truncated_completions: true}": (
+        "actor.mask_no_eos_with_zero: has no effect: mask_truncated_completions leaves"
+    ),
+    "actor: {reward_norm: {std_level: null, eps: 0.1}}": "actor.reward_norm.eps: has no effect: std_level is null",
+    "actor: {adv_norm: {mean_level: null, std_level: null}}": "actor.adv_norm.mean_level: has no effect: mean_",
+    "actor: {max_new_tokens: 7}": "actor.max_new_tokens: has no effect: it is of overlong_reward_penalty and",
     "actor: {lora_rank: 4}": "actor.lora_rank: has no effect: use_lora is false",
     "actor: {optimizer: {type: sgd, beta1: 0.5}}": "actor.optimizer.beta1: has no effect: it is of type adam",
     "actor: {optimizer: {min_lr_ratio: 0.5}}": "actor.optimizer.min_lr_ratio: has no effect: lr_scheduler_type",
@@ -144,6 +177,9 @@ INEFFECTIVE = {
     ),
     "recover: {freq_steps: 5}": "recover.freq_steps: has no effect: recover.mode is disabled",
     "rollout: {max_head_offpolicyness: 2}\nasync_training: false": "rollout.max_head_offpolicyness: has no effect: ",
+    "rollout: {max_head_offpolicyness: 2}\ntrainer: {type: grpo, async_training: false}": (
+        "rollout.max_head_offpolicyness: has no effect: trainer.async_training is false"
+    ),
     "evaluator: {freq_steps: 5}": "evaluator.freq_steps: has no effect: there is no valid_dataset",
 }
 

@@ -27,6 +27,8 @@ from areal.api.config.training import (
     PPOActorConfig,
     PPOCriticConfig,
     TrainEngineConfig,
+    check_pairs,
+    check_policy,
     engine_ineffective,
     objective_ineffective,
     proximal_faults,
@@ -34,7 +36,7 @@ from areal.api.config.training import (
 )
 from areal.resources.backend import Allocation
 from areal.resources.tree import ABSENT, get_path
-from areal.wire.sampling import WHOLE_RANGES
+from areal.wire.sampling import GREEDY_BELOW, WHOLE_RANGES
 
 Mode = Literal["online", "offline", "disabled"]
 
@@ -313,6 +315,7 @@ class SFTConfig(BaseExperimentConfig):
     actor: TrainEngineConfig | None = None
 
     def __post_init__(self) -> None:
+        name = "model" if self.actor is None else "actor"
         if self.actor is not None:
             if self.model != TrainEngineConfig():
                 raise ValueError("model and actor are one thing: give one of them")
@@ -320,11 +323,28 @@ class SFTConfig(BaseExperimentConfig):
         self.actor = self.model
         super().__post_init__()
         self._tokenizer_of(self.model)
+        self._check_head(f"{name}.")
+        _check_untempered(**{name: self.model})
+
+    def _check_head(self, place: str) -> None:
+        check_policy(self.model, place)
 
 
 @dataclass
 class RWConfig(SFTConfig):
     """A reward model."""
+
+    def _check_head(self, place: str) -> None:
+        check_pairs(self.model, place)
+
+
+def _check_untempered(**engines: TrainEngineConfig | None) -> None:
+    """Raises ValueError: nothing was sampled, so there is no temperature to compute log-probabilities at."""
+    for place, engine in engines.items():
+        if engine is not None and engine.temperature not in (None, 1.0):
+            raise ValueError(
+                f"{place}.temperature: rows of a data set are not sampled, it is 1, not {engine.temperature:g}"
+            )
 
 
 @dataclass
@@ -337,6 +357,8 @@ class DPOConfig(BaseExperimentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._tokenizer_of(self.actor)
+        check_policy(self.ref, "ref.")
+        _check_untempered(actor=self.actor, ref=self.ref)
 
 
 @dataclass
@@ -361,6 +383,7 @@ class PPOConfig(BaseExperimentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._tokenizer_of(self.actor)
+        check_policy(self.ref, "ref.")
         if self.eval_gconfig is None:
             self.eval_gconfig = copy.deepcopy(self.gconfig).new(n_samples=1)
         if self.actor.group_size not in (1, self.gconfig.n_samples):
@@ -435,6 +458,11 @@ class PPOConfig(BaseExperimentConfig):
         ):
             why = f"{own!r} and weight_update_mode {self.weight_update_mode!r} are two transports of the weights"
             found.append((("actor", "weight_update_mode"), why))
+        asked = get_path(given, ("actor", "dynamic_sampling")) is True  # of a preset, actor.preset is warned of
+        if asked and self.gconfig.n_samples == 1 and not self.is_online:
+            found.append(
+                (("actor", "dynamic_sampling"), "gconfig.n_samples is 1: every group of one would be rejected")
+            )
         if (
             self.ref is not None
             and self.actor.kl_target is not None
@@ -447,7 +475,12 @@ class PPOConfig(BaseExperimentConfig):
         """Settings that a policy cannot be trained with, as (key, why)."""
         yield from ((("actor", *key), why) for key, why in proximal_faults(self.actor))
         gconfig = self.gconfig
-        likeliest = {"greedy": gconfig.greedy, "top_k": gconfig.top_k == 1, "min_p": gconfig.min_p == 1}
+        likeliest = {
+            "greedy": gconfig.greedy,
+            "top_k": gconfig.top_k == 1,
+            "top_p": gconfig.top_p < GREEDY_BELOW,
+            "min_p": gconfig.min_p == 1,
+        }
         if name := next((each for each, said in likeliest.items() if said), "temperature" * gconfig.is_greedy):
             why = "a policy is trained on samples: the likeliest answers of a group are all the same"
             yield ("gconfig", name), f"{why} (eval_gconfig may take them)"
@@ -457,11 +490,18 @@ class PPOConfig(BaseExperimentConfig):
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         norm = self.actor.reward_norm
         found = super().ineffective(given)
-        if self.ref is None and get_path(given, ("actor", "kl_estimator")) is not ABSENT:
-            found.append((("actor", "kl_estimator"), "there is no ref"))
-        if not self.async_training and self.rollout.max_head_offpolicyness:
-            place = ("rollout", "max_head_offpolicyness")
-            found += [(place, "async_training is false")] if get_path(given, place) is not ABSENT else []
+        told: list[tuple[tuple[str, ...], str]] = []
+        if self.ref is None:
+            told.append((("actor", "kl_estimator"), "there is no ref"))
+        for name, trainer in (("async_training", self), ("trainer.async_training", self.trainer)):
+            if self.rollout.max_head_offpolicyness and trainer is not None and not trainer.async_training:
+                told.append((("rollout", "max_head_offpolicyness"), f"{name} is false"))
+        actor = self.actor
+        scales = actor.loss_agg_mode == "seq-mean-token-sum-norm" and not actor.loss_scale_factor
+        if actor.max_new_tokens != self.gconfig.max_new_tokens and not (scales or actor.overlong_reward_penalty):
+            why = "it is of overlong_reward_penalty and loss_agg_mode seq-mean-token-sum-norm"
+            told.append((("actor", "max_new_tokens"), f"{why}; gconfig.max_new_tokens bounds answers"))
+        found += [(place, why) for place, why in told if get_path(given, place) is not ABSENT]
         if norm is not None and norm.mean_level == "group" and self.gconfig.n_samples == 1:
             key = next((key for key in _GROUPED if get_path(given, key) is not ABSENT), None)
             if key is not None:

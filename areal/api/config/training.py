@@ -63,8 +63,20 @@ def objective_ineffective(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ..
         yield from _all("the mean gradient of k1 in a loss is 0; k2 and k3 have one", "kl_loss_type")
     if actor.kl_target is None:
         yield from _all("there is no kl_target", "kl_horizon")
-    if actor.rejection_sampling is not None and actor.rejection_sampling.level == "token":
-        yield ("rejection_sampling", "agg"), "it is of level sequence"
+    if actor.mask_truncated_completions:
+        yield from _all("mask_truncated_completions leaves truncated answers out", "mask_no_eos_with_zero")
+    if not (actor.behave_imp_weight_cap or actor.behav_imp_weight_cap):
+        yield from _all("there is no cap beside it", "behave_imp_weight_mode", "behav_imp_weight_mode")
+    if (rejection := actor.rejection_sampling) is not None:
+        if rejection.level == "token":
+            yield ("rejection_sampling", "agg"), "it is of level sequence"
+        if rejection.metric != "kl_k1" and rejection.lower is not None and rejection.lower <= 0:
+            yield ("rejection_sampling", "lower"), f"no {rejection.metric} is below 0"
+    for name in ("reward_norm", "adv_norm"):
+        norm = getattr(actor, name)
+        if isinstance(norm, NormConfig) and norm.std_level is None:
+            why = "std_level is null" if norm.mean_level else "mean_level and std_level are null"
+            yield from (((name, key), why) for key in ("std_unbiased", "eps", *(() if norm.mean_level else _LEVELS)))
 
 
 def engine_ineffective(engine: TrainEngineConfig) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -83,6 +95,7 @@ def engine_ineffective(engine: TrainEngineConfig) -> Iterator[tuple[tuple[str, .
 
 
 _RECOMPUTE = ("recompute_method", "recompute_num_layers")
+_LEVELS = ("mean_level", "std_level")
 
 
 def _all(why: str, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -218,6 +231,8 @@ class RejectionSamplingConfig:
             raise ValueError("one of upper and lower is needed")
         if self.metric == "ratio" and self.upper is not None and self.upper <= 0:
             raise ValueError(f"upper must be above 0, not {self.upper}: no ratio is below it")
+        if self.metric != "kl_k1" and self.upper is not None and self.upper < 0:
+            raise ValueError(f"upper must not be negative, not {self.upper}: no {self.metric} is below 0")
         if self.upper is not None and self.lower is not None and self.lower >= self.upper:
             raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
         if self.action == "clamp" and self.metric != "ratio":
@@ -375,6 +390,17 @@ class TrainEngineConfig:
                     raise ValueError(f"{name} float16 loses small gradients, there is no loss scaling: use bfloat16")
 
 
+def check_policy(engine: TrainEngineConfig | None, place: str = "") -> None:
+    """Raises ValueError where it has a value head: its log-probabilities would all be 0. ``place``: before its keys."""
+    if engine is not None and engine.is_critic:
+        raise ValueError(f"{place}is_critic: a policy has log-probabilities, critics and reward models have values")
+
+
+def check_pairs(engine: TrainEngineConfig, place: str = "") -> None:
+    if (size := engine.mb_spec.granularity) not in (1, 2):
+        raise ValueError(f"{place}mb_spec.granularity: two answers stay together, not {size}; leave it out")
+
+
 @dataclass
 class PPOActorConfig(TrainEngineConfig):
     """The policy. ``preset`` names an algorithm, which sets what is not said.
@@ -419,7 +445,7 @@ class PPOActorConfig(TrainEngineConfig):
     mask_no_eos_with_zero: bool = False  # a truncated answer has a reward of 0 after reward_norm
     mask_truncated_completions: bool = False  # truncated answers are left out of the loss
     discount: Annotated[float, SHARE] = 1.0
-    gae_lambda: Annotated[float | str, SHARE] = 1.0
+    gae_lambda: Annotated[float | str, SHARE] = 1.0  # or module:function of the answers' lengths
     gae_timestep_unit: Literal["token", "turn"] = "token"
     group_reward_norm: bool = False  # AReaL's older name of reward_norm by group
     adv_norm: NormConfig | bool | None = None  # true: of the batch
@@ -449,6 +475,9 @@ class PPOActorConfig(TrainEngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_policy(self)
+        if self.mb_spec.granularity != 1:
+            raise ValueError("mb_spec.granularity: a policy's rows are cut one by one; leave it out")
         if not self.disable_dropout:
             raise ValueError("disable_dropout false is not supported: with dropout the ratio of two policies is noise")
         if not self.reward_scaling:
@@ -470,6 +499,8 @@ class PPOActorConfig(TrainEngineConfig):
     def _adopt_importance_weight_cap(self) -> None:
         given = [each for each in (self.behave_imp_weight_cap, self.behav_imp_weight_cap) if each is not None]
         mode = self.behave_imp_weight_mode or self.behav_imp_weight_mode
+        if self.behav_imp_weight_mode not in ("", mode):
+            raise ValueError(f"behav_imp_weight_mode is {self.behav_imp_weight_mode} and behave_imp_weight_mode {mode}")
         if mode not in _CAP_MODES:
             raise ValueError(f"behave_imp_weight_mode must be one of {', '.join(_CAP_MODES[1:])}, not {mode!r}")
         if not given or mode == "disabled":
@@ -507,5 +538,7 @@ class DPOEngineConfig(TrainEngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_policy(self)
+        check_pairs(self)
         if self.label_smoothing and self.loss_type == "ipo":
             raise ValueError("label_smoothing has no effect on loss_type ipo: leave it out")
