@@ -53,6 +53,14 @@ def load_attr(
     return found
 
 
+def load_function(path: str, kind: str, **errors: type[ArealError]) -> Any:
+    """As ``load_attr``. Raises UsageFault for what cannot be called, too."""
+    found = load_attr(path, kind, **errors)
+    if not callable(found):
+        raise UsageFault(f"{kind}: {path} is {type(found).__name__}, and cannot be called")
+    return found
+
+
 def load_callable(path: str, flag: str) -> Any:
     """Of a command line's flag: the working folder is on the import path, as for ``python script.py``. Raises
     UsageFault for what is not a name or cannot be called, NotFound for what does not exist, ArealError where its import
@@ -60,10 +68,7 @@ def load_callable(path: str, flag: str) -> Any:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    found = load_attr(path, flag, missing=NotFound, broken=ArealError)
-    if not callable(found):
-        raise UsageFault(f"{flag}: {path} is {type(found).__name__}, and cannot be called")
-    return found
+    return load_function(path, flag, missing=NotFound, broken=ArealError)
 
 
 def _module_of_file(place: str) -> Any:

@@ -76,6 +76,8 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
     named: list[tuple[FieldPath, str]] = [(("workflow",), workflow)]
     named += [(("reward_fn",), each) for each in rewards]
     named += [(("rollout", "agent", "agent_cls_path"), agent.agent_cls_path)] if agent is not None else []
+    hooks = ("loss_fn", "advantage_fn", "gae_lambda")
+    named += [(("actor", name), said) for name in hooks if isinstance(said := getattr(config.actor, name), str)]
     for path, name in named:
         if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"

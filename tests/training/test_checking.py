@@ -64,6 +64,9 @@ def faults(folder: Path, values: dict[str, Any] | str, *overrides: str, **reques
         ({"reward_fn": ""}, ["reward_fn"], "what an answer is worth"),
         ({"reward_fn": "rewards:rihgt"}, ["reward_fn"], 'did you mean "right"'),
         ({"reward_fn": ["rewards:right", "rewads:right"]}, ["reward_fn"], "no module rewads"),
+        ({"actor": {"path": "model", "loss_fn": "rewards:los"}}, ["actor", "loss_fn"], "no 'los'"),
+        ({"actor": {"path": "model", "advantage_fn": "rewads:right"}}, ["actor", "advantage_fn"], "no module rewads"),
+        ({"actor": {"path": "model", "gae_lambda": "rewads:right"}}, ["actor", "gae_lambda"], "no module rewads"),
         ({"workflow": "areal.workflow.rlvr:RLVRWorkflo"}, ["workflow"], 'did you mean "RLVRWorkflow"'),
     ],
 )

@@ -13,7 +13,7 @@ from torch import Tensor
 from areal.api.algorithm_api import LossFn, LossInputs
 from areal.api.engine_api import TokenOutputs
 from areal.errors import UsageFault
-from areal.loading import load_attr
+from areal.loading import load_function
 from areal.training.algorithms.advantages import kl_estimate
 from areal.training.algorithms.losses import (
     Aggregation,
@@ -70,7 +70,7 @@ class ActorLoss:
         self._objective = objective(self.config)
         self._aggregation = aggregation(self.config)
         if self.loss_fn is None and self.config.loss_fn:
-            self.loss_fn = load_attr(self.config.loss_fn, "actor.loss_fn")
+            self.loss_fn = load_function(self.config.loss_fn, "actor.loss_fn")
 
     def __call__(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
         config, mask = self.config, micro["loss_mask"].bool()

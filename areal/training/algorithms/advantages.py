@@ -20,7 +20,7 @@ from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageFn, AdvantageInputs
 from areal.errors import UsageFault
-from areal.loading import load_attr
+from areal.loading import load_function
 
 if TYPE_CHECKING:
     from areal.api.cli_args import NormConfig, PPOActorConfig
@@ -209,7 +209,8 @@ _MOST = 0.2  # the relative error that counts
 @dataclass
 class KLController:
     """Holds the KL divergence from the reference near ``target``; None: the coefficient stays. ``horizon``: over how
-    many sequences the coefficient may grow by a fifth. ``factor`` multiplies the configured coefficient."""
+    many sequences the coefficient may grow by a fifth, at most once in a step. ``factor`` multiplies the configured
+    coefficient."""
 
     target: float | None = None
     horizon: int = 10_000
@@ -219,7 +220,7 @@ class KLController:
         """``kl``: the mean over the tokens of a batch of so many sequences."""
         if self.target is not None:
             error = min(max(kl / self.target - 1, -_MOST), _MOST)
-            self.factor *= 1 + error * sequences / self.horizon
+            self.factor *= 1 + error * min(sequences / self.horizon, 1.0)  # it stays above 0
 
 
 # -- by the settings of a ``PPOActorConfig``
@@ -265,7 +266,7 @@ def prepare(
         batch = {**batch, "ref_logprobs": auxiliary.reference, "kl": kl}
     penalty = None if kl is None else config.kl_ctl * kl_factor * kl
     if advantage_fn is None and config.advantage_fn:
-        advantage_fn = load_attr(config.advantage_fn, "actor.advantage_fn")
+        advantage_fn = load_function(config.advantage_fn, "actor.advantage_fn")
     if advantage_fn is not None:
         estimated = _own(advantage_fn, rewards, penalty, groups, batch, mask, config, auxiliary)
     else:
@@ -303,6 +304,8 @@ def _advantages(
     discount, gae_lambda = config.discount, _gae_lambda(config.gae_lambda, mask)
     if config.gae_timestep_unit == "turn":
         # The penalty stays with its own token: a turn's worth is what it led to.
+        if "turn_ids" not in batch:
+            raise UsageFault("actor.gae_timestep_unit turn needs turns, and the trajectories have no `turn_ids`")
         spread, turns = token_rewards(rewards, mask), batch["turn_ids"].long()
         turned = gae_by_turn(spread, values, mask, turns, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
         return turned if penalty is None else Advantages(turned.advantages - penalty, turned.returns)
@@ -338,7 +341,7 @@ def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:
     """A number, or what the named function makes of the answers' lengths: [B] -> [B]. Raises UsageFault."""
     if not isinstance(said, str):
         return said
-    found = load_attr(said, "gae_lambda")(mask.sum(1))
+    found = load_function(said, "actor.gae_lambda")(mask.sum(1))
     lambdas = torch.as_tensor(found, dtype=torch.float32, device=mask.device)
     if lambdas.shape not in ((), mask.shape[:1]) or not bool(((lambdas >= 0) & (lambdas <= 1)).all()):
         raise UsageFault(

@@ -226,17 +226,21 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise UsageFault("LoRA needs the package peft", hint=install_command("train")) from error
+    named = list(config.target_modules)
     adapters = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha,
-        target_modules=list(config.target_modules) or LORA_TARGETS,
+        target_modules="all-linear" if named == ["all-linear"] else named or LORA_TARGETS,
         lora_dropout=0.0,
         bias="none",
         task_type="TOKEN_CLS" if config.is_critic else "CAUSAL_LM",
     )
     if config.gradient_checkpointing:
         model.enable_input_require_grads()  # type: ignore[operator]
-    adapted: nn.Module = get_peft_model(model, adapters)
+    try:
+        adapted: nn.Module = get_peft_model(model, adapters)
+    except ValueError as error:
+        raise UsageFault(f"target_modules {named} do not fit {type(model).__name__}: {error}") from error
     return adapted
 
 

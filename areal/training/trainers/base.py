@@ -160,6 +160,12 @@ class Trainer(abc.ABC):
 
     def run(self) -> None:
         """Train to the end of the run, or to the step in which it is told to stop (then raises Stopped)."""
+        for role, engine in self.engines.items():
+            if role != "ref" and not engine.is_trained:
+                raise UsageFault(
+                    f"the model {engine.config.path} is to be trained, and its optimizer is null",
+                    hint=f"{role}.optimizer={{lr: 1e-5}}; a model that is trained needs one",
+                )
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluated() | self.timings.pop())

@@ -21,7 +21,7 @@ from areal.api.algorithm_api import AdvantageFn, LossFn
 from areal.api.cli_args import PPOConfig, PPOCriticConfig
 from areal.api.engine_api import TokenOutputs, Update
 from areal.errors import UsageFault
-from areal.loading import load_attr
+from areal.loading import load_function
 from areal.rollout.controller import RolloutController
 from areal.rollout.dump import episodes_of, remove_steps, write_step
 from areal.services.weight_update.publisher import TrainerPair
@@ -92,8 +92,9 @@ class PPOTrainer(Trainer):
             self.reference = self.add_engine("ref", reference)
         self.frontier = Frontier()
         self.loss = ActorLoss(config.actor, loss_fn=self._loss_fn)
-        if config.actor.advantage_fn:
-            load_attr(config.actor.advantage_fn, "actor.advantage_fn")  # told now, not after the first rollouts
+        for name in ("advantage_fn", "gae_lambda"):  # told now, not after the first rollouts
+            if (said := getattr(config.actor, name)) and isinstance(said, str):
+                load_function(said, f"actor.{name}")
         self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
         self.rollout: RolloutController | None = None
         self.pair: TrainerPair | None = None
@@ -405,5 +406,5 @@ def has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
 def _both(one: Filter, other: Filter | str | None) -> Filter:
     if other is None:
         return one
-    also: Filter = load_attr(other, "dynamic_filter_fn") if isinstance(other, str) else other
+    also: Filter = load_function(other, "dynamic_filter_fn") if isinstance(other, str) else other
     return lambda trajectory: one(trajectory) and bool(also(trajectory))

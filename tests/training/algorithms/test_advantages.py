@@ -228,6 +228,14 @@ def test_coefficient_follows_the_divergence_as_in_ziegler_et_al() -> None:
         assert controller.factor == pytest.approx(coefficient)
 
 
+def test_coefficient_stays_a_penalty_where_a_step_is_longer_than_the_horizon() -> None:
+    controller = KLController(target=0.1, horizon=1)
+    controller.update(0.0, 16)
+    assert controller.factor == pytest.approx(0.8)
+    controller.update(9.0, 16)
+    assert controller.factor == pytest.approx(0.8 * 1.2)
+
+
 def test_coefficient_without_a_target_stays() -> None:
     controller = KLController()
     controller.update(5.0, 1000)

@@ -78,6 +78,13 @@ def test_truncation_that_nobody_tells_is_an_error_where_a_setting_needs_it(name:
         prepare(_batch([1.0] * 4), GROUPS, _config(**{name: True}), AuxiliaryOutputs())
 
 
+def test_turns_that_nobody_tells_are_an_error_where_they_are_the_timestep() -> None:
+    batch = _batch([1.0] * 4)
+    del batch["turn_ids"]
+    with pytest.raises(UsageFault, match="timestep_unit turn needs turns"):
+        prepare(batch, GROUPS, _config(gae_timestep_unit="turn"), AuxiliaryOutputs())
+
+
 def test_overlong_penalty_factor_of_zero_is_no_penalty() -> None:
     for factor, want in ((0.0, 1.0), (None, 0.5), (1.0, 0.5)):
         config = _config(

@@ -252,6 +252,14 @@ def test_target_modules_are_those_with_adapters(model: Path) -> None:
     assert trained and all(".q_proj.lora_" in name for name in trained)
 
 
+def test_target_modules_may_be_all_and_those_that_a_model_lacks_are_refused(model: Path) -> None:
+    pytest.importorskip("peft")
+    every, default = (_engine(model, use_lora=True, target_modules=given) for given in (["all-linear"], []))
+    assert list(_weights(every)) == list(_weights(default))
+    with pytest.raises(UsageFault, match=r"target_modules \['query'\] do not fit LlamaForCausalLM"):
+        _engine(model, use_lora=True, target_modules=["query"])
+
+
 def test_path_says_whose_weights_are_trained(model: Path, tmp_path: Path) -> None:
     ours, theirs = _weights(_engine(model)), _weights(_engine(save_model(tmp_path, seed=1)))
     assert not torch.equal(ours["lm_head.weight"], theirs["lm_head.weight"])

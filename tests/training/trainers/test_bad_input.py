@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from areal.api.cli_args import SFTConfig, TrainDatasetConfig, TrainEngineConfig
+from areal.api.cli_args import GRPOConfig, PPOActorConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
 from areal.errors import NotFound, UsageFault
 from areal.training.trainers.offline import SFTTrainer
-from tests.training.trainers.reversing import MODEL, engine, experiment, solved
+from areal.training.trainers.ppo import PPOTrainer
+from tests.training.trainers.reversing import MODEL, engine, experiment, prompts, solved
 
 
 def _trainer(tmp_path: Path, rows: list[dict[str, list[int]]], model: Path = MODEL) -> SFTTrainer:
@@ -35,6 +36,30 @@ def test_folder_that_is_no_model_is_one_line(tmp_path: Path, config: dict[str, s
     with pytest.raises(NotFound, match=r"model is no model: ") as caught:
         _trainer(tmp_path, solved(4), tmp_path / "model")
     assert "\n" not in caught.value.message
+
+
+def test_model_that_nothing_trains_is_told_before_the_first_rollout(tmp_path: Path) -> None:
+    data = TrainDatasetConfig(batch_size=4)
+    actor = PPOActorConfig(**engine(optimizer=None))
+    config = GRPOConfig(**experiment(tmp_path, total_train_steps=1), train_dataset=data, actor=actor)
+    with (
+        PPOTrainer(config, prompts(4)) as trainer,
+        pytest.raises(UsageFault, match="is to be trained, and its optimizer is null"),
+    ):
+        trainer.run()
+
+
+@pytest.mark.parametrize("name", ["loss_fn", "advantage_fn", "gae_lambda"])
+@pytest.mark.parametrize(("said", "fault"), [("math:pi", "cannot be called"), ("nowhere:f", "there is no module")])
+def test_function_of_ones_own_that_is_none_is_told_before_the_first_rollout(
+    tmp_path: Path, name: str, said: str, fault: str
+) -> None:
+    actor = PPOActorConfig(**engine(**{name: said}))
+    config = GRPOConfig(
+        **experiment(tmp_path, total_train_steps=1), train_dataset=TrainDatasetConfig(batch_size=4), actor=actor
+    )
+    with pytest.raises(UsageFault, match=rf"actor\.{name}.*{fault}"):
+        PPOTrainer(config, prompts(4))
 
 
 def test_token_that_the_model_does_not_know_is_told_with_the_tokenizers_name(tmp_path: Path) -> None:
