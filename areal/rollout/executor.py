@@ -117,6 +117,10 @@ def check_rows(trajectory: Any) -> None:
     rewards = np.asarray(trajectory.get("rewards", ()), dtype=np.float64)
     if not (np.abs(rewards) <= LARGEST_F32).all():  # nor NaN
         raise ValueError(f"rewards must be finite, within the range of float32, not {rewards.tolist()}")
+    if "logprobs" in trajectory:
+        sampled = np.asarray(trajectory["logprobs"])[np.asarray(trajectory.get("loss_mask", 1)) > 0]
+        if not np.isfinite(sampled).all():
+            raise ValueError(f"logprobs of sampled tokens must be finite, not {sampled[~np.isfinite(sampled)][0]}")
 
 
 class Executor:

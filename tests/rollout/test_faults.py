@@ -144,3 +144,14 @@ def test_rewards_that_no_training_row_can_hold_fail_their_episode(reward: float)
     rows["rewards"][1] = reward
     with pytest.raises(ValueError, match="rewards must be finite, within the range of float32"):
         check_rows(rows)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+def test_sampled_token_without_a_finite_logprob_fails_its_episode(logprob: float) -> None:
+    ids, mask = torch.ones(1, 3, dtype=torch.int64), torch.tensor([[0, 1, 1]])
+    rows = {"input_ids": ids, "attention_mask": ids.bool(), "loss_mask": mask, "logprobs": torch.zeros(1, 3)}
+    rows["logprobs"][0, 0] = logprob  # of the prompt
+    check_rows(rows)
+    rows["logprobs"][0, 1] = logprob
+    with pytest.raises(ValueError, match="logprobs of sampled tokens must be finite, not "):
+        check_rows(rows)
