@@ -41,7 +41,10 @@ def refused(answer: Answer, status: int = 400) -> dict[str, Any]:
         ("guided_json", {}), ("guided_regex", "a+"), ("guided_choice", ["a"]), ("guided_grammar", "root ::= x"),
         ("structured_outputs", {"regex": "a"}), ("structured_outputs", {"poem": 1}), ("regex", "a"), ("ebnf", "a"),
         ("json_schema", "{}"), ("structural_tag", {}), ("guided_whitespace_pattern", " "),
-        ("parallel_tool_calls", False), ("chat_template_kwargs", 7),
+        ("bad_words", ["1"]), ("allowed_token_ids", [1]), ("stop_regex", "a+"), ("use_beam_search", True),
+        ("include_stop_str_in_output", True), ("truncate_prompt_tokens", 2), ("chat_template", "x"),
+        ("custom_logit_processor", "x"), ("logits_processors", ["x"]), ("logit_bias", {"1": 101}),
+        ("logit_bias", {"1": True}), ("parallel_tool_calls", False), ("chat_template_kwargs", 7),
         ("chat_template_kwargs", {"messages": []}), ("stop_token_ids", [10**9]), ("model", 7),
     ],
 )  # fmt: skip

@@ -111,11 +111,11 @@ class Fields:
             self.take(name)
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Known fields that cannot be honoured. Raises 400 for the first that is given."""
+        """Known fields that cannot be honored. Raises 400 for the first that is given and not false."""
         if reasons.keys().isdisjoint(self._left):
             return
         for name, why in reasons.items():
-            if name in self._left:
+            if self.take(name, False) is not False:
                 raise unsupported(name, why)
 
     def ignored(self) -> tuple[str, ...]:
@@ -144,8 +144,8 @@ def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
         raise ApiError(error.status, message, code=error.code, param=known, headers=error.headers) from error
 
 
-# Constraints on the answer in vLLM's and SGLang's own fields: ``structured_outputs`` and ``guided_*`` of vLLM,
-# ``json_schema``, ``regex`` and ``ebnf`` of SGLang. Each is enforced by the engine's grammar, or refused by name.
+# vLLM's and SGLang's own fields that change an answer. Constraints (``structured_outputs`` and ``guided_*`` of vLLM,
+# ``json_schema``, ``regex`` and ``ebnf`` of SGLang) are enforced by the engine's grammar; the others are refused by name.
 # https://docs.vllm.ai/en/latest/features/structured_outputs.html
 # https://docs.sglang.ai/advanced_features/structured_outputs.html
 
@@ -163,6 +163,15 @@ _IN_STRUCTURED_OUTPUTS = ("json", "regex", "choice", "grammar", "json_object")
 _REFUSED = {
     "structural_tag": "there are no structural tags",
     "guided_whitespace_pattern": "white space is the grammar's",
+    "bad_words": "logit_bias keeps tokens out of an answer",
+    "allowed_token_ids": "structured_outputs limits what an answer may be",
+    "stop_regex": "stop takes plain strings",
+    "include_stop_str_in_output": "an answer ends before its stop string",
+    "truncate_prompt_tokens": "a prompt that does not fit is refused whole",
+    "chat_template": "the model's own chat template renders every chat",
+    "use_beam_search": "answers are sampled",
+    "custom_logit_processor": "requests carry no code",
+    "logits_processors": "requests carry no code",
 }
 CONSTRAINTS = frozenset((*_KINDS, *_REFUSED, "structured_outputs"))
 
@@ -365,5 +374,7 @@ def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
     for key, value in fields.mapping("logit_bias").items():
         if not key.isdecimal() or not key.isascii() or int(key) >= vocab_size:
             raise bad_request(f"logit_bias: {key!r} is not a token id", param="logit_bias")
-        bias[int(key)] = Fields({key: value}).number(key, 0.0, -100.0, 100.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise bad_request(f"logit_bias of token {key} must be a number between -100 and 100", param="logit_bias")
+        bias[int(key)] = float(value)
     return bias
