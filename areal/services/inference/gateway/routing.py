@@ -21,7 +21,7 @@ import orjson
 from areal.services.http import headers as names
 from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, ResponseLost
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import AnyResponse, Request, Response
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import Handler, Service, json_response
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.router.app import target
@@ -354,6 +354,8 @@ class RouterClient:
         """POST ``path`` for the worker in the request's path; ``all`` for every one."""
 
         async def handle(request: Request) -> AnyResponse:
+            if body := await request.read(_ADMIN_BODY_BYTES):
+                decode_object(body)  # a caller whose body is damaged may have meant something else
             return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
 
         return handle

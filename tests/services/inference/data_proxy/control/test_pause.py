@@ -185,7 +185,7 @@ def test_version_only_grows_unless_it_is_forced(service: EmbeddedService) -> Non
     assert service.ask("GET", "/get_version/all").json()["version"] == 0
 
 
-@pytest.mark.parametrize("path", ["/pause_generation", "/release_memory_occupation", "/weights/release"])
+@pytest.mark.parametrize("path", ["/pause_generation", "/release_memory_occupation", "/weights/release", "/drain"])
 def test_control_with_a_body_that_is_no_object_is_400_and_reaches_no_worker(
     service: EmbeddedService, path: str
 ) -> None:
