@@ -137,11 +137,15 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s))
+    ranks = Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNCUT, nodes)
     try:
-        yield Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNCUT, nodes)
+        yield ranks
         dist.barrier()  # gloo aborts, or hangs, where a rank leaves while another is still in the last collective
     finally:
         dist.destroy_process_group()
+        # The last reference to the group: its threads end here. One that still frees a tensor when the interpreter
+        # finalizes would abort the process.
+        object.__setattr__(ranks, "group", None)
 
 
 def require_shared(folder: Path, ranks: Ranks) -> None:

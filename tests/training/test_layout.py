@@ -176,7 +176,7 @@ def test_nodes_with_unequal_numbers_of_processes_are_refused(monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_run_folder_that_is_not_on_every_node_is_refused(tmp_path: Path) -> None:
+def test_run_folder_that_is_not_on_every_node_is_refused_and_ranks_leave_no_thread(tmp_path: Path) -> None:
     """Two agents of torchrun, as on two machines; each has a folder of its own, and then a common one."""
     script = tmp_path / "shared.py"
     script.write_text(
@@ -194,6 +194,8 @@ def test_run_folder_that_is_not_on_every_node_is_refused(tmp_path: Path) -> None
         "        require_shared(own, ranks)\n"
         "    except UsageFault as error:\n"
         "        (own / 'said').write_text(str(error))\n"
+        "names = [task.joinpath('comm').read_text().strip() for task in Path('/proc/self/task').iterdir()]\n"
+        "(own / 'threads').write_text(' '.join(names))\n"
     )
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -204,4 +206,5 @@ def test_run_folder_that_is_not_on_every_node_is_refused(tmp_path: Path) -> None
     assert [each.result().returncode for each in started] == [0, 0], started[0].result().stderr
     for rank in (0, 1):
         assert "a run over several nodes has one folder" in (tmp_path / str(rank) / "said").read_text()
+        assert "gloo" not in (tmp_path / str(rank) / "threads").read_text()
     assert not list(tmp_path.glob("**/.shared-*"))
