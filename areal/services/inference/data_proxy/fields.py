@@ -145,7 +145,7 @@ def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 # vLLM's and SGLang's own fields that change an answer. Constraints (``structured_outputs`` and ``guided_*`` of vLLM,
-# ``json_schema``, ``regex`` and ``ebnf`` of SGLang) are enforced by the engine's grammar; the others are refused by name.
+# ``json_schema``, ``regex`` and ``ebnf`` of SGLang) are enforced by the engine's grammar; the rest is refused by name.
 # https://docs.vllm.ai/en/latest/features/structured_outputs.html
 # https://docs.sglang.ai/advanced_features/structured_outputs.html
 
