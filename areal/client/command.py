@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from areal.errors import ArealError
+from areal.errors import ArealError, NotFound
 
 AREAL = (sys.executable, "-m", "areal.cli.main")
 _NOT_FOUND = 4
@@ -46,6 +47,14 @@ def _last_line(output: str, mark: str) -> str:
     """The text of the last line that begins with ``mark``."""
     lines = [line.strip() for line in output.splitlines()]
     return next((line.removeprefix(mark) for line in reversed(lines) if line.startswith(mark)), "")
+
+
+def read_key_file(path: str) -> str:
+    """The API key in a file. Raises NotFound."""
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise NotFound(f"the key file {path} cannot be read: {error.strerror}") from error
 
 
 def free_port() -> int:

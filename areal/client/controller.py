@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypedDict, 
 
 from areal.client.agent import AsyncAgentClient, Input
 from areal.client.blocking import blocking
-from areal.client.command import address_lookup, free_port, run_areal
+from areal.client.command import address_lookup, free_port, read_key_file, run_areal
 from areal.client.errors import ClientError, UnknownName
 from areal.client.inference import AsyncInferenceClient, AsyncSession, Rewarded, Style
 from areal.client.loop_thread import LoopThread
 from areal.client.trajectories import Trajectories
-from areal.errors import NotFound, UsageFault
+from areal.errors import UsageFault
 from areal.wire.agents import ModelAccess
 
 if TYPE_CHECKING:
@@ -221,10 +221,7 @@ class _Controller:
         config = self.config
         if config.admin_api_key or not config.admin_api_key_file:
             return config.gateway_addr, config.admin_api_key or None
-        try:
-            return config.gateway_addr, Path(config.admin_api_key_file).expanduser().read_text("utf-8").strip()
-        except OSError as error:
-            raise NotFound(f"the key file {config.admin_api_key_file} cannot be read: {error.strerror}") from error
+        return config.gateway_addr, read_key_file(config.admin_api_key_file)
 
     def _start(self) -> tuple[str, str]:
         """The address and the key of a service that is started."""

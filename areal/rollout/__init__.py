@@ -10,18 +10,18 @@ dump               consumed rollouts as files
 
 Workflows:
 
-workflows          agents, environments, real users, groups of samples; from what a trainer names to what runs
+workflows          agents, environments, real users, groups of samples; resolved from a trainer's names
 rlvr               one answer or several turns, with a verifiable reward
-openai_client      OpenAI's client as a workflow's own
+openai_client      an OpenAI client whose calls an episode rewards and exports itself
 tensors            training rows
 
 ``areal inf collect``, with the standard library alone:
 
-collection         examples in, episodes on threads, trajectories out; goes on after a kill
-collection_output  its folder and its summary
+collection         examples in, episodes on threads, trajectories out; resumes after a kill
+collection_output  the output folder and the summary
 
 For both:
 
-sessions           how a reward seals a recorded session; the session routes of a gateway
+sessions           the order of calls that seals a recorded session; the session routes of a gateway
 failures           why an episode gave no trajectory
 """

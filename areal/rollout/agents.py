@@ -1,22 +1,21 @@
 """Episodes that an AgentService runs (``rollout.agents`` of a TrainJob).
 
 The episode has a session at the inference service, as with any agent. The agent service gets that session's key and the
-task, and runs its agent: so every call of the agent is recorded in the episode's session, with the versions of the
-weights, and the job admits, rejects and exports it as any other episode.
+task, and runs its agent. Every call of the agent is therefore recorded in the episode's session, with the versions of
+the weights, and the job admits, rejects and exports the episode like any other.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from areal.client.agent import AsyncAgentClient, response_text
-from areal.client.command import address_lookup
+from areal.client.command import address_lookup, read_key_file
 from areal.client.errors import ClientError, ServiceError
-from areal.errors import NotFound, UsageFault
+from areal.errors import UsageFault
 from areal.rollout.rlvr import RowReward
 from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD, SessionWorkflow
 
@@ -25,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class AgentEpisodeFailed(Exception):
-    """The agent raised, or gave nonsense: the episode fails by fault of the workflow, and has no reward."""
+    """The agent raised or returned an invalid answer. The workflow is to blame, and the episode has no reward."""
 
 
 class AgentServiceWorkflow(SessionWorkflow):
-    """``address`` and ``admin_api_key_file`` of the agent service's gateway (else the environment's, as a TrainJob with
-    ``rollout.agents`` sets it). The agent gets the row's ``prompt`` or ``messages``, and its other columns as metadata.
-    ``reward_fn`` gives the reward of its answer; without one it is the agent's own, ``metadata["reward"]``."""
+    """Sends each row's ``prompt`` or ``messages`` to an agent service, with its other columns as metadata. ``address``
+    and ``admin_api_key_file`` belong to the service's gateway; by default a TrainJob sets them in the environment.
+    ``reward_fn`` rewards the answer; without one the agent's ``metadata["reward"]`` counts."""
 
     def __init__(
         self,
@@ -40,9 +39,9 @@ class AgentServiceWorkflow(SessionWorkflow):
         reward_weights: list[float] | None = None,
         address: str | None = None,
         admin_api_key_file: str | None = None,
-        **how: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(**how)
+        super().__init__(**options)
         record = "" if address else os.environ.get(AGENTS_RECORD, "")
         address = address or os.environ.get(AGENTS_ADDRESS)
         if not address:
@@ -50,7 +49,8 @@ class AgentServiceWorkflow(SessionWorkflow):
                 f"spec.rollout.agents of a TrainJob, or workflow_kwargs.address=http://HOST:PORT, or {AGENTS_ADDRESS}"
             )
             raise UsageFault("nothing says where the agent service is", hint=hint)
-        key = _key(admin_api_key_file or os.environ.get(AGENTS_KEY_FILE))
+        key_file = admin_api_key_file or os.environ.get(AGENTS_KEY_FILE)
+        key = read_key_file(key_file) if key_file else None
         self._client = AsyncAgentClient(address, key, lookup=address_lookup(record))
         self._reward = RowReward(reward_fn, weights=reward_weights) if reward_fn else None
 
@@ -69,11 +69,11 @@ class AgentServiceWorkflow(SessionWorkflow):
         except ClientError as error:
             if error.code == "agent_failed":
                 raise AgentEpisodeFailed(str(error)) from None
-            if error.code == "foreign_inference":  # it moves with the inference service, a little later
+            if error.code == "foreign_inference":  # the agent service follows a moved inference service with a delay
                 raise ServiceError(str(error), status=error.status, code=error.code) from error
             raise
         finally:
-            with contextlib.suppress(ClientError):  # it expires
+            with contextlib.suppress(ClientError):  # the session expires
                 await self._client.session(key).close()
         if self._reward is None:
             if "reward" not in answer["agent_metadata"]:
@@ -82,14 +82,5 @@ class AgentServiceWorkflow(SessionWorkflow):
                 )
                 raise UsageFault("nothing says what the agent's answer is worth", hint=hint)
             return answer["agent_metadata"]["reward"]
-        asked = task if isinstance(task, str) else str(task[-1]["content"])
-        return await self._reward(asked, response_text(answer), [], [], data)
-
-
-def _key(file: str | None) -> str | None:
-    if not file:
-        return None
-    try:
-        return Path(file).expanduser().read_text(encoding="ascii").strip()
-    except OSError as error:
-        raise NotFound(f"the key file {file} cannot be read: {error.strerror}") from error
+        question = task if isinstance(task, str) else str(task[-1]["content"])
+        return await self._reward(question, response_text(answer), [], [], data)

@@ -1,7 +1,7 @@
-"""Runs the episodes of a collection: threads that each take the next one, until none is left.
+"""Runs the episodes of a collection on threads; each thread takes the next episode until none is left.
 
-The order within an episode is what makes a kill harmless: its session is noted before it is used, its
-export is written to disk before it is acknowledged, and what is written decides what is done.
+The order within an episode makes a kill harmless: its session is journaled before it is used, and its export is on disk
+before it is acknowledged. The episodes on disk alone decide which ones a resumed run skips.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from areal.trajectories.record import Episode, total_reward
 
 @dataclass(frozen=True)
 class AgentEndpoint:
-    """The session that an agent talks to. ``base_url`` ends in ``/v1``, as OpenAI's SDK wants it.
-    ``tokens``: whether the reward wants the answer's token ids."""
+    """The session that an agent calls. ``base_url`` ends in ``/v1``, as OpenAI's SDK expects. ``tokens``: whether the
+    reward function takes the answer's token ids."""
 
     base_url: str
     api_key: str = field(repr=False)
@@ -43,8 +43,8 @@ class AgentEndpoint:
 
 @dataclass(frozen=True)
 class AgentResult:
-    """The result of an agent. ``rewards`` by interaction id; the empty id is the last interaction. ``tokens``: ids of
-    prompt and answer, where the endpoint wants them."""
+    """``rewards`` by interaction id; the empty id is the last interaction. ``tokens``: the ids of prompt and answer,
+    where ``AgentEndpoint.tokens`` asks for them."""
 
     answer: str | None = None
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ Agent = Callable[[Example, AgentEndpoint], AgentResult]  # raises EpisodeFailed,
 _LOAD_S = 120.0
 _TOKENS = frozenset(("prompt_ids", "completion_ids"))
 _FUNCTIONS = "areal.reward.functions"
-_GRACE_S = 0.5  # for an async agent to end after its deadline
+_GRACE_S = 0.5  # an async agent gets this long to end after its deadline
 
 
 def single_turn(sampling: Mapping[str, Any]) -> Agent:
@@ -90,7 +90,7 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
 
 
 def named_agent(text: str) -> Agent:
-    """Raises ArealError when there is no such code. It is looked up once, here."""
+    """Load the function or class once. Raises ArealError where it does not exist."""
     found = load_callable(text, "--workflow")
 
     def call(example: Example, endpoint: AgentEndpoint) -> AgentResult:
@@ -108,13 +108,13 @@ def named_agent(text: str) -> Agent:
             return AgentResult(rewards={str(name): _number(value) for name, value in returned.items()})
         return AgentResult(rewards={"": _number(returned)})
 
-    return lambda example, endpoint: _run_within(
+    return lambda example, endpoint: _run_with_deadline(
         lambda: call(example, endpoint), f"episode-{example.number}", endpoint.timeout_s
     )
 
 
 def _number(value: Any) -> float:
-    """Numbers of any library, but no truth values by accident: True is 1."""
+    """Accepts the number types of any library. Raises EpisodeFailed."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -122,9 +122,9 @@ def _number(value: Any) -> float:
         raise EpisodeFailed(FailureKind.AGENT, message) from error
 
 
-def _run_within(work: Callable[[], AgentResult], name: str, timeout_s: float) -> AgentResult:
-    """On a thread of its own, since nothing can stop a call from without: one that does not end in time is left behind,
-    and the caller ends its session, so that what it still asks for is refused."""
+def _run_with_deadline(work: Callable[[], AgentResult], name: str, timeout_s: float) -> AgentResult:
+    """Run ``work`` on its own thread, because a call cannot be stopped from outside. A call that exceeds the deadline
+    keeps running; the caller ends its session, so the service refuses its further requests."""
     outcome: list[AgentResult | BaseException] = []
 
     def run() -> None:
@@ -145,9 +145,9 @@ def _run_within(work: Callable[[], AgentResult], name: str, timeout_s: float) ->
 
 
 class RewardScorer:
-    """Rewards for threads that wait: ``size`` processes of one function (``module:function`` or a built-in name), each
-    call with a deadline. A reward that hangs, raises or crashes its process fails its episode and is never a number. A
-    context manager. ``wants_tokens``: the function names token ids among its parameters."""
+    """A context manager of ``size`` processes that run one reward function (``module:function`` or a built-in name),
+    each call with a deadline. A reward that hangs, raises or crashes its process fails its episode and is never a
+    number. ``wants_tokens``: the function has a parameter for token ids."""
 
     def __init__(self, spec: str, size: int, deadline_s: float) -> None:
         self._spec = BUILT_IN.get(spec, spec)
@@ -199,15 +199,15 @@ class RewardScorer:
 
 
 _LONGEST_PAUSE_S = 15.0
-_PATIENCE = 8  # attempts in a row without an answer, in addition to those that run at the same time
+_MIN_UNREACHABLE = 8  # unanswered attempts in a row, on top of two for each concurrent episode, that end the run
 
 Score = Callable[[Mapping[str, Any]], float]
 
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """``samples`` episodes of each example, ``concurrency`` at once. ``retries``: how often a failed one is tried
-    again, ``timeout_s``: how long its agent may take, ``tokens``: the reward wants token ids."""
+    """``samples`` episodes of each example, ``concurrency`` at once. ``retries`` of a failed episode; ``timeout_s`` of
+    its agent; ``tokens``: the reward function takes token ids."""
 
     model: str
     samples: int = 1
@@ -219,18 +219,18 @@ class CollectionPlan:
 
 @dataclass
 class _ExampleGroup:
-    """One example's samples that are yet to be done. Their sessions are started together, by the first thread."""
+    """The remaining samples of one example. The first thread starts the sessions of all of them together."""
 
     example: Example
     samples: tuple[int, ...]
     lock: threading.Lock = field(default_factory=threading.Lock)
     sessions: dict[int, CollectionSession] = field(default_factory=dict)
-    begun: bool = False
+    started: bool = False
 
 
 @dataclass
 class Collection:
-    """``score``: None where the agent rewards itself, or rewards are not given. Run it once."""
+    """Call ``run`` once. ``score``: None where the agent sets the rewards, or there are none."""
 
     service: SessionService
     agent: Agent
@@ -241,15 +241,15 @@ class Collection:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._broken: list[BaseException] = []
-        self._silent = 0  # failures to reach the service since it last answered an episode
+        self._errors: list[BaseException] = []
+        self._unreachable = 0  # failed attempts since the service last answered one
         self.progress = CollectionProgress(len(self.examples) * self.plan.samples)
 
     def run(
         self, interrupted: threading.Event, tick: Callable[[CollectionProgress], None], every_s: float = 0.2
     ) -> None:
         """Run all episodes; after ``interrupted``, only those that run already. Calls ``tick`` periodically."""
-        done = self._recovered()
+        done = self._resume()
         waiting = self._episodes(done)
         threads = [
             threading.Thread(target=self._work, args=(waiting, interrupted), name=f"collect-{number}", daemon=True)
@@ -261,36 +261,33 @@ class Collection:
             while thread.is_alive():
                 thread.join(every_s)
                 tick(self.progress)
-        if self._broken:
-            raise self._broken[0]
+        if self._errors:
+            raise self._errors[0]
 
-    # -- what an earlier run left
+    # -- resuming
 
-    def _recovered(self) -> set[str]:
-        """Names of the episodes that are done. What the folder holds beyond this plan stays there, uncounted."""
+    def _resume(self) -> set[str]:
+        """The names of the finished episodes. Episodes in the folder beyond this plan are kept, but not counted."""
         done: set[str] = set()
-        left = self.output.previous_run
+        previous = self.output.previous_run
         for episode in self.output.episodes():
             if episode.prompt < len(self.examples) and episode.sample < self.plan.samples:
                 done.add(episode.episode)
                 self.progress.outcomes.append(outcome_of(episode))
-            if episode.episode in left.sessions and episode.episode not in left.acknowledged:
+            if episode.episode in previous.sessions and episode.episode not in previous.acknowledged:
                 self._acknowledge(episode.episode, episode.export_id)
         for example in self.examples:
             for sample in range(self.plan.samples):
                 name = _name(example.number, sample)
-                if (
-                    name in left.sessions
-                    and name not in done
-                    and self._taken_over(example, sample, left.sessions[name])
-                ):
+                session_id = previous.sessions.get(name) if name not in done else None
+                if session_id is not None and self._export_previous(example, sample, session_id):
                     done.add(name)
         self.progress.before = len(self.progress.outcomes)
         return done
 
-    def _taken_over(self, example: Example, sample: int, session_id: str) -> bool:
-        """Whether the session of an interrupted episode is complete: then its trajectory is written now, without the
-        text of the answer, which was not kept."""
+    def _export_previous(self, example: Example, sample: int, session_id: str) -> bool:
+        """Export an interrupted episode's session where it is complete; whether it was. The text of the answer is lost
+        with the killed process."""
         session, name = CollectionSession(session_id), _name(example.number, sample)
         try:
             exported = self.service.export(session)
@@ -307,22 +304,22 @@ class Collection:
     # -- episodes
 
     def _episodes(self, done: set[str]) -> Iterator[tuple[_ExampleGroup, int]]:
-        """Remaining episodes in the order of the data set, the samples of an example together."""
+        """The remaining episodes in the order of the data set, the samples of an example next to each other."""
         for example in self.examples:
-            left = tuple(s for s in range(self.plan.samples) if _name(example.number, s) not in done)
-            group = _ExampleGroup(example, left)
-            yield from ((group, sample) for sample in left)
+            samples = tuple(s for s in range(self.plan.samples) if _name(example.number, s) not in done)
+            group = _ExampleGroup(example, samples)
+            yield from ((group, sample) for sample in samples)
 
     def _work(self, waiting: Iterator[tuple[_ExampleGroup, int]], interrupted: threading.Event) -> None:
         try:
-            while not interrupted.is_set() and not self._broken:
+            while not interrupted.is_set() and not self._errors:
                 with self._lock:
                     following = next(waiting, None)
                 if following is None:
                     return
                 self._episode(*following, interrupted)
         except Exception as error:  # noqa: BLE001 - the thread's boundary: a full disk ends the run with its error
-            self._broken.append(error)
+            self._errors.append(error)
 
     def _episode(self, group: _ExampleGroup, sample: int, interrupted: threading.Event) -> None:
         name = _name(group.example.number, sample)
@@ -335,26 +332,26 @@ class Collection:
                     return
                 except EpisodeFailed as failure:
                     self.output.failed(name, attempt, failure)
-                    last = attempt == self.plan.retries or not failure.worth_retrying or interrupted.is_set()
-                    self._count_silence(failure)
+                    last = attempt == self.plan.retries or not failure.retryable or interrupted.is_set()
+                    self._count_unreachable(failure)
                     with self._lock:
                         if last:
                             self.progress.failed[failure.kind] += 1
                             return
                         self.progress.retried += 1
-                    if failure.kind is FailureKind.UNREACHABLE:  # who is away now may be back in a moment
+                    if failure.kind is FailureKind.UNREACHABLE:
                         interrupted.wait(min(_LONGEST_PAUSE_S, 2.0**attempt) * random.uniform(0.5, 1.0))
         finally:
             with self._lock:
                 self.progress.running -= 1
 
-    def _count_silence(self, failure: EpisodeFailed) -> None:
-        """A service that is away fails every episode in turn: better to stop, and go on when it is back."""
+    def _count_unreachable(self, failure: EpisodeFailed) -> None:
+        """Stop the run where the service stays away: it would fail every remaining episode."""
         with self._lock:
-            self._silent = self._silent + 1 if failure.kind is FailureKind.UNREACHABLE else 0
-            if self._silent >= _PATIENCE + 2 * self.plan.concurrency and not self._broken:
-                message = f"the service has not answered {self._silent} attempts in a row: {failure.message}"
-                self._broken.append(ArealError(message, hint="areal inf status; then the same command with --resume"))
+            self._unreachable = self._unreachable + 1 if failure.kind is FailureKind.UNREACHABLE else 0
+            if self._unreachable >= _MIN_UNREACHABLE + 2 * self.plan.concurrency and not self._errors:
+                message = f"the service has not answered {self._unreachable} attempts in a row: {failure.message}"
+                self._errors.append(ArealError(message, hint="areal inf status; then the same command with --resume"))
 
     def _attempt(self, group: _ExampleGroup, sample: int) -> None:
         began, example = time.monotonic(), group.example
@@ -372,23 +369,23 @@ class Collection:
         except EpisodeFailed:
             self._drop(_name(example.number, sample), session)
             raise
-        self._silent = 0
+        self._unreachable = 0
         self._finish(example, sample, exported, result.answer, time.monotonic() - began)
 
     def _session(self, group: _ExampleGroup, sample: int) -> CollectionSession:
-        """The one that was started with its group; for a second attempt, one of its own."""
+        """The session that was started with the group; a retry starts a new one."""
         with group.lock:
             if sample not in group.sessions:
-                together = (sample,) if group.begun else group.samples
+                together = (sample,) if group.started else group.samples
                 task = f"collect-{self.output.run_id}.{group.example.number}"
                 for each, session in zip(together, self._start(task, len(together)), strict=True):
-                    group.begun = True
+                    group.started = True
                     group.sessions[each] = session
                     self.output.started(_name(group.example.number, each), session.session_id)
             return group.sessions.pop(sample)
 
     def _start(self, task: str, count: int) -> list[CollectionSession]:
-        """A service that refuses to start a session refuses all of them: its model or its key is another one."""
+        """Start sessions. A refusal ends the run: with a wrong model or key every later start fails too."""
         try:
             return self.service.start(task, count, self.plan.model)
         except EpisodeFailed as failure:
@@ -419,8 +416,7 @@ class Collection:
         self._acknowledge(episode.episode, episode.export_id)
 
     def _acknowledge(self, name: str, export_id: str) -> None:
-        """Acknowledge an export, as far as the service answers: the episode is on disk, and an unacknowledged export
-        expires."""
+        """Acknowledge an export. A failure is ignored: the episode is on disk, and an unacknowledged export expires."""
         try:
             self.service.acknowledge(export_id)
         except EpisodeFailed:
@@ -437,7 +433,7 @@ def _name(number: int, sample: int) -> str:
 
 
 def _fields(example: Example, result: AgentResult) -> dict[str, Any]:
-    """The keywords that a reward may take."""
+    """The keyword arguments for the reward function."""
     ours = {
         "prompt": example.prompt,
         "messages": list(example.messages),

@@ -1,4 +1,4 @@
-"""The folder of a run, and what makes it exact whenever it is killed::
+"""The output folder of a collection, consistent after a kill at any moment::
 
     run.json             the settings; a run is resumed only with the same
     trajectories.jsonl   an episode a line, on disk before it is acknowledged
@@ -7,7 +7,7 @@
     failures.jsonl       each failed attempt, with its kind
     summary.json
 
-A killed writer may leave a line without its end: it is cut off, and its session can be exported again.
+A killed writer may leave an incomplete last line. It is cut off on resume, and its session is exported again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """The state that an earlier run left. ``sessions``: by episode, the last one that was started and not dropped.
+    """The journal of earlier runs. ``sessions``: by episode, the last one that was started and not dropped.
     ``acknowledged``: episodes whose export was acknowledged."""
 
     sessions: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class OutputFolder:
 
     def __init__(self, path: Path, run_id: str, lock: int, *, parquet: bool) -> None:
         self.path = path
-        self._held = lock
+        self._lock_fd = lock
         self.run_id = run_id
         self.parquet = parquet
         self.previous_run = PreviousRun()
@@ -60,7 +60,7 @@ class OutputFolder:
         self._failures = (path / "failures.jsonl").open("a", encoding="utf-8")
 
     def _segment(self) -> Path:
-        """Lines go to the file that follows the last one that became Parquet."""
+        """The file for new lines; with Parquet, the one after the last converted file."""
         if not self.parquet:
             return self.path / f"{TRAJECTORIES}{JSONL}"
         done = len(list(self.path.glob(f"{TRAJECTORIES}-*{PARQUET}")))
@@ -75,7 +75,7 @@ class OutputFolder:
         yield from read_lines(Path(self._lines.name), unfinished=True)
 
     def write(self, episode: Episode) -> None:
-        """Returns when the whole line is on disk. On a full disk, what was written of it is cut off again."""
+        """Append the episode and sync it to disk. On a full disk the partial line is cut off again."""
         line = json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         fd = self._lines.fileno()
         with self._lock:
@@ -88,15 +88,15 @@ class OutputFolder:
         os.fsync(fd)
 
     def started(self, episode: str, session_id: str) -> None:
-        self._note({"op": "started", "episode": episode, "session_id": session_id})
+        self._append({"op": "started", "episode": episode, "session_id": session_id})
 
     def dropped(self, episode: str, session_id: str) -> None:
-        self._note({"op": "dropped", "episode": episode, "session_id": session_id})
+        self._append({"op": "dropped", "episode": episode, "session_id": session_id})
 
     def acknowledged(self, episode: str) -> None:
-        self._note({"op": "acknowledged", "episode": episode})
+        self._append({"op": "acknowledged", "episode": episode})
 
-    def _note(self, entry: Mapping[str, str]) -> None:
+    def _append(self, entry: Mapping[str, str]) -> None:
         with self._lock:
             self._journal.write(json.dumps(entry) + "\n")
             self._journal.flush()
@@ -111,25 +111,24 @@ class OutputFolder:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Let go of it, as it is."""
         for file in (self._lines, self._journal, self._failures):
             file.close()
-        if self._held >= 0:
-            os.close(self._held)
-            self._held = -1
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
 
     def finish(self, summary: Mapping[str, Any], *, complete: bool) -> None:
-        """Nothing is written any more. ``complete``: every episode is here, so that nothing has to be remembered of
-        sessions."""
+        """Write the summary, after the last episode. ``complete``: the folder has every episode, so the journal of
+        sessions is removed."""
         self._lines.close()
         if self.parquet:
             self._to_parquet()
-        _write_whole(self.path / "summary.json", summary)
+        _write_json(self.path / "summary.json", summary)
         if complete:
             (self.path / "journal.jsonl").unlink(missing_ok=True)
 
     def _to_parquet(self) -> None:
-        """The lines stay until the Parquet file has its name: a reader always finds one of them complete."""
+        """Removes the lines only after the Parquet file is in place: a reader always finds one of them complete."""
         from areal.trajectories.reading import write_parquet
 
         lines = Path(self._lines.name)
@@ -143,13 +142,13 @@ class OutputFolder:
 
 
 def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resume: bool) -> OutputFolder:
-    """Raises Conflict when the folder has a run already (without ``resume``) or one of something else (with it), Locked
-    while another process writes into it."""
+    """Raises Conflict for a folder that has a run already (without ``resume``) or a run with other settings (with it),
+    Locked while another process writes to it."""
     path.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
     try:
-        run_id = _claim(path, {**settings, "parquet": parquet}, resume=resume)
-        _mend(path)
+        run_id = _check_settings(path, {**settings, "parquet": parquet}, resume=resume)
+        _repair(path)
         folder = OutputFolder(path, run_id, lock, parquet=parquet)
     except BaseException:
         os.close(lock)
@@ -158,8 +157,8 @@ def open_folder(path: Path, settings: Mapping[str, Any], *, parquet: bool, resum
     return folder
 
 
-def _claim(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
-    """The id of the run that the folder is for."""
+def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
+    """Compare or write ``run.json``; the run's id."""
     about = path / "run.json"
     run_id = secrets.token_hex(4)
     if about.exists() and (resume or _has_begun(path)):
@@ -176,12 +175,12 @@ def _claim(path: Path, settings: Mapping[str, Any], *, resume: bool) -> str:
     elif _has_begun(path):
         raise Conflict(f"{path} holds trajectories, but no run.json that says of what", hint="choose another --output")
     else:
-        _write_whole(about, {"format": _FORMAT, "run_id": run_id, **settings})
+        _write_json(about, {"format": _FORMAT, "run_id": run_id, **settings})
     return str(run_id)
 
 
 def _has_begun(path: Path) -> bool:
-    """Whether the folder has anything to resume: a run that ended before its first episode has not."""
+    """Whether the folder has anything to resume. A run that ended before its first session has nothing."""
     return any(each.stat().st_size for name in (f"{TRAJECTORIES}*", "journal.jsonl") for each in path.glob(name))
 
 
@@ -195,21 +194,21 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _mend(path: Path) -> None:
-    """Cut off what a killed writer left of a line, and forget lines that became Parquet."""
+def _repair(path: Path) -> None:
+    """Cut off incomplete lines, and remove lines that were converted to Parquet and temporary files."""
     for lines in path.glob(f"{TRAJECTORIES}*{JSONL}"):
         if lines.with_suffix(PARQUET).exists():
             lines.unlink()
         else:
-            _cut(lines)
+            _truncate(lines)
     for name in ("journal.jsonl", "failures.jsonl"):
         if (path / name).exists():
-            _cut(path / name)
+            _truncate(path / name)
     for temp in path.glob("*.tmp"):
         temp.unlink()
 
 
-def _cut(lines: Path) -> None:
+def _truncate(lines: Path) -> None:
     with lines.open("r+b") as file:
         if lines.stat().st_size:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -231,7 +230,7 @@ def _previous_run(journal: Path) -> PreviousRun:
     return PreviousRun(sessions, frozenset(acknowledged))
 
 
-def _write_whole(path: Path, document: Mapping[str, Any]) -> None:
+def _write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n", mode=0o644)
 
 
@@ -266,7 +265,7 @@ def outcome_of(episode: Episode) -> EpisodeOutcome:
 
 @dataclass
 class CollectionProgress:
-    """Grows while a run goes on. ``before``: how many of ``outcomes`` earlier runs have written."""
+    """Updated during a run. ``before``: how many of ``outcomes`` are of earlier runs."""
 
     planned: int
     outcomes: list[EpisodeOutcome] = field(default_factory=list)
@@ -285,7 +284,7 @@ class CollectionProgress:
 
 
 def summary(progress: CollectionProgress, seconds: float) -> dict[str, Any]:
-    """The content of ``summary.json``. Rates are of this run alone; tokens are generated ones."""
+    """The content of ``summary.json``. Rates are of this run alone and count generated tokens."""
     outcomes = progress.outcomes
     fresh = sum(each.generated_tokens for each in outcomes[progress.before :])
     return {
@@ -312,7 +311,7 @@ def summary(progress: CollectionProgress, seconds: float) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Mean, standard deviation (of the whole, not of a sample) and quantiles; None of nothing."""
+    """Mean, population standard deviation and quantiles; None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -330,13 +329,13 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The least value that ``share`` of them do not exceed."""
+    """The smallest value that at least ``share`` of the values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def groups(outcomes: Sequence[EpisodeOutcome]) -> dict[str, Any] | None:
-    """Prompts with several rewarded samples: in how many all samples agree, which teach a group-relative method
-    nothing. None where there is no such prompt."""
+    """Statistics of prompts with several rewarded samples; None without such a prompt. A prompt whose samples all have
+    one reward has no gradient in a group-relative method."""
     by_prompt: dict[int, list[float]] = {}
     for each in outcomes:
         if each.reward is not None:

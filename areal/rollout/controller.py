@@ -1,7 +1,7 @@
-"""``RolloutController``: episodes against an inference service, for a trainer without asyncio.
+"""``RolloutController``: a blocking interface to episodes that run against an inference service.
 
-Workflows run as tasks on a loop of their own thread; every public call is made from another thread and blocks. The
-service is found by address and key. It is not started here, and outlives the controller.
+Workflows run as tasks on an event loop in a separate thread; every public method blocks and is called from other
+threads. The controller finds the service by address and key; it neither starts nor stops it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self
 
-from areal.client.command import address_lookup
+from areal.client.command import address_lookup, read_key_file
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
 from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
@@ -42,7 +42,7 @@ _POLL_S = 0.5
 
 
 class ServiceAddress(NamedTuple):
-    """``record``: the object that says where it is now, as ``areal get`` takes it; "" where nothing recorded it."""
+    """``record``: the object with the current address, named as for ``areal get``; "" where there is none."""
 
     address: str
     key: str | None = None
@@ -56,9 +56,9 @@ class ServiceAddress(NamedTuple):
 def find_service(
     config: InferenceEngineConfig, given: ServiceAddress, environment: Mapping[str, str]
 ) -> ServiceAddress:
-    """Arguments take precedence over the configuration, and that over the environment; where only the latter names the
-    service, it also says which model, for a job may have another one than its configuration names. Raises UsageFault
-    where nothing says where it is, NotFound for a key file that cannot be read."""
+    """Arguments take precedence over the configuration, and that over the environment. Where only the environment names
+    the service, its model takes precedence too: a job may have another one than its configuration names. Raises
+    UsageFault without an address, NotFound for an unreadable key file."""
     address = given.address or config.gateway_addr or environment.get(ADDRESS)
     if not address:
         raise UsageFault(
@@ -68,10 +68,7 @@ def find_service(
     key = given.key or config.admin_api_key or None
     key_file = config.admin_api_key_file or environment.get(KEY_FILE)
     if key is None and key_file:
-        try:
-            key = Path(key_file).expanduser().read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise NotFound(f"the key file {key_file} cannot be read: {error.strerror}") from error
+        key = read_key_file(key_file)
     from_environment = not (given.address or config.gateway_addr)
     names = [environment.get(MODEL), config.model]
     model = next(filter(None, names if from_environment else reversed(names)), None)
@@ -82,7 +79,7 @@ def find_service(
 async def open_service(
     service: ServiceAddress, config: InferenceEngineConfig
 ) -> tuple[AsyncInferenceClient, int | None]:
-    """A client, and how many tokens the model has room for, where the service says it. Raises ClientError."""
+    """A client, and the model's context length in tokens where the service reports it. Raises ClientError."""
     client = AsyncInferenceClient(
         service.address,
         service.key,
@@ -94,15 +91,15 @@ async def open_service(
         await client.wait_ready(config.setup_timeout)
         if config.min_required_servers > 1:
             await _wait_servers(client, config.min_required_servers, config.setup_timeout)
-        mine = [each for each in await client.model_entries() if client.model in (None, each["id"])]
-        return client, mine[0].get("max_model_len") if mine else None
+        entries = [each for each in await client.model_entries() if client.model in (None, each["id"])]
+        return client, entries[0].get("max_model_len") if entries else None
     except BaseException:
         await client.close()
         raise
 
 
 async def servers_of(client: AsyncInferenceClient) -> int:
-    """The number of servers of the model; 0 where the key may not ask. Raises ClientError."""
+    """The number of servers of the model; 0 where the key is not allowed to list them. Raises ClientError."""
     try:
         return sum(_serves(client, each) for each in await client.workers.list())
     except CallerError:
@@ -127,9 +124,9 @@ def _serves(client: AsyncInferenceClient, worker: Mapping[str, Any]) -> bool:
 
 
 _log = logging.getLogger(__name__)
-_LEAST_FAILURES = 8
+_MIN_FAILURES = 8
 _QUEUE_FACTOR = 16
-_REMEMBERED_TASKS = 65536
+_MAX_TASKS = 65536
 _TARGET_TTL_S = 30.0
 
 Accept = Callable[[Any], bool] | str | None
@@ -140,7 +137,7 @@ P = ParamSpec("P")
 def _trajectories(
     take: Callable[Concatenate[RolloutController, P], list[Rollout]],
 ) -> Callable[Concatenate[RolloutController, P], list[Any]]:
-    """The same call for the trajectories alone, written to files where the configuration has ``dump_to_file``."""
+    """The method without versions and ids: trajectories alone, written to files where ``dump_to_file`` is set."""
 
     @wraps(take)
     def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
@@ -151,8 +148,8 @@ def _trajectories(
 
 
 class RolloutController:
-    """``should_accept_fn`` takes a trajectory and says whether it is worth training on (dynamic sampling); what it
-    refuses is replaced by another prompt's. Use it as ``with``, or call ``initialize`` and ``destroy``."""
+    """``should_accept_fn`` decides for each trajectory whether to train on it (dynamic sampling); a rejected one is
+    replaced by another prompt's. Use it as a context manager, or call ``initialize`` and ``destroy``."""
 
     def __init__(
         self,
@@ -165,8 +162,8 @@ class RolloutController:
         dump_folder: Path | None = None,
         drop_incomplete_group: bool = False,
     ) -> None:
-        """``dump_folder``: where ``config.dump_to_file`` has the consumed rollouts written; else below its fileroot.
-        ``drop_incomplete_group``: a group of which a member failed is none."""
+        """``dump_folder``: for ``config.dump_to_file``; by default below the configuration's fileroot.
+        ``drop_incomplete_group``: one failed member fails its group."""
         self.config = config
         self._dump_folder = dump_folder or fileroot_of(config)
         self._address = gateway_addr
@@ -178,7 +175,7 @@ class RolloutController:
         self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
         self._thread: LoopThread | None = None
         self._opened = contextlib.AsyncExitStack()
-        self._workflows = WorkflowResolver(config.agent or config.openai, whole=drop_incomplete_group)
+        self._workflows = WorkflowResolver(config.agent or config.openai, drop_incomplete_group=drop_incomplete_group)
 
     def __enter__(self) -> Self:
         self.initialize()
@@ -188,8 +185,8 @@ class RolloutController:
         self.destroy()
 
     def initialize(self, *_: Any, **__: Any) -> None:
-        """Wait until the service is ready. Raises UsageFault where nothing says which it is, DeadlineExceeded.
-        Arguments are accepted for drivers that pass what they start servers with, and not needed."""
+        """Wait until the service is ready. Arguments are ignored; AReaL drivers pass those of their servers. Raises
+        UsageFault where no service is named, DeadlineExceeded."""
         if self._thread is not None:
             return
         service = self.service()
@@ -205,7 +202,7 @@ class RolloutController:
         return find_service(self.config, ServiceAddress(self._address or "", self._key, self._model), os.environ)
 
     def current_address(self) -> str:
-        """The service's address now: that of its record, where nobody listens at the one it had."""
+        """The current address of the service: that of its record, once nothing listens at the previous one."""
         return self._loop.run(self._client.current_address())
 
     async def _open(self, service: ServiceAddress) -> None:
@@ -222,13 +219,13 @@ class RolloutController:
         runner = EpisodeRunner(
             self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
         )
-        most_failures = max(_LEAST_FAILURES, 2 * config.consumer_batch_size)
+        max_failures = max(_MIN_FAILURES, 2 * config.consumer_batch_size)
         staleness = StalenessManager(window, seed=self._seed)
-        self._executor = Executor(staleness, runner, most_failures, self._failed)
+        self._executor = Executor(staleness, runner, max_failures, self._failed)
         opened.push_async_callback(self._executor.close)
 
     def destroy(self) -> None:
-        """Cancel running episodes. Idempotent; the service goes on."""
+        """Cancel running episodes and close the client. Idempotent; the service keeps running."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -261,8 +258,8 @@ class RolloutController:
         task_id: str | None = None,
         is_eval: bool = False,
     ) -> str:
-        """One episode (a group of ``group_size``), to run when it may. ``is_eval``: outside the staleness window, its
-        result is for ``wait_for_task`` alone. Its id. Raises CallerError where the queue is full."""
+        """Queue one episode (a group of ``group_size``) and return its id. ``is_eval``: it runs outside the staleness
+        window, and only ``wait_for_task`` returns it. Raises CallerError where the queue is full."""
         make = self._item_factory(
             workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=is_eval, is_eval=is_eval
         )
@@ -279,7 +276,7 @@ class RolloutController:
 
         self._loop.call(put)
         self._tasks[item.task_id] = item.number
-        if len(self._tasks) > _REMEMBERED_TASKS:
+        if len(self._tasks) > _MAX_TASKS:
             del self._tasks[next(iter(self._tasks))]
         return item.task_id
 
@@ -299,7 +296,7 @@ class RolloutController:
 
         def make(data: Row, task_id: str | None = None) -> EpisodeSpec:
             number = next(self._numbers)
-            name = task_id or f"{prefix}-{getattr(data, 'position', number)}"  # the same when a trainer resumes
+            name = task_id or f"{prefix}-{getattr(data, 'position', number)}"  # stable when a trainer resumes
             return EpisodeSpec(number, data, runs, name, accepts, outside_window, is_eval)
 
         return make
@@ -307,8 +304,9 @@ class RolloutController:
     # -- taking
 
     def wait(self, count: int, timeout: float | None = None, raise_timeout: bool = True) -> list[Any]:
-        """The trajectories of ``count`` accepted episodes: oldest weights first, in an order independent of who was
-        quick. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout gives an empty list."""
+        """The trajectories of ``count`` accepted episodes, those of the oldest weights first, in an order independent
+        of when they ended. Raises TimedOut, RolloutsFailed; with ``raise_timeout`` false a timeout returns an empty
+        list."""
         return [each.trajectory for each in self.take(count, timeout, raise_timeout=raise_timeout)]
 
     def take(self, count: int, timeout: float | None = None, *, raise_timeout: bool = True) -> list[Rollout]:
@@ -323,8 +321,7 @@ class RolloutController:
         return self._dumped(taken)
 
     def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
-        """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, and what it failed
-        with."""
+        """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, RolloutFailed."""
         number = self._tasks.get(task_id)
         if number is None:
             raise NotFound(f"there is no episode {task_id!r}")
@@ -342,8 +339,8 @@ class RolloutController:
         timeout: float | None = None,
         is_eval: bool = False,
     ) -> list[Rollout]:
-        """Run these and wait for all, outside the staleness window: the accepted ones, in the order of ``data``.
-        ``rollout_batch`` gives trajectories; ``run_batch`` gives versions, prompts and task ids too, and leaves
+        """Run these rows outside the staleness window; the accepted episodes, in the order of ``data``.
+        ``rollout_batch`` returns trajectories; ``run_batch`` returns versions, prompts and task ids too, and leaves
         ``dump_to_file`` to its caller. Failures are logged and kept (``failures``). Raises RolloutsFailed where all
         failed."""
         make = self._item_factory(
@@ -370,11 +367,11 @@ class RolloutController:
         dynamic_bs: bool = False,
         timeout: float | None = None,
     ) -> list[Rollout]:
-        """The next batch of ``consumer_batch_size``, while episodes for later ones run on. ``prepare_batch`` gives
-        trajectories; ``take_prepared`` gives versions, prompts and task ids too, and leaves ``dump_to_file`` to its
-        caller. ``dataloader`` gives rows or lists of rows, over and over; None in online mode, where users make the
-        episodes. ``dynamic_bs``: what was accepted of that many episodes, perhaps fewer. Arguments count for the
-        prompts that are submitted by this call."""
+        """The next batch of ``consumer_batch_size``, while episodes for later batches keep running. ``prepare_batch``
+        returns trajectories; ``take_prepared`` returns versions, prompts and task ids too, and leaves ``dump_to_file``
+        to its caller. ``dataloader`` yields rows or lists of rows and is restarted at its end; None in online mode,
+        where users make the episodes. ``dynamic_bs``: the accepted ones of that many episodes, perhaps fewer. Arguments
+        apply to the prompts that this call submits."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
@@ -389,7 +386,7 @@ class RolloutController:
     prepare_batch = _trajectories(take_prepared)
 
     def _rows(self, dataloader: Iterable[Any] | None) -> Iterator[Row]:
-        """One endless stream for each loader, continued from call to call."""
+        """One endless stream for each data loader, continued across calls."""
         if dataloader is None:
             return itertools.repeat({})
         key = id(dataloader)
@@ -416,48 +413,48 @@ class RolloutController:
         self._loop.call(lambda: self._executor.resume())
 
     def pause_generation(self) -> None:
-        """Pause the whole service. Returns when no further token of the present weights can be sampled."""
+        """Pause the whole service. Returns when no further token of the current weights can be sampled."""
         self._loop.run(self._client.workers.pause())
 
     def continue_generation(self) -> None:
         self._loop.run(self._client.workers.resume())
 
     def set_version(self, version: int) -> None:
-        """The trainer has published these weights. What tokens are stamped with is the weight update's business."""
+        """Announce a published version. The weight update itself sets the version of new tokens."""
         self._loop.call(lambda: self._executor.set_version(version))
 
     def get_version(self) -> int:
         return self._loop.call(lambda: self._executor.staleness.version)
 
     def chat_completion(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """One answer of the service, outside every episode."""
+        """One chat completion, outside any episode."""
         return self._loop.run(self._client.chat(messages, **fields))
 
     def register_scrape_target(self, target: str, labels: Mapping[str, str]) -> None:
-        """``target`` (host:port) is in the service's list for Prometheus from now on."""
+        """Keep ``target`` (host:port) in the service's list of Prometheus targets."""
 
         async def keep() -> None:
             while True:
-                # A service that is away, or of an older release, does not list it.
+                # A service that is away, or of an older release, cannot register it.
                 with contextlib.suppress(ClientError, TimeoutError, OSError):
                     await self._client.register_scrape_target(target, labels, _TARGET_TTL_S)
                 await asyncio.sleep(_TARGET_TTL_S / 3)
 
         self._registering = self._loop.start(keep())
 
-    # -- looking
+    # -- status
 
     @property
     def model(self) -> str:
-        """The one that is sampled from; "" where the service has one."""
+        """The model that is sampled from; "" for the only model of the service."""
         return self._client.model or ""
 
     def failures(self) -> list[Failure]:
-        """The last 256."""
+        """The last 256 failures."""
         return self._loop.call(lambda: list(self._executor.staleness.failures))
 
     def export_stats(self) -> dict[str, float]:
-        """Counts since the start, and how many run, wait, and are ready."""
+        """Counts since the start, and the numbers of running, pending and ready episodes."""
 
         def read() -> dict[str, float]:
             state = self._executor.staleness
@@ -467,11 +464,11 @@ class RolloutController:
         return self._loop.call(read)
 
     def ends(self) -> list[EpisodeEnd]:
-        """Episodes since the last call that give nothing to train on, and why. The first call starts the record."""
+        """Episodes since the last call that are not trained on, with their causes. The first call starts the record."""
         return self._loop.call(lambda: self._executor.staleness.drain_ends())
 
     def served_version(self) -> int | None:
-        """The highest that a server of the model has; None where none tells."""
+        """The highest weight version of the model's servers; None where no server reports one."""
         model = self._client.model
 
         async def ask() -> list[int]:
@@ -482,7 +479,7 @@ class RolloutController:
         return max(self._loop.run(ask()), default=None)
 
     def outstanding(self) -> list[Row]:
-        """The prompts that were submitted and not consumed: a checkpoint keeps them, a restart submits them again."""
+        """The prompts that were submitted and not consumed, for a checkpoint."""
 
         def read() -> list[Row]:
             executor = self._executor
@@ -504,7 +501,7 @@ RolloutControllerV2 = RolloutController
 
 
 def _endless(dataloader: Iterable[Any]) -> Iterator[Row]:
-    """Raises ValueError for a loader that has nothing."""
+    """Raises ValueError for an empty data loader."""
     while True:
         empty = True
         for item in dataloader:

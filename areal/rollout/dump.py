@@ -1,8 +1,8 @@
-"""Consumed rollouts as files that ``areal inf trajectories show`` reads: a line for each sample of a prompt; and
-``failures.jsonl`` beside them, a line for each rollout that failed, with whose fault it was.
+"""Consumed rollouts as files for ``areal inf trajectories show``, a line for each sample of a prompt; and
+``failures.jsonl``, a line for each failed rollout with its blame.
 
-A trainer writes a file a step, once it knows the advantages, and one for each evaluation: a step that is taken again
-replaces its file. Programs that are no training job append to a file a version of the weights.
+A trainer writes one file for each step, with advantages, and one for each evaluation; repeating a step replaces its
+file. Programs outside a training job append to one file for each version of the weights.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def fileroot_of(config: InferenceEngineConfig) -> Path:
 
 
 def append_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], model: str) -> None:
-    """Append to the file of ``version``, the weights that the rollouts train. ``model`` sampled them. A full disk costs
-    the lines, which are for people to look at, not the rollouts."""
+    """Append to the file of ``version``, the weights that the rollouts train. ``model`` sampled them. On a full disk
+    the lines are lost with a warning; they are for display only."""
     lines = b"".join(_line(sample) for each in rollouts for sample in episodes_of(each, model))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +52,7 @@ def append_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], mod
 def write_step(
     folder: Path, step: int, episodes: Iterable[Episode], *, is_eval: bool = False, append: bool = False
 ) -> None:
-    """The file of a training step, or of the evaluation after it; ``append`` goes on with it. A full disk costs it."""
+    """Write, or ``append`` to, the file of a training step or of the evaluation after it. A full disk is a warning."""
     path = folder / f"trajectories-{'eval-' if is_eval else ''}{step:06d}.jsonl"
     staged = path.with_suffix(".part")
     try:
@@ -67,14 +67,14 @@ def write_step(
 
 
 def remove_steps(folder: Path, after: int) -> None:
-    """The files of later steps: a run that resumes after this one takes them again."""
+    """Remove the files of steps after ``after``: a run that resumes there repeats them."""
     for path in folder.glob("trajectories-*.jsonl"):
         if (match := _STEP_FILE.fullmatch(path.name)) and int(match[1]) > after:
             path.unlink(missing_ok=True)
 
 
 def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
-    """Append it. A full disk costs the line."""
+    """Append a line to ``failures.jsonl``. A full disk is a warning."""
     line = {
         "episode": failure.task_id,
         "prompt": _prompt(item.data, item.number),
@@ -97,9 +97,9 @@ def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if isinstance(value, str | int | float | list)}
 
 
-def _prompt(data: Mapping[str, Any], otherwise: int) -> int:
-    """The row of the data set, where a trainer's prompt says it."""
-    return int(getattr(data, "row", otherwise))
+def _prompt(data: Mapping[str, Any], default: int) -> int:
+    """The row of the data set; ``default`` where the prompt is not a trainer's."""
+    return int(getattr(data, "row", default))
 
 
 def _line(episode: Episode) -> bytes:
@@ -109,18 +109,18 @@ def _line(episode: Episode) -> bytes:
 def episodes_of(
     rollout: Rollout, model: str = "", *, step: int | None = None, advantages: Sequence[float | None] | None = None
 ) -> list[Episode]:
-    """One for each sample of the group, its rows without padding. Text rollouts have no rows. ``advantages``: one a
-    row."""
+    """One episode for each sample of the group, rows without padding. Text rollouts have no rows. ``advantages``: one
+    for each row."""
     rows = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
     columns = {name: np.asarray(column).tolist() for name, column in rows.items() if hasattr(column, "shape")}
     if advantages is not None:
         columns["advantages"] = list(advantages)
     samples, parents = _conversations(columns) if "input_ids" in columns else ([], [])
     interactions = _interactions(columns, samples, parents, rollout.task_id, model)
-    found = []
+    episodes = []
     for sample in dict.fromkeys(samples or [0]):
-        own = tuple(row for of, row in zip(samples, interactions, strict=True) if of == sample)
-        found.append(
+        own = tuple(row for each, row in zip(samples, interactions, strict=True) if each == sample)
+        episodes.append(
             Episode(
                 episode=f"{rollout.task_id}/{sample}",
                 interactions=own,
@@ -134,7 +134,7 @@ def episodes_of(
                 is_eval=rollout.item.is_eval,
             )
         )
-    return found
+    return episodes
 
 
 def _interactions(
@@ -172,8 +172,8 @@ def _interactions(
 
 
 def _conversations(columns: Mapping[str, list[Any]]) -> tuple[list[int], list[int]]:
-    """The sample of each row, and the row whose conversation it continues, -1 for none. Where a workflow does not give
-    them, a row continues the longest one that its prompt begins with, and answers to one prompt are samples."""
+    """The sample of each row, and its parent: the row whose conversation it continues, -1 for none. Without these
+    columns the parent is the longest row that is a prefix of the prompt, and the answers to one prompt are samples."""
     tokens = [ids[: sum(mask)] for ids, mask in zip(columns["input_ids"], columns["attention_mask"], strict=True)]
     masks = columns.get("loss_mask") or [[0] * len(ids) for ids in tokens]
     prompts = [ids[: mask.index(1)] if 1 in mask else ids for ids, mask in zip(tokens, masks, strict=True)]

@@ -1,13 +1,12 @@
 """The ``InferenceEngine`` of one episode: what a workflow samples from.
 
-Interruption: a weight update pauses generation inside the service and continues it there. Where an engine aborts a
-response instead, its partial tokens are kept and the rest is requested, each token with the log-probability and version
-it was sampled with.
+Interruption: a weight update pauses and resumes generation inside the service. Where an engine aborts a response
+instead, its partial tokens are kept and the rest is requested; each token keeps the log-probability and version it was
+sampled with.
 
-Prompts that are requested within the same two milliseconds with the same options become one call: most of the cost of a
-short answer is its call, and a step of sixteen groups that answer a handful of tokens each is sixteen calls or one. A
-long answer is requested alone: a call of many would last as long as the longest of them, and only the router's choice
-of a replica for each keeps replicas evenly busy.
+Short prompts that are requested within two milliseconds with the same options become one call, because the call is most
+of the cost of a short response. A long response is requested alone: a batch would last as long as its longest response,
+and the router balances replicas only by whole calls.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ if TYPE_CHECKING:
     from areal.api.config.rollout import GenerationHyperparameters
 
 
-MAX_CHOICES = 128  # of one call
+MAX_CHOICES = 128  # per call
 _BATCH_DELAY_S = 0.002
 _SHORT_ANSWER = 32  # tokens
 _SHORT_PROMPT = 512
 _MAX_SEGMENTS = 32
-_AFTER_ABORT_S = 0.2
+_ABORT_PAUSE_S = 0.2
 _SEED_BITS = 0x7FFFFFFF
 
 Choices = list[dict[str, Any]]
 
 
 def prompts_per_call(waiting: int, choices: int, replicas: int) -> int:
-    """The number of prompts per call, of ``waiting`` with so many ``choices`` each: every replica gets its share."""
+    """The number of prompts per call, out of ``waiting`` with ``choices`` each: every replica gets its share."""
     share = -(-waiting // max(1, replicas))
     return max(1, min(share, MAX_CHOICES // choices))
 
@@ -67,7 +66,7 @@ class _PendingPrompt:
 
 
 class PromptBatcher:
-    """``replicas``: how many servers the model has; 0 where it is unknown, and then every prompt is its own call."""
+    """``replicas``: the number of servers of the model; 0 where it is unknown, which disables batching."""
 
     def __init__(self, client: AsyncInferenceClient, replicas: int = 0) -> None:
         self._client = client
@@ -76,7 +75,7 @@ class PromptBatcher:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def complete(self, prompt: Sequence[int], *, n: int = 1, max_tokens: int, **fields: Any) -> Choices:
-        """The ``n`` choices of one prompt, counted from 0. Raises ClientError."""
+        """The ``n`` choices of one prompt, with ``index`` from 0. Raises ClientError."""
         options = {**fields, "n": n, "max_tokens": max_tokens}
         if not (self._replicas and is_short(len(prompt), max_tokens)):
             return await self._complete_one(prompt, options)
@@ -106,9 +105,9 @@ class PromptBatcher:
     async def _call(self, batch: Sequence[_PendingPrompt], options: dict[str, Any]) -> None:
         try:
             answer = await self._client.complete([list(pending.prompt) for pending in batch], **options)
-        except CallerError:  # of one of them, and the others are good
+        except CallerError:  # one prompt is at fault: the others succeed alone
             await asyncio.gather(*(self._resolve_one(pending, options) for pending in batch))
-        except Exception as error:  # noqa: BLE001 (each waiter gets it)
+        except Exception as error:  # noqa: BLE001 (every caller gets it)
             for pending in batch:
                 pending.fail(error)
         else:
@@ -122,7 +121,7 @@ class PromptBatcher:
     async def _resolve_one(self, pending: _PendingPrompt, options: dict[str, Any]) -> None:
         try:
             pending.resolve(await self._complete_one(pending.prompt, options))
-        except Exception as error:  # noqa: BLE001 (its waiter gets it)
+        except Exception as error:  # noqa: BLE001 (its caller gets it)
             pending.fail(error)
 
     async def close(self) -> None:
@@ -138,8 +137,8 @@ def _cancel_if_unwanted(task: asyncio.Task[None], batch: Sequence[_PendingPrompt
 
 
 def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: int | None = None) -> int:
-    """The longest answer in tokens; ``context``: the model's context length, where it is known. Raises
-    CallerError where the prompt leaves no room."""
+    """The most tokens of the response; ``context``: the model's context length, if known. Raises CallerError where the
+    prompt leaves no room."""
     longest = min(gconfig.max_tokens, context or gconfig.max_tokens)
     budget = min(gconfig.max_new_tokens, longest - prompt_len)
     if budget < 1:
@@ -149,7 +148,7 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
 
 
 def sampling_fields(gconfig: GenerationHyperparameters, seed: int | None) -> dict[str, Any]:
-    """Fields that differ from the service's defaults, without the budget."""
+    """The request fields that differ from the service's defaults, without ``max_tokens``."""
     fields: dict[str, Any] = {"temperature": 0.0 if gconfig.is_greedy else gconfig.temperature}
     optional = {
         "top_p": (gconfig.top_p, 1.0),
@@ -169,7 +168,7 @@ def sampling_fields(gconfig: GenerationHyperparameters, seed: int | None) -> dic
 
 
 def derived_seed(*parts: object) -> int:
-    """A seed of 31 bits from what names a sample, so that each has its own and all runs have the same."""
+    """A 31-bit seed from the parts that identify a sample: distinct for each, the same in every run."""
     return int.from_bytes(sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") & _SEED_BITS
 
 
@@ -216,8 +215,8 @@ class HeadVersion:
 
 
 class GroupSessions:
-    """Sessions for the members of a group, all started by the first member that needs one: they may share a replica,
-    and so the prompt's place in its cache."""
+    """Sessions for the members of a group. The first member that needs one starts all of them, so that they may share a
+    replica and its cached prompt."""
 
     def __init__(self, client: AsyncInferenceClient, task_id: str, size: int) -> None:
         self._client = client
@@ -235,15 +234,15 @@ class GroupSessions:
 
 @dataclass
 class EpisodeEngine:
-    """An ``InferenceEngine``. ``member`` is the place in the group; ``seeded``: sampling depends on nothing but the
-    episode's name."""
+    """An ``InferenceEngine``. ``member``: the number in the group. ``seeded``: sampling depends only on the episode's
+    name. ``context``: the model's context length in tokens."""
 
     client: AsyncInferenceClient
     batcher: PromptBatcher
     task_id: str
     version: Callable[[], int]
     timeout_s: float
-    context: int | None = None  # tokens that the model has room for
+    context: int | None = None
     seeded: bool = False
     member: int = 0
     sessions: GroupSessions | None = None
@@ -266,7 +265,7 @@ class EpisodeEngine:
             self.head.version = self.version()
 
     def for_group(self, size: int) -> list[EpisodeEngine]:
-        """One for each episode of a group."""
+        """One engine for each episode of a group."""
         sessions = GroupSessions(self.client, self._session_task, size)
         return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
 
@@ -282,14 +281,14 @@ class EpisodeEngine:
         return self.task_id[:256]
 
     def samples_together(self, gconfig: GenerationHyperparameters, count: int) -> bool:
-        """Whether ``agenerate_group`` may sample so many: it cannot where each sample has its own seed."""
+        """Whether one call may sample ``count`` responses: not where each sample has its own seed."""
         return count <= MAX_CHOICES and not self.seeded and gconfig.seed is None
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         return (await self.agenerate_group(req, 1))[0]
 
     async def agenerate_group(self, req: ModelRequest, count: int) -> list[ModelResponse]:
-        """``count`` samples of one prompt, by one call: most of what a short answer costs is its call."""
+        """``count`` samples of one prompt in one call."""
         if req.image_data:
             raise CallerError("image_data is not supported: prompts are token ids", param="image_data")
         self._pin_version()
@@ -305,7 +304,7 @@ class EpisodeEngine:
     async def _continue(
         self, answers: Sequence[PartialResponse], req: ModelRequest, budget: int, fields: dict[str, Any]
     ) -> None:
-        """Aborted responses go on."""
+        """Request the rest of aborted responses."""
         if not answers:
             return
         try:
@@ -325,7 +324,7 @@ class EpisodeEngine:
                 answer.stop_reason = "length"
             if answer.stop_reason != "abort":
                 return
-            await asyncio.sleep(_AFTER_ABORT_S)
+            await asyncio.sleep(_ABORT_PAUSE_S)
             answer.extend((await self._choices(req, answer.tokens, budget, fields))[0])
         if answer.stop_reason == "abort":
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
@@ -338,12 +337,12 @@ class EpisodeEngine:
         return sampling_fields(req.gconfig, seed)
 
     async def _choices(
-        self, req: ModelRequest, so_far: list[int], budget: int, fields: dict[str, Any]
+        self, req: ModelRequest, generated: list[int], budget: int, fields: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        """Request choices that the service does not record: the answer has all that a training row needs."""
+        """Request choices outside any session: the response itself has all columns of a training row."""
         return await self.batcher.complete(
-            [*req.input_ids, *so_far],
-            max_tokens=budget - len(so_far),
+            [*req.input_ids, *generated],
+            max_tokens=budget - len(generated),
             return_token_ids=True,
             store=False,
             timeout_s=self.timeout_s,

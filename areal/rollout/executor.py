@@ -26,20 +26,20 @@ from areal.wire.bodies import LARGEST_F32
 _log = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 10.0
-_RETRIED = (Blame.SERVICE, Blame.INFRASTRUCTURE)
-_REMEMBERED_ENDS = 4096
+_RETRYABLE = (Blame.SERVICE, Blame.INFRASTRUCTURE)
+_MAX_ENDS = 4096
 _WARN_FACTOR = 4  # rejections in a row, in multiples of the failures in a row that are too many: a warning
 _FAIL_FACTOR = 64  # an error
 
 
 Outcome = Rollout | Failure | None
-"""The outcome of an episode; None: it was rejected."""
+"""None: the episode was rejected."""
 
 
 @dataclass(frozen=True)
 class EpisodeRunner:
-    """``attempts`` counts the first one too; only failures of the service or below it are tried again. ``check``:
-    rows are checked before they are accepted."""
+    """``attempts`` includes the first; only failures of the service or the infrastructure are retried. ``check``: rows
+    are validated before they are accepted."""
 
     engine: Callable[[EpisodeSpec], EpisodeEngine]
     attempts: int
@@ -67,7 +67,7 @@ class EpisodeRunner:
                     return Rollout(item, trajectory, head, tail, attempt, time.monotonic() - started)
                 except Exception as error:  # noqa: BLE001 - the boundary to user code: its failure is data
                     blame = blame_of(error)
-                    if attempt >= self.attempts or blame not in _RETRIED:
+                    if attempt >= self.attempts or blame not in _RETRYABLE:
                         return Failure(item.task_id, blame, error, attempt)
                     _log.warning("episode %s: attempt %d failed: %s", item.task_id, attempt, error)
                 await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
@@ -85,19 +85,19 @@ class EpisodeRunner:
         return trajectory if item.accept is None or item.accept(trajectory) else None
 
 
-def versions_of(trajectory: Any, otherwise: int) -> tuple[int, int]:
-    """The versions of the oldest and the newest sampled token; ``otherwise`` where rows have none."""
+def versions_of(trajectory: Any, default: int) -> tuple[int, int]:
+    """The versions of the oldest and the newest sampled token; ``default`` where rows have none."""
     versions = trajectory.get("versions") if isinstance(trajectory, Mapping) else None
     if versions is None:
-        return otherwise, otherwise
+        return default, default
     sampled, mask = np.asarray(versions), trajectory.get("loss_mask")
-    is_meant = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
-    sampled = sampled[is_meant]
-    return (int(sampled.min()), int(sampled.max())) if sampled.size else (otherwise, otherwise)
+    is_sampled = sampled >= 0 if mask is None else (sampled >= 0) & (np.asarray(mask) > 0)
+    sampled = sampled[is_sampled]
+    return (int(sampled.min()), int(sampled.max())) if sampled.size else (default, default)
 
 
 def check_rows(trajectory: Any) -> None:
-    """Raises ValueError saying which column is wrong."""
+    """Raises ValueError naming the column that is wrong."""
     if not isinstance(trajectory, Mapping):
         raise ValueError(f"an episode gives a dict of tensors or None, not {type(trajectory).__name__}")
     if "interactions" in trajectory:
@@ -124,24 +124,24 @@ def check_rows(trajectory: Any) -> None:
 
 
 class Executor:
-    """``most_failures``: so many in a row end a wait. ``on_failure`` is called with each failure."""
+    """``max_failures`` in a row end a wait. ``on_failure`` is called with each failure."""
 
     def __init__(
         self,
         staleness: StalenessManager,
         runner: EpisodeRunner,
-        most_failures: int,
+        max_failures: int,
         on_failure: Callable[[EpisodeSpec, Failure], None] = lambda item, failure: None,
     ) -> None:
         self.staleness = staleness
         self._runner = runner
         self._on_failure = on_failure
-        self._most_failures = most_failures
-        self._warn_at = _WARN_FACTOR * most_failures
+        self._max_failures = max_failures
+        self._warn_at = _WARN_FACTOR * max_failures
         self._tasks: dict[int, tuple[EpisodeSpec, asyncio.Task[None]]] = {}
         self._awaited: dict[int, asyncio.Future[Outcome]] = {}
         self._aborted: set[int] = set()
-        self._ended: OrderedDict[int, Failure | None] = OrderedDict()  # without a result, the last ones
+        self._ended: OrderedDict[int, Failure | None] = OrderedDict()  # the newest episodes without a result
         self._changed = asyncio.Event()
         self._paused = False
 
@@ -157,15 +157,15 @@ class Executor:
             task.add_done_callback(lambda _, number=item.number: self._tasks.pop(number))  # type: ignore[misc]
 
     def in_flight(self) -> list[EpisodeSpec]:
-        """Running episodes of the window."""
+        """The running episodes of the staleness window."""
         return [item for item, _ in self._tasks.values() if item.number in self.staleness.running]
 
     def expect(self, number: int) -> asyncio.Future[Outcome]:
-        """The outcome of this episode will be taken by its number."""
+        """The future outcome of an episode, for ``take_one`` and ``run_all``."""
         return self._awaited.setdefault(number, asyncio.get_running_loop().create_future())
 
     def pause(self) -> None:
-        """No episode starts; running ones go on."""
+        """Start no further episode. Running ones continue."""
         self._paused = True
 
     def resume(self) -> None:
@@ -173,7 +173,7 @@ class Executor:
         self.admit()
 
     def set_version(self, version: int) -> None:
-        """Episodes that are too old from now on are aborted: their results would only be dropped."""
+        """Abort the running episodes that are now too stale: their results would be dropped."""
         self.staleness.set_version(version)
         for item, task in list(self._tasks.values()):
             head = self._runner.head_of(item)
@@ -207,11 +207,11 @@ class Executor:
         self._notify()
 
     def _warn_of_rejections(self) -> None:
-        """Sampling goes on, for the next prompt may be accepted, but the user is told why it takes long: each time
-        after twice as many rejections."""
-        rejected = self.staleness.rejecting
+        """Sampling continues, since the next prompt may be accepted. Warns of slow progress, each time after twice as
+        many rejections."""
+        rejected = self.staleness.consecutive_rejections
         if not rejected:
-            self._warn_at = _WARN_FACTOR * self._most_failures
+            self._warn_at = _WARN_FACTOR * self._max_failures
         elif rejected >= self._warn_at:
             self._warn_at *= 2
             _log.warning(
@@ -228,7 +228,7 @@ class Executor:
             return
         if not isinstance(outcome, Rollout):
             self._ended[item.number] = outcome
-        if len(self._ended) > _REMEMBERED_ENDS:
+        if len(self._ended) > _MAX_ENDS:
             self._ended.popitem(last=False)
 
     def _notify(self) -> None:
@@ -237,21 +237,21 @@ class Executor:
         self.admit()
 
     async def take(self, count: int, timeout_s: float, *, completed: bool, low_water: int) -> list[Rollout] | None:
-        """A batch; with ``completed``, the accepted of ``count`` episodes that ended. None where fewer than
-        ``low_water`` prompts wait: more are needed. Raises RolloutsFailed, TimedOut."""
+        """A batch of ``count``; with ``completed``, the accepted ones of ``count`` ended episodes. None where fewer
+        than ``low_water`` prompts are pending. Raises RolloutsFailed, TimedOut."""
         ready = self.staleness.take_completed if completed else self.staleness.take
-        what = f"{count} rollouts"
+        wanted = f"{count} rollouts"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while (taken := ready(count)) is None:
                     self.admit()
-                    self._raise_if_hopeless(what, waits_for_input=low_water > 0)
+                    self._raise_if_stuck(wanted, waits_for_input=low_water > 0)
                     if len(self.staleness.pending) < low_water:
                         return None
                     await self._changed.wait()
                 self.admit()
                 return taken
-        raise TimedOut(f"no {what} within {timeout_s:g} s: {self.status_line()}")
+        raise TimedOut(f"no {wanted} within {timeout_s:g} s: {self.status_line()}")
 
     async def take_one(self, number: int, timeout_s: float) -> Rollout | None:
         """The rollout of one episode; None where it was rejected. Raises RolloutFailed, TimedOut."""
@@ -270,7 +270,7 @@ class Executor:
         return self.staleness.take_one(number) or _result(outcome)
 
     async def run_all(self, items: Sequence[EpisodeSpec], timeout_s: float) -> list[Outcome]:
-        """Episodes outside the window, awaited as a whole, in the order of ``items``."""
+        """Run episodes outside the staleness window and wait for all; outcomes in the order of ``items``."""
         futures = [self.expect(item.number) for item in items]
         self.submit(items)
         try:
@@ -283,23 +283,23 @@ class Executor:
                 self._awaited.pop(item.number, None)
         return [future.result() for future in futures]
 
-    def _raise_if_hopeless(self, what: str, *, waits_for_input: bool) -> None:
+    def _raise_if_stuck(self, wanted: str, *, waits_for_input: bool) -> None:
         staleness = self.staleness
-        if staleness.failing >= self._most_failures:
-            failing, staleness.failing = staleness.failing, 0
-            raise RolloutsFailed(f"{failing} episodes failed one after the other", staleness.failures, failing)
-        if staleness.rejecting >= _FAIL_FACTOR * self._most_failures:
-            rejected, staleness.rejecting = staleness.rejecting, 0
+        if staleness.consecutive_failures >= self._max_failures:
+            failed, staleness.consecutive_failures = staleness.consecutive_failures, 0
+            raise RolloutsFailed(f"{failed} episodes failed one after the other", staleness.failures, failed)
+        if staleness.consecutive_rejections >= _FAIL_FACTOR * self._max_failures:
+            rejected, staleness.consecutive_rejections = staleness.consecutive_rejections, 0
             raise RolloutsFailed(
                 f"the last {rejected} prompts were all rejected, by the workflow or by dynamic sampling",
                 (),
                 hint="a group whose answers have one reward teaches nothing: look at the rewards, or sample without it",
             )
         if staleness.idle and not waits_for_input:
-            raise RolloutsFailed(f"{what} cannot come: {self.status_line()}", staleness.failures)
+            raise RolloutsFailed(f"{wanted} cannot come: {self.status_line()}", staleness.failures)
 
     def status_line(self) -> str:
-        """Counts of the present and the past, for an error or a log line."""
+        """Current and total counts of episodes, for an error message."""
         staleness, counts = self.staleness, self.staleness.counts
         now = f"{len(staleness.running)} running, {len(staleness.accepted)} ready, {len(staleness.pending)} waiting"
         past = f"{counts.rejected} rejected, {counts.failed} failed, {counts.dropped} too old"

@@ -1,6 +1,6 @@
-"""Failures of episodes. A failure is data: it is counted, tried again or discarded, never a reward of 0.
+"""Failures of episodes. A failure is data: it is counted, retried or discarded, and never becomes a reward of 0.
 
-``Blame`` says who can act on it, ``FailureKind`` what happened, as summaries of a collection count it.
+``Blame`` names the party that can act on it; ``FailureKind`` is the cause that summaries of a collection count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from areal.reward.frames import RewardError
 
 WORKFLOW, REWARD = "workflow", "reward"
 _HINT = "with rollout.dump_to_file, trajectories/failures.jsonl has them all; in a driver, RolloutController.failures()"
-_NO_MODEL = "model_not_found"  # it was there when we began: a service that is started again has it in a moment
+_NO_MODEL = "model_not_found"  # the model existed at the start: a restarting service has it again soon
 _SESSION_GONE = ("session_not_found", "session_ended")
 _CONNECTION_ERRORS = {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
 
@@ -43,7 +43,7 @@ class Failure:
 
 
 class RolloutFailed(Exception):
-    """Whoever waits for one episode by its id gets its failure."""
+    """The failure of an episode, for the caller that waits for its id."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(f"{failure.task_id}: {failure.error!r}")
@@ -55,8 +55,8 @@ def error_line(error: BaseException) -> str:
 
 
 class RolloutsFailed(ArealError):
-    """Episodes fail, or are rejected, one after the other, or no more can come. ``failures``: the last ones;
-    ``streak``: how many of them belong together."""
+    """Too many episodes in a row failed or were rejected, or no rollout can come any more. ``failures``: the last ones;
+    ``streak``: how many of them are consecutive."""
 
     def __init__(self, message: str, failures: Sequence[Failure], streak: int = 0, hint: str | None = None) -> None:
         first = failures[-min(streak or len(failures), len(failures))] if failures else None
@@ -68,7 +68,7 @@ class RolloutsFailed(ArealError):
 
 
 class EpisodeFailed(Exception):
-    """An attempt of a collection. ``status``: what the service answered; 0 where the service is not the cause."""
+    """A failed attempt of a collection. ``status``: the HTTP status; 0 where the service is not the cause."""
 
     def __init__(self, kind: FailureKind, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -77,13 +77,12 @@ class EpisodeFailed(Exception):
         self.status = status
 
     @property
-    def worth_retrying(self) -> bool:
+    def retryable(self) -> bool:
         return self.kind is not FailureKind.REFUSED
 
 
 def refusal(status: int, document: Any) -> EpisodeFailed:
-    """The failure of a call by its status: trouble of the service and a lost session are worth another try, a refusal
-    is not."""
+    """The failure for an HTTP status. Server errors and a lost session are retryable; other 4xx are not."""
     error = document.get("error") if isinstance(document, Mapping) else None
     error = error if isinstance(error, Mapping) else {"message": str(document)[:200]}
     if status >= 500 or status in (408, 425, 429):
@@ -96,7 +95,7 @@ def refusal(status: int, document: Any) -> EpisodeFailed:
 
 
 def failure_of_agent(error: BaseException, timeout_s: float) -> EpisodeFailed:
-    """The failure of an agent's exception: the clients of OpenAI and Anthropic distinguish failures of the service."""
+    """The failure for an agent's exception; those of OpenAI's and Anthropic's clients may be the service's."""
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, TimeoutError):
         return EpisodeFailed(FailureKind.TIMEOUT, f"the agent did not end within {timeout_s:g} s")
@@ -110,8 +109,8 @@ def failure_of_agent(error: BaseException, timeout_s: float) -> EpisodeFailed:
 
 
 def blame_of(error: BaseException) -> str:
-    """caller, service, infrastructure, reward, or workflow. Clients of other libraries are known by what their errors
-    have: a ``status_code``, a ``ConnectionError``, or a name that says so. Of a group, its first error counts."""
+    """caller, service, infrastructure, reward, or workflow. Errors of other HTTP clients are recognized by a
+    ``status_code``, by ``ConnectionError`` or by their class name. The first error of a group counts."""
     if isinstance(error, BaseExceptionGroup):
         return blame_of(error.exceptions[0])
     if getattr(error, "code", None) == _NO_MODEL:

@@ -1,7 +1,7 @@
-"""``ArealOpenAI``: OpenAI's client as a workflow's own, for episodes that reward and export their calls themselves.
+"""``ArealOpenAI``: an OpenAI client for episodes that reward and export their calls themselves.
 
-Each client is one recorded session, started by its first call. ``export_interactions`` says at once which calls are
-meant, and the rows are fetched when the episode has returned them: several clients' may be put into one dict.
+Each client is one recorded session, started by its first call. ``export_interactions`` lists the calls at once; their
+rows are fetched after the episode has returned them. An episode may return those of several clients in one dict.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Style = Literal["individual", "concat"]
 
 
 class ArealOpenAI(openai.AsyncOpenAI):
-    """``engine`` is the episode's. Tools and reasoning are read by the model's data proxy, and tokens made there:
-    ``tokenizer`` and the parsers' names are not needed."""
+    """``engine`` is the episode's. The model's data proxy tokenizes and parses tools and reasoning, so ``tokenizer``,
+    the parsers, ``chat_template_type`` and ``engine_max_tokens`` are accepted and ignored."""
 
     def __init__(
         self,
@@ -35,16 +35,16 @@ class ArealOpenAI(openai.AsyncOpenAI):
         reasoning_parser: str | None = None,
         chat_template_type: str = "hf",
         engine_max_tokens: int | None = None,
-        **how: Any,
+        **options: Any,
     ) -> None:
-        how.setdefault("http_client", shared_http_client())
-        super().__init__(base_url=engine.base_url, api_key=self._key, **how)
+        options.setdefault("http_client", shared_http_client())
+        super().__init__(base_url=engine.base_url, api_key=self._key, **options)
         self._engine = engine
         self._session: AsyncSession | None = None
         self._starting = asyncio.Lock()
         self._calls: list[str] = []
         self._rewards: dict[str, float] = {}
-        self._discount = 0.0  # a call has its own reward only
+        self._discount = 0.0  # each call has only its own reward
 
     async def _key(self) -> str:
         async with self._starting:
@@ -54,14 +54,14 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
     @cached_property
     def chat(self) -> Any:
-        """``model`` may be left out: it is the one that is trained."""
+        """``model`` defaults to the trained one."""
         chat = openai.resources.chat.AsyncChat(self)
         self._name_model(chat.completions)
         return chat
 
     @cached_property
     def responses(self) -> Any:
-        """``model`` may be left out, as in ``chat``; a response is a call like a completion."""
+        """``model`` defaults as in ``chat``; a response is a call like a completion."""
         from openai.resources.responses import AsyncResponses
 
         return self._name_model(AsyncResponses(self))
@@ -89,18 +89,18 @@ class ArealOpenAI(openai.AsyncOpenAI):
         self._rewards[self._calls[-1]] = float(reward)
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> None:
-        """Each call of a conversation also has what follows it is worth, times this."""
+        """Each call's return is its reward plus ``turn_discount`` times the return of the next call."""
         self._discount = turn_discount
 
     def export_interactions(self, style: Style = "individual") -> dict[str, InteractionWithTokenLogpReward]:
-        """The result for ``arun_episode`` to return: ``individual`` has a row for each call, ``concat`` one for a
+        """The return value for ``arun_episode``: ``individual`` has a row for each call, ``concat`` one for each
         conversation."""
         return {
             name: InteractionWithTokenLogpReward(name, self._rewards.get(name), self, style) for name in self._calls
         }
 
     async def rows(self, style: Style) -> Any:
-        """Raises ValueError where nothing was rewarded."""
+        """Reward and export the session. Raises ValueError where no call was rewarded."""
         assert self._session is not None, "it has calls, so it has a session"
         if not self._rewards:
             raise ValueError("no call of the episode was rewarded: set_reward(completion.id, reward)")
@@ -110,7 +110,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
 @dataclass(frozen=True)
 class InteractionWithTokenLogpReward:
-    """A call and its reward, None where it has none of its own."""
+    """A call and its own reward, if any."""
 
     interaction_id: str
     reward: float | None

@@ -1,7 +1,7 @@
-"""Workflows of verifiable rewards: one answer to a prompt, or an answer that is tried again until it is right.
+"""Workflows with a verifiable reward: one response to a prompt, or several turns until a response is right.
 
-From a row of a data set to its prompt's token ids, to sampled responses, to rewards, to training rows. The reward
-function is checked before the first episode: a missing one would fail every episode.
+A row of a data set becomes the prompt's token ids, sampled responses, rewards, and training rows. The reward function
+is loaded before the first episode, because a missing one would fail every episode.
 """
 
 from __future__ import annotations
@@ -43,27 +43,26 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
 
 
 def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], thinking: bool | None = None) -> list[int]:
-    """The prompt of a chat, up to where the assistant begins. ``thinking`` None: as the template has it."""
+    """The prompt of a chat with the generation prompt. ``thinking`` None: the chat template's default."""
     variables = {} if thinking is None else {"enable_thinking": thinking}
     return templated(tokenizer, messages, add_generation_prompt=True, **variables)
 
 
 class PromptCache:
-    """Token ids and text of prompts; those of rows that come again, in the next epoch, are not made again. Bounded by
-    ``most`` tokens that are remembered."""
+    """Token ids and text of prompts, cached across epochs up to ``max_tokens`` tokens."""
 
-    def __init__(self, tokenizer: Any, thinking: bool | None = None, most: int = 1 << 20) -> None:
+    def __init__(self, tokenizer: Any, thinking: bool | None = None, max_tokens: int = 1 << 20) -> None:
         self._tokenizer = tokenizer
         self._thinking = thinking
-        self._most = most
+        self._max_tokens = max_tokens
         self._size = 0
-        self._made: dict[bytes, tuple[tuple[int, ...], str]] = {}
-        self._lock = threading.Lock()  # long prompts are made on other threads, and by members of a group at once
+        self._cache: dict[bytes, tuple[tuple[int, ...], str]] = {}
+        self._lock = threading.Lock()  # long prompts are tokenized on other threads
 
     def of(self, data: Mapping[str, Any]) -> tuple[list[int], str]:
         """Token ids as ``prompt_ids`` gives them, and their text."""
         key = _key(data)
-        if key is not None and (known := self._made.get(key)) is not None:
+        if key is not None and (known := self._cache.get(key)) is not None:
             return list(known[0]), known[1]
         ids = prompt_ids(self._tokenizer, data, self._thinking)
         text = self._tokenizer.decode(ids)
@@ -73,30 +72,30 @@ class PromptCache:
 
     def _remember(self, key: bytes, ids: tuple[int, ...], text: str) -> None:
         with self._lock:
-            if key in self._made:
+            if key in self._cache:
                 return
-            self._made[key] = ids, text
+            self._cache[key] = ids, text
             self._size += len(ids)
-            while self._size > self._most:
-                gone, _ = self._made.pop(next(iter(self._made)))
+            while self._size > self._max_tokens:
+                gone, _ = self._cache.pop(next(iter(self._cache)))
                 self._size -= len(gone)
 
 
 def _key(data: Mapping[str, Any]) -> bytes | None:
-    """The cache key of a row; None where the row has token ids already."""
+    """The cache key of a row; None where it has token ids, or columns that are not JSON."""
     if data.get("input_ids") is not None:
         return None
     try:
         return orjson.dumps((data.get("messages"), data.get("prompt")))
-    except TypeError:  # no plain data
+    except TypeError:
         return None
 
 
 RewardFn: TypeAlias = "Callable[..., Any] | str | Sequence[Callable[..., Any] | str]"
 
 
-class _RowFunction:
-    """A reward function with those columns of a row that it takes."""
+class _RewardFunction:
+    """A reward function; ``call`` selects the columns of a row that it takes."""
 
     def __init__(self, reward_fn: Callable[..., Any] | str, timeout_s: float) -> None:
         found = load_attr(reward_fn, "reward") if isinstance(reward_fn, str) else reward_fn
@@ -112,10 +111,10 @@ class _RowFunction:
 
 
 class RowReward:
-    """The reward of answers to rows of a data set. ``reward_fn`` (or its name) gets prompt, completion, their token
-    ids, and those of the row's own columns that it takes. The rewards of several, each times its weight (1), are added
-    up; the mean of each is in the metrics, by the function's name. Raises UsageFault for a function that is not there
-    or cannot be called, and for weights that do not fit."""
+    """Rewards responses to rows of a data set. ``reward_fn`` (or its name) gets prompt, completion, their token ids,
+    and the columns of the row that it takes. The result is the sum of all functions' rewards times their weights
+    (default 1); the mean of each is a metric under the function's name. Raises UsageFault for a function that does not
+    exist or cannot be called, and for weights that do not match."""
 
     def __init__(self, reward_fn: RewardFn, timeout_s: float = 15.0, weights: Sequence[float] | None = None) -> None:
         is_several = isinstance(reward_fn, list | tuple)
@@ -125,14 +124,14 @@ class RowReward:
             raise UsageFault(f"reward_weights has {len(self._weights)} numbers, and reward_fn {len(given)} functions")
         if not all(math.isfinite(weight) for weight in self._weights):
             raise UsageFault(f"reward_weights must be finite numbers, not {self._weights}")
-        self._functions = [_RowFunction(each, timeout_s) for each in given]
+        self._functions = [_RewardFunction(each, timeout_s) for each in given]
         names = [each.name for each in self._functions]
         if len(set(names)) < len(names):
             raise UsageFault(f"reward_fn has functions of one name, which metrics cannot tell apart: {names}")
         self._names = names if is_several or weights is not None else []
 
     def check(self, row: Mapping[str, Any]) -> None:
-        """Before anything is sampled. Raises UsageFault for a row without a column that a function needs."""
+        """Call before sampling. Raises UsageFault for a row that lacks a column that a function requires."""
         for function in self._functions:
             function.call(("", "", [], []), row)
 
@@ -145,7 +144,7 @@ class RowReward:
     async def each(
         self, prompt: str, prompt_ids: list[int], answers: list[tuple[str, list[int]]], row: Mapping[str, Any]
     ) -> list[float | Exception]:
-        """The reward of each answer (text, token ids) to one prompt, or the error of a function that has none."""
+        """The reward of each response (text, token ids) to one prompt, or the first error of its functions."""
         jobs = [
             (function, [function.call((prompt, text, prompt_ids, ids), row) for text, ids in answers])
             for function in self._functions
@@ -166,15 +165,16 @@ class RowReward:
 
 T = TypeVar("T")
 
-_SHORT = 1024
+_INLINE_SIZE = 1024
 
 
 class RLVRWorkflow(RolloutWorkflow):
-    """``data`` has ``messages`` (or ``prompt``, or ``input_ids``); the reward gets its columns as keywords.
+    """Samples one response to ``messages`` (or ``prompt``, or ``input_ids``) of a row; the reward function gets the
+    row's columns as keywords.
 
-    ``reward_fn`` may be a list, whose rewards times ``reward_weights`` (1 each) are added up. Functions and
-    ``tokenizer`` may be names (``module:function``, a model's folder). ``n_samples`` of ``gconfig`` is the trainer's
-    group size: an episode is one sample.
+    ``reward_fn`` may be a list, whose rewards times ``reward_weights`` (default 1) are added up. Functions and
+    ``tokenizer`` may be names (``module:function``, a model folder). ``gconfig.n_samples`` is the trainer's group size;
+    an episode is one sample.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class RLVRWorkflow(RolloutWorkflow):
         ]
 
     async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
-        """The request of a row, and the text of its prompt."""
+        """The request for a row, and the text of its prompt."""
         characters = sum(len(str(data[name])) for name in ("messages", "prompt") if name in data)
         ids, prompt = await run_off_loop(lambda: self._prompt(data), characters)
         return ModelRequest(input_ids=ids, gconfig=self.gconfig, tokenizer=self.tokenizer), prompt
@@ -245,21 +245,21 @@ def _function(given: Callable[..., Any] | str | None, kind: str) -> Callable[...
 
 
 async def run_off_loop(work: Callable[[], T], size: int) -> T:
-    """``work()``, on another thread where it takes longer than getting there. ``size``: of a text, in characters or
-    tokens."""
-    return work() if size <= _SHORT else await asyncio.to_thread(work)
+    """Call ``work``, on another thread where ``size`` (characters or tokens) exceeds ``_INLINE_SIZE``: below it the
+    switch of threads costs more than the work."""
+    return work() if size <= _INLINE_SIZE else await asyncio.to_thread(work)
 
 
 TRY_AGAIN = (
     "Your answer is either wrong or not parsable to the reward function. You may misunderstand the original question. "
     "Please carefully read the original question, check the previous errors, and try to answer it again."
 )
-_FULL = "context_length_exceeded"  # what an engine's error says, of the model's context or of ``gconfig.max_tokens``
+_CONTEXT_FULL = "context_length_exceeded"  # the code of an engine's error, also for ``gconfig.max_tokens``
 
 
 @dataclass
 class _RowBuilder:
-    """One row that grows turn by turn: tokens of earlier turns are never made again from text."""
+    """One row that grows by turns. Earlier turns are never tokenized again."""
 
     input_ids: list[int] = field(default_factory=list)
     loss_mask: list[int] = field(default_factory=list)
@@ -286,8 +286,8 @@ class _RowBuilder:
 
 
 class MultiTurnWorkflow(RolloutWorkflow):
-    """Up to ``max_turns`` answers; the reward of the last one counts, times ``turn_discount`` for each turn before
-    it. An episode whose context is full ends with the answer that it has."""
+    """Up to ``max_turns`` responses, with ``feedback`` after each wrong one. The reward is that of the last response,
+    times ``turn_discount`` for each earlier turn. A full context ends the episode with its last response."""
 
     def __init__(
         self,
@@ -313,22 +313,22 @@ class MultiTurnWorkflow(RolloutWorkflow):
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         self._reward.check(data)
-        so_far, messages = _RowBuilder(), [dict(message) for message in data["messages"]]
+        builder, messages = _RowBuilder(), [dict(message) for message in data["messages"]]
         prompt = question = await asyncio.to_thread(chat_ids, self.tokenizer, messages, self._thinking)
         scale, reward = 1.0, 0.0
         for turn in range(self._max_turns):
             try:
                 answer = await engine.agenerate(
                     ModelRequest(
-                        input_ids=[*so_far.input_ids, *question], gconfig=self.gconfig, tokenizer=self.tokenizer
+                        input_ids=[*builder.input_ids, *question], gconfig=self.gconfig, tokenizer=self.tokenizer
                     )
                 )
             except ArealError as error:
-                if turn and getattr(error, "code", None) == _FULL:
+                if turn and getattr(error, "code", None) == _CONTEXT_FULL:
                     break
                 raise
-            so_far.add_prompt(question)
-            so_far.add_answer(answer, turn)
+            builder.add_prompt(question)
+            builder.add_answer(answer, turn)
             completion = self.tokenizer.decode(answer.output_tokens, skip_special_tokens=True)
             reward = scale * await self._reward(
                 self.tokenizer.decode(prompt), completion, prompt, answer.output_tokens, data
@@ -337,11 +337,11 @@ class MultiTurnWorkflow(RolloutWorkflow):
                 break
             question = await asyncio.to_thread(self._next_question, answer)
             scale *= self._discount
-        return row(**vars(so_far), reward=reward)
+        return row(**vars(builder), reward=reward)
 
     def _next_question(self, answer: ModelResponse) -> list[int]:
-        """The tokens between the end of an answer and the next one: what the template puts there, found as the
-        difference of a conversation with and without the feedback, so that no earlier turn is tokenized again."""
+        """The tokens between a response and the next one: the difference between a templated conversation with and one
+        without the feedback, so that no earlier turn is tokenized again."""
         turn: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
         before = templated(self.tokenizer, turn)
         after = chat_ids(self.tokenizer, [*turn, {"role": "user", "content": self._feedback}], self._thinking)

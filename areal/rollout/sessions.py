@@ -1,9 +1,9 @@
-"""The session routes of a gateway: how a reward seals a recorded session, and a collector's client for them.
+"""The session routes of a gateway: the order of calls that rewards and seals a session, and a client for collections.
 
 ``seal`` is the protocol without I/O, for the threads of a collection and the tasks of a trainer: it yields calls and is
-sent their answers, the documents of the session routes. The reward of the newest interaction seals its trajectory, so
-rewards go oldest first. Where the calls changed between a token model and an external one, the session has several
-trajectories: the episode's reward goes to all of them.
+sent the responses of the session routes. The reward of the newest interaction seals its trajectory, so rewards are sent
+oldest first. A session whose calls alternated between a token model and an external one has several trajectories, which
+all get the episode's reward.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class SessionCall(NamedTuple):
 
 
 def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[str, Any], None]:
-    """``reward``: the episode's, or by interaction id ("" is the newest one). The session is ended where no reward has
-    sealed it. Raises UsageFault for an unknown id."""
+    """``reward``: of the episode, or by interaction id ("" is the newest). Ends the session where no reward seals it.
+    Raises UsageFault for an unknown id."""
     rewards = reward if isinstance(reward, Mapping) else {"": reward}
     order: list[str] = []
     if any(rewards):
@@ -44,28 +44,28 @@ def seal(reward: float | Mapping[str, float]) -> Generator[SessionCall, Mapping[
     sealed = False
     for name in sorted(rewards, key=[*order, ""].index):
         answer = yield SessionCall("reward", float(rewards[name]), name or None)
-        several = answer["trajectory_id"] > 0
-        if several and not name:
+        has_several = answer["trajectory_id"] > 0
+        if has_several and not name:
             session = yield SessionCall("describe")
             for trajectory in session["trajectories"]:
                 if trajectory["state"] == "open" and trajectory["interactions"]:
                     newest = trajectory["interactions"][-1]["interaction_id"]
                     yield SessionCall("reward", float(rewards[name]), newest)
-        sealed = bool(answer["trajectory_ready"]) and not (several and name)
+        sealed = bool(answer["trajectory_ready"]) and not (has_several and name)
     if not sealed:
         yield SessionCall("end")
 
 
 # The client of a collection: standard library only, every failure typed
 
-_TRIES = 4
-_NOTHING = "nothing_to_export"
+_MAX_ATTEMPTS = 4
+_NOTHING_TO_EXPORT = "nothing_to_export"
 _FIRST_WAIT_S = 0.25
 
 
 @dataclass(frozen=True)
 class CollectionSession:
-    """``key`` is the agent's; empty for a session that an earlier run of the collector has started."""
+    """``key`` is for the agent; empty for a session that an earlier run has started."""
 
     session_id: str
     key: str = field(default="", repr=False)
@@ -84,7 +84,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class SessionService:
-    """``url`` is a gateway's, or a data proxy's. Calls that may be repeated are, while the service is away."""
+    """``url`` of a gateway or a data proxy. Idempotent calls are retried while the service is away."""
 
     url: str
     admin_key: str | None = field(repr=False)
@@ -93,7 +93,7 @@ class SessionService:
     timeout_s: float = 60.0
 
     def start(self, task: str, count: int, model: str) -> list[CollectionSession]:
-        """Start sessions, in one attempt: a start whose answer was lost leaves idle sessions, which expire."""
+        """Start sessions, without a retry: it could start them twice. Sessions whose response is lost expire."""
         body = write_fields(StartSession(task_id=task, group_size=count, model=model, online=False))
         document = self._call("POST", "/rl/start_session", body, repeat=False)
         return [CollectionSession(each["session_id"], each["session_api_key"]) for each in document["sessions"]]
@@ -103,13 +103,13 @@ class SessionService:
         steps, answer = seal(rewards), None
         try:
             while True:
-                answer = self._answer_to(session, steps.send(answer))  # type: ignore[arg-type]  # None starts it
+                answer = self._send(session, steps.send(answer))  # type: ignore[arg-type]  # None starts it
         except StopIteration:
             return
         except UsageFault as error:
             raise EpisodeFailed(FailureKind.REFUSED, error.message) from error
 
-    def _answer_to(self, session: CollectionSession, call: SessionCall) -> Any:
+    def _send(self, session: CollectionSession, call: SessionCall) -> Any:
         if call.kind == "describe":
             return self._call("GET", f"/rl/sessions/{quote(session.session_id, safe='')}")
         if call.kind == "end":
@@ -123,10 +123,10 @@ class SessionService:
             raise
 
     def export(self, session: CollectionSession) -> Exported | None:
-        """The same answer each time until it is acknowledged. None while nothing in the session is ready."""
+        """Returns the same export until it is acknowledged; None while no trajectory of the session is ready."""
         body = ExportTrajectories(session_ids=(session.session_id,), discount=self.discount, style=self.style)
-        status, document = self._answer("POST", "/export_trajectories", write_fields(body))
-        if status == 425 or (status == 404 and document.get("error", {}).get("code") == _NOTHING):
+        status, document = self._request("POST", "/export_trajectories", write_fields(body))
+        if status == 425 or (status == 404 and document.get("error", {}).get("code") == _NOTHING_TO_EXPORT):
             return None
         if status == 404:
             raise EpisodeFailed(FailureKind.LOST, f"session {session.session_id} is gone")
@@ -143,7 +143,7 @@ class SessionService:
         self._call("POST", "/export_trajectories/ack", {"export_id": export_id})
 
     def drop(self, session: CollectionSession) -> None:
-        """End it and let go of what it holds, as far as the service is there; what is left expires."""
+        """End the session and discard its trajectories. Failures are ignored: the session expires."""
         try:
             self._call("POST", "/rl/end_session", write_fields(EndSession(session_id=session.session_id)), repeat=False)
             exported = self.export(session)
@@ -153,26 +153,26 @@ class SessionService:
             return
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool = True) -> Any:
-        status, document = self._answer(method, path, body, repeat=repeat)
+        status, document = self._request(method, path, body, repeat=repeat)
         if status not in (200, 201):
             raise refusal(status, document)
         return document
 
-    def _answer(
+    def _request(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool = True
     ) -> tuple[int, Any]:
-        """Repeats what failed without an answer, or with one that passes. Raises EpisodeFailed for the former."""
+        """Retry connection errors and transient statuses. Raises EpisodeFailed without a response."""
         client = AdminClient(self.url, self.admin_key, timeout_s=self.timeout_s)
         wait_s = _FIRST_WAIT_S
-        for left in range(_TRIES - 1 if repeat else 0, -1, -1):
+        for left in range(_MAX_ATTEMPTS - 1 if repeat else 0, -1, -1):
             try:
                 status, document = client.call(method, path, None if body is None else dict(body))
                 if status not in (502, 503, 504, 429) or not left:
                     return status, document
             except OSError as error:
                 if not left:
-                    what = str(error) or type(error).__name__
-                    raise EpisodeFailed(FailureKind.UNREACHABLE, f"{self.url}{path}: {what}") from error
+                    reason = str(error) or type(error).__name__
+                    raise EpisodeFailed(FailureKind.UNREACHABLE, f"{self.url}{path}: {reason}") from error
             time.sleep(wait_s * (0.5 + random.random()))
             wait_s *= 2
         raise AssertionError("unreachable")

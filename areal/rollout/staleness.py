@@ -1,11 +1,11 @@
-"""Staleness: the number of episodes that may start, the outcome of each, results too old to train on. No I/O.
+"""Bounded staleness: how many episodes may start, their outcomes, and results too old to train on. No I/O.
 
-Let B be the trainer's batch, eta the versions that the oldest token of a trajectory may lag behind the weights that it
-trains. An episode occupies the window from its start until the trainer has moved on from the batch it was in, that is
-until the next version. With at most (eta + 1) * B episodes in the window, one that starts now is consumed at most eta
-versions later, provided that batches are taken oldest first. A straggler is aborted as soon as its first token is too
-old, or dropped where it would be consumed; its place is free again. Dropped, rejected and failed episodes leave the
-window at once: the counts are of the present state, so nothing leaks and a restart corrects nothing.
+Let B be the trainer's batch size, and eta the number of versions that the oldest token of a trajectory may lag behind
+the weights that it trains. An episode occupies the window from its start until the version after the batch that
+consumed it. With at most (eta + 1) * B episodes in the window, one that starts now is consumed at most eta versions
+later, provided that batches are taken oldest first. A straggler is aborted as soon as its first token is too old, or
+dropped when it would be consumed. Dropped, rejected and failed episodes leave the window at once. All counts derive
+from the current state, so no slot can leak.
 
     pending -> running -> accepted -> consumed
                   |  |        `-----> dropped (too old): pending again, or abandoned
@@ -13,11 +13,11 @@ window at once: the counts are of the present state, so nothing leaks and a rest
                   |  `-> rejected
                   `----> failed
 
-Invariant: ``submitted == pending + running + accepted + consumed + rejected + failed + abandoned``, for episodes in the
-window. Evaluation and batches that are awaited as a whole run outside it (``EpisodeSpec.outside_window``).
+Invariant, for episodes in the window: ``submitted == pending + running + accepted + consumed + rejected + failed +
+abandoned``. Evaluation and ``run_batch`` run outside it (``EpisodeSpec.outside_window``).
 
-A prompt whose result was dropped runs once more, and no more than that; one that is aborted while it runs is slow by
-itself, and does not. Prompts whose answers always take longer than the window would run forever, and fill it.
+A prompt whose result was dropped runs once more; one that was aborted does not. Otherwise prompts that always take
+longer than the window allows would run forever and fill it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class StalenessWindow:
 def capacity(window: StalenessWindow, *, running: int, unconsumed: int, in_training: int, outside: int = 0) -> int:
     """The number of episodes that may start now; never negative.
 
-    ``running`` and ``unconsumed`` (accepted, not yet taken) are of this window; ``in_training`` were taken since the
-    last version; ``outside`` run too, but are not trained on (evaluation): they count for concurrency only.
+    ``running`` and ``unconsumed`` (accepted, not yet taken) are in the window; ``in_training`` were taken since the
+    last version; ``outside`` run outside the window (evaluation) and count for concurrency only.
     """
     by_concurrency = window.concurrency - running - outside
     by_staleness = window.size - (running + unconsumed + in_training)
@@ -57,18 +57,18 @@ def capacity(window: StalenessWindow, *, running: int, unconsumed: int, in_train
 
 
 def is_stale(window: StalenessWindow, head_version: int, version: int) -> bool:
-    """``head_version``: that of the oldest token."""
+    """``head_version``: the version of the oldest token."""
     return version - head_version > window.staleness
 
 
 _REMEMBERED_FAILURES = 256
-_RUNS = 2  # of a prompt whose results are dropped
+_MAX_RUNS = 2  # of a prompt whose results are dropped
 
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """An episode to run. ``workflow`` runs it; ``accept`` may still reject what it gave. ``outside_window``:
-    not in a batch of ``take``; its result is for the caller that waits for it."""
+    """An episode to run by ``workflow``; ``accept`` may reject its trajectory. ``outside_window``: it is in no batch of
+    ``take``; its caller waits for it."""
 
     number: int
     data: Mapping[str, Any]
@@ -81,7 +81,7 @@ class EpisodeSpec:
 
 @dataclass(frozen=True)
 class Rollout:
-    """An episode that was accepted. Versions are those of its oldest and newest token."""
+    """An accepted episode, with the versions of its oldest and newest token."""
 
     item: EpisodeSpec
     trajectory: Any
@@ -104,25 +104,25 @@ class Rollout:
 
 
 def oldest_first(ended: Iterable[Rollout], count: int) -> list[Rollout]:
-    """The ones to consume: oldest weights first, then in the order in which they ended, which ``ended`` has."""
+    """The first ``count`` by oldest weights, then by the order of ``ended``."""
     return sorted(ended, key=lambda each: each.head_version)[:count]
 
 
 def shuffled(chosen: Sequence[Rollout], seed: int) -> list[Rollout]:
-    """A batch in an order that depends neither on when they ended nor on when they were submitted, but is the same in
-    every run: so a batch's first minibatch is not that of the short answers."""
+    """A batch in a reproducible order, independent of when its episodes were submitted and ended: the first minibatch
+    must not hold the short responses."""
     return sorted(chosen, key=lambda each: blake2b(f"{seed}:{each.number}".encode(), digest_size=8).digest())
 
 
 class EndCause(StrEnum):
-    REJECTED = "rejected"  # by the workflow, or as not worth training on
+    REJECTED = "rejected"  # by the workflow or by ``accept``
     FAILED = "failed"
     STALE = "stale"  # its result was too old, or would have been
 
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """An episode that will give nothing to train on. ``failure``: where it failed."""
+    """An episode that ended without a result to train on. ``failure`` where it failed."""
 
     data: Mapping[str, Any]
     cause: EndCause
@@ -131,8 +131,8 @@ class EpisodeEnd:
 
 @dataclass
 class EpisodeCounts:
-    """Since the start, of episodes that are trained on. ``dropped`` counts results that were too old, or would
-    have been; ``abandoned`` the prompts that do not run again for it."""
+    """Totals of episodes in the window. ``dropped``: results that were too stale, also of aborted episodes;
+    ``abandoned``: the prompts of these that do not run again."""
 
     submitted: int = 0
     accepted: int = 0
@@ -155,10 +155,10 @@ class StalenessManager:
     accepted: dict[int, Rollout] = field(default_factory=dict)  # in the order in which they ended
     in_training: int = 0
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FAILURES))
-    failing: int = 0  # failures since the last episode that gave a result
-    rejecting: int = 0  # rejected since the last that was accepted
+    consecutive_failures: int = 0  # until an episode ends well
+    consecutive_rejections: int = 0  # until one is accepted
     completed: int = 0  # accepted and rejected since the last batch
-    ends: list[EpisodeEnd] | None = None  # not read yet; None until ``drain_ends`` is first called
+    ends: list[EpisodeEnd] | None = None  # since ``drain_ends``; None until its first call
     _pending_outside: deque[EpisodeSpec] = field(default_factory=deque)
     _drops: dict[int, int] = field(default_factory=dict)
     _maybe_stale: bool = False
@@ -180,7 +180,7 @@ class StalenessManager:
         )
 
     def next_to_run(self) -> EpisodeSpec | None:
-        """Marked as running. Those outside the window go first: a caller waits for each of them."""
+        """Take the next pending episode. Those outside the window go first: a caller waits for each of them."""
         if self._pending_outside:
             if len(self.running) + len(self.outside) >= self.window.concurrency:
                 return None
@@ -194,8 +194,8 @@ class StalenessManager:
         return item
 
     def ended(self, item: EpisodeSpec, rollout: Rollout | None) -> None:
-        """The episode ended with a result, or was rejected."""
-        self.failing = 0
+        """Record a result; None: the episode was rejected."""
+        self.consecutive_failures = 0
         if item.outside_window:
             self.outside.discard(item.number)
             return
@@ -204,17 +204,17 @@ class StalenessManager:
         if rollout is None:
             self._drops.pop(item.number, None)
             self.counts.rejected += 1
-            self.rejecting += 1
+            self.consecutive_rejections += 1
             self._record_end(EpisodeEnd(item.data, EndCause.REJECTED))
             return
         self.counts.accepted += 1
-        self.rejecting = 0
+        self.consecutive_rejections = 0
         self.accepted[item.number] = rollout
         self._maybe_stale |= is_stale(self.window, rollout.head_version, self.version)
 
     def failed(self, item: EpisodeSpec, failure: Failure) -> None:
         self.failures.append(failure)
-        self.failing += 1
+        self.consecutive_failures += 1
         if item.outside_window:
             self.outside.discard(item.number)
             return
@@ -224,14 +224,14 @@ class StalenessManager:
         self._record_end(EpisodeEnd(item.data, EndCause.FAILED, failure))
 
     def aborted(self, item: EpisodeSpec) -> None:
-        """It runs no more: whatever it would give is too old already."""
+        """Record an episode that was aborted as too stale."""
         self.running.discard(item.number)
         self._drops.pop(item.number, None)
         self.counts.dropped += 1
         self._abandon(item)
 
     def cancelled(self, item: EpisodeSpec) -> None:
-        """It runs no more, and is as if it had not begun."""
+        """Make a cancelled episode pending again."""
         if item.outside_window:
             self.outside.discard(item.number)
         else:
@@ -239,7 +239,7 @@ class StalenessManager:
             self.pending.appendleft(item)
 
     def drop_stale(self) -> int:
-        """Accepted results that are too old for the next batch: their prompts run again, or are abandoned. How many."""
+        """Drop accepted results that are too stale; their prompts run again or are abandoned. Returns their number."""
         if not self._maybe_stale:
             return 0
         self._maybe_stale = False
@@ -249,7 +249,7 @@ class StalenessManager:
             self.counts.accepted -= 1
             self.counts.dropped += 1
             drops = self._drops.pop(rollout.number, 0) + 1
-            if drops >= _RUNS:
+            if drops >= _MAX_RUNS:
                 self._abandon(rollout.item)
             else:
                 self._drops[rollout.number] = drops
@@ -265,7 +265,7 @@ class StalenessManager:
             self.ends.append(end)
 
     def drain_ends(self) -> list[EpisodeEnd]:
-        """Since this was last called; from the first call on they are kept for the next."""
+        """Ends since the last call. The first call starts the record."""
         ends, self.ends = self.ends or [], []
         return ends
 
@@ -277,7 +277,7 @@ class StalenessManager:
         return self._consume(oldest_first(self.accepted.values(), count))
 
     def take_completed(self, count: int) -> list[Rollout] | None:
-        """The accepted of at least ``count`` episodes that ended, or None. May be short, or empty."""
+        """The accepted ones of at least ``count`` ended episodes, perhaps none; None before that many ended."""
         self.drop_stale()
         return self._consume(oldest_first(self.accepted.values(), count)) if self.completed >= count else None
 
@@ -295,7 +295,7 @@ class StalenessManager:
         return shuffled(chosen, self.seed)
 
     def set_version(self, version: int) -> None:
-        """Raises ValueError for an older one. A newer one ends the training of what was taken."""
+        """Raises ValueError for an older version. A newer one ends the training of the batches that were taken."""
         if version < self.version:
             raise ValueError(f"the version is {self.version}: it cannot become {version}")
         if version > self.version:
@@ -303,9 +303,9 @@ class StalenessManager:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, and nothing waits to run."""
+        """Whether no episode is running or pending."""
         return not (self.pending or self.running or self.outside or self._pending_outside)
 
     def outstanding(self) -> list[EpisodeSpec]:
-        """Episodes that were submitted and not consumed, for a checkpoint: running ones are pending there."""
+        """The accepted and pending episodes, for a checkpoint; the executor adds the running ones."""
         return [*(each.item for each in self.accepted.values()), *self.pending]

@@ -1,4 +1,4 @@
-"""Rows of training data as torch tensors: made from one answer, or put together."""
+"""Training rows as torch tensors: from sampled responses, and concatenated."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _PADDING = {"versions": -1, "turn_ids": -1, "token_temperatures": 1}
 
 
 class RewardedResponse(NamedTuple):
-    """One answer to one prompt."""
+    """One response to one prompt, and its reward."""
 
     answer: ModelResponse
     reward: float
 
 
 def response_rows(given: Sequence[RewardedResponse]) -> Trajectory:
-    """[B, S], padded on the right; ``rewards`` and ``truncated`` are [B]. All of an answer is trained on."""
+    """Columns [B, S], padded on the right, and [B] (``rewards``, ``truncated``). The loss mask covers each whole
+    response."""
     import numpy as np
     import torch
 
@@ -34,29 +35,29 @@ def response_rows(given: Sequence[RewardedResponse]) -> Trajectory:
     sizes = np.array([(len(each.input_tokens), len(each.output_tokens)) for each in answers])
     before, after = sizes[:, :1], sizes.sum(1, keepdims=True)
     steps = np.arange(int(after.max()))
-    is_there = steps < after
-    is_answer = is_there & (steps >= before)
+    is_token = steps < after
+    is_answer = is_token & (steps >= before)
 
-    def column(where: NDArray[np.bool_], values: Iterable[Any], dtype: type, otherwise: int = 0) -> NDArray[Any]:
-        whole: NDArray[Any] = np.full(where.shape, otherwise, dtype=dtype)
-        whole[where] = np.array(list(values), dtype=dtype)
-        return whole
+    def column(where: NDArray[np.bool_], values: Iterable[Any], dtype: type, fill: int = 0) -> NDArray[Any]:
+        padded: NDArray[Any] = np.full(where.shape, fill, dtype=dtype)
+        padded[where] = np.array(list(values), dtype=dtype)
+        return padded
 
     tokens = chain.from_iterable(chain(each.input_tokens, each.output_tokens) for each in answers)
     rewards = np.array([each.reward for each in given], dtype=np.float32)
     columns = {
-        "input_ids": column(is_there, tokens, np.int64),
+        "input_ids": column(is_token, tokens, np.int64),
         "loss_mask": is_answer.astype(np.int64),
         "logprobs": column(is_answer, chain.from_iterable(each.output_logprobs for each in answers), np.float32),
         "versions": column(is_answer, chain.from_iterable(each.output_versions for each in answers), np.int64, -1),
         "turn_ids": is_answer.astype(np.int32) - np.int32(1),
-        "attention_mask": is_there,
+        "attention_mask": is_token,
         "rewards": rewards,
         "original_rewards": rewards.copy(),
         "temperatures": np.array([each.temperature for each in answers], dtype=np.float32),
         "truncated": np.array([each.stop_reason == "length" for each in answers]),
     }
-    # By way of numpy, which reads lists several times as fast as torch.
+    # Through numpy, which reads lists several times as fast as torch.
     return {name: torch.from_numpy(values) for name, values in columns.items()}
 
 
@@ -70,8 +71,8 @@ def row(
     truncated: bool = False,
     temperature: float = 1.0,
 ) -> Trajectory:
-    """One row [1, S] of a prompt and answers, no padding. ``truncated``: the last answer was cut off.
-    ``temperature``: of all its answers."""
+    """One row [1, S] of a prompt and responses, without padding. ``truncated``: the last response was cut off.
+    ``temperature``: of all responses."""
     import torch
 
     return {
@@ -98,12 +99,12 @@ def _with_token_temperatures(trajectory: Mapping[str, Any]) -> Mapping[str, Any]
 
 
 def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajectory:
-    """One under the other, padded on the right to the widest: 0, or -1 where 0 means something. Raises ValueError where
-    the columns differ. ``parents``, places of rows, count the rows above."""
+    """Concatenate rows, padded on the right to the widest, and shift ``parents`` (row numbers). Raises ValueError where
+    the columns differ."""
     import torch
 
     if not trajectories:
-        raise ValueError("no trajectory to put together")
+        raise ValueError("no trajectory to concatenate")
     if any("token_temperatures" in each for each in trajectories):
         trajectories = [_with_token_temperatures(each) for each in trajectories]
     names = list(trajectories[0])
@@ -114,14 +115,14 @@ def concat_padded_tensors(trajectories: Sequence[Mapping[str, Any]]) -> Trajecto
 
     counts = [len(each["attention_mask"]) for each in trajectories]
 
-    def widened(name: str, column: torch.Tensor) -> torch.Tensor:
+    def pad(name: str, column: torch.Tensor) -> torch.Tensor:
         if column.dim() < 2 or column.shape[1] == width:
             return column
         return torch.nn.functional.pad(column, (0, width - column.shape[1]), value=_PADDING.get(name, 0))
 
-    whole = {name: torch.cat([widened(name, each[name]) for each in trajectories]) for name in names}
-    if "parents" in whole:
+    columns = {name: torch.cat([pad(name, each[name]) for each in trajectories]) for name in names}
+    if "parents" in columns:
         above = torch.repeat_interleave(torch.tensor([0, *counts[:-1]]).cumsum(0), torch.tensor(counts))
-        parents = whole["parents"]
-        whole["parents"] = torch.where(parents < 0, parents, parents + above.to(parents.dtype))
-    return whole
+        parents = columns["parents"]
+        columns["parents"] = torch.where(parents < 0, parents, parents + above.to(parents.dtype))
+    return columns

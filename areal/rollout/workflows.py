@@ -1,10 +1,9 @@
-"""Workflows: agents, environments, real users and code of its own, as a trainer names them; alone or in groups.
+"""Workflows: agents, environments, real users and custom classes, resolved by name; alone or in groups.
 
-An agent (an object with ``async run``) talks to the base URL of a recorded session; what the engine sampled comes back
-as training rows. The session's key alone ties a call to an episode, so any client of any framework will do. Each turn
-may have a reward, by its id; the newest turn's is given last, because it seals the trajectory. In an environment a
-step's reward goes to the newest model call before it, so the rows of earlier turns have returns by the discount along
-the conversation, as in any other reinforcement learning.
+An agent (an object with ``async run``) calls the base URL of a recorded session, and the sampled tokens are exported as
+training rows. Only the session's key ties a call to an episode, so any client of any framework works. Each turn may
+have a reward, by its id; the newest turn's is sent last, because it seals the trajectory. In an environment a step's
+reward goes to the latest model call before it, and earlier turns get discounted returns along the conversation.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakr
 
 
 def shared_http_client() -> Any:
-    """The HTTP client of this event loop for the SDKs of agents; None where no such library is installed. A client of
-    its own would open connections for each episode, and read the machine's certificates again."""
+    """This event loop's HTTP client for agents' SDKs; None where ``openai`` is not installed. A client for each episode
+    would open new connections and load the machine's certificates again."""
     loop = asyncio.get_running_loop()
     if loop not in _http_clients:
         try:
@@ -72,7 +71,7 @@ class SessionWorkflow(RolloutWorkflow):
 
     @abstractmethod
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
-        """The episode itself; its reward: one number, some by interaction, or None."""
+        """Run the episode; its reward: a number, numbers by interaction id, or None (rejected)."""
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
         (session,) = (await engine.start_sessions(1)).sessions
@@ -83,7 +82,7 @@ class SessionWorkflow(RolloutWorkflow):
                 return None
             await reward_session(session, reward)
         except BaseException:
-            with contextlib.suppress(ArealError, TimeoutError):  # what is left in the service expires
+            with contextlib.suppress(ArealError, TimeoutError):  # the session expires
                 async with asyncio.timeout(_CLEAN_UP_S):
                     await _discard(session)
             raise
@@ -91,33 +90,33 @@ class SessionWorkflow(RolloutWorkflow):
 
 
 async def export_session(session: AsyncSession, **options: Any) -> Trajectory | dict[str, Any]:
-    """Export the sealed trajectories of a session and acknowledge them. ``options``: ``discount`` and ``style``."""
+    """Export and acknowledge the sealed trajectories of a session. ``options``: ``discount`` and ``style``."""
     try:
         taken = await session.export(**options)
     except ArealError as error:
         if getattr(error, "param", None) != "format":
             raise
-        taken = await session.export(**options, format="json")  # an external model's: text, no columns
+        taken = await session.export(**options, format="json")  # an external model has text without token columns
     await session.client.acknowledge(taken)
     return trajectory_rows(taken) if taken.columns else {"interactions": list(taken.interactions)}
 
 
 def trajectory_rows(exported: Trajectories) -> Trajectory:
-    """The columns as tensors, which rows ended because there was no more room, and which row each continues."""
+    """The columns as tensors, with ``truncated`` [B] and ``parents`` [B] (the row that each continues, or -1)."""
     import torch
 
     rows = exported.token_rows
-    places = {about["interaction_id"]: place for place, about in enumerate(rows)}
+    places = {row["interaction_id"]: place for place, row in enumerate(rows)}
     columns: Trajectory = exported.torch()
     return {
         **columns,
-        "truncated": torch.tensor([bool(about["truncated"]) for about in rows]),
-        "parents": torch.tensor([places.get(about.get("parent_id"), -1) for about in rows], dtype=torch.int32),
+        "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
+        "parents": torch.tensor([places.get(row.get("parent_id"), -1) for row in rows], dtype=torch.int32),
     }
 
 
 async def reward_session(session: AsyncSession, reward: float | Mapping[str, float]) -> None:
-    """Reward the episode and seal it, whatever time the service leaves for further rewards."""
+    """Reward and seal the episode at once, without the service's grace period for further rewards."""
     steps, answer = seal(reward), None
     with contextlib.suppress(StopIteration):
         while True:
@@ -131,13 +130,13 @@ async def reward_session(session: AsyncSession, reward: float | Mapping[str, flo
 
 
 async def _discard(session: AsyncSession) -> None:
-    """Leave nothing of the session in the service."""
+    """End the session and discard its trajectories."""
     if await session.end():
         await session.client.acknowledge(await session.export(format="json"))
 
 
 class OnlineEpisodes(RolloutWorkflow):
-    """Trajectories of real users: whatever session has one ready. An episode waits until there is one."""
+    """Trajectories of real users. An episode waits until any online session has one ready."""
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
         while True:
@@ -149,13 +148,13 @@ class OnlineEpisodes(RolloutWorkflow):
 
 
 class AgentEpisodes(SessionWorkflow):
-    """``agent.run(data, base_url=, api_key=, model=, http_client=)``. The base URL is the service's root: what OpenAI's
-    client needs for chat, and Anthropic's for messages; OpenAI responses are below ``/v1`` of it."""
+    """Runs ``agent.run(data, base_url=, api_key=, model=, http_client=)``. The base URL is the service's root, as
+    OpenAI's chat client and Anthropic's client expect; OpenAI's responses API is below its ``/v1``."""
 
-    def __init__(self, agent: AgentWorkflow, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, agent: AgentWorkflow, **options: Any) -> None:
+        super().__init__(**options)
         self._agent = agent
-        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK: its session's, not theirs
+        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK
 
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         return await self._agent.run(
@@ -169,7 +168,7 @@ class AgentEpisodes(SessionWorkflow):
 
 @dataclass
 class _SessionChat:
-    """A session's chats, and which of them came last."""
+    """A session's chat, and the rewards of its calls."""
 
     session: AsyncSession
     model: str | None
@@ -188,8 +187,8 @@ class _SessionChat:
 
 
 class EnvironmentWorkflow(SessionWorkflow):
-    """``agent`` and ``environment`` make a new one each episode; the environment gets the row as ``options``. Its
-    methods run on a thread. ``max_steps`` ends an episode that the environment does not."""
+    """``agent`` and ``environment`` are called once an episode; ``environment.reset`` gets the row as ``options``. The
+    environment's methods run on a thread. ``max_steps`` ends an episode that the environment does not end."""
 
     def __init__(
         self,
@@ -197,9 +196,9 @@ class EnvironmentWorkflow(SessionWorkflow):
         environment: Callable[[], Environment],
         *,
         max_steps: int = 64,
-        **how: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(**how)
+        super().__init__(**options)
         self._make_agent = agent
         self._make_environment = environment
         self._max_steps = max_steps
@@ -220,55 +219,55 @@ class EnvironmentWorkflow(SessionWorkflow):
         return chat.rewards
 
 
-# Groups: several episodes of one prompt, which a baseline is computed over
+# Groups: several episodes of one prompt, for a group baseline
 
 
 async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
-    """The episode's rows, also where it returns the calls of its OpenAI clients."""
+    """The episode's rows, fetched here where it returns the calls of ``ArealOpenAI`` clients."""
     given = await workflow.arun_episode(engine, data)
     if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
         return given
-    interactions = {id(each.client): each for each in given.values()}  # one of each client: it exports all of its own
+    interactions = {id(each.client): each for each in given.values()}  # one for each client
     return concat_padded_tensors([await each.client.rows(each.style) for each in interactions.values()])
 
 
 @runtime_checkable
-class SamplesGroups(Protocol):
-    """A workflow that can sample a whole group itself, which is cheaper than so many episodes."""
+class GroupSampler(Protocol):
+    """A workflow that can sample a whole group in one call, which is cheaper than separate episodes."""
 
     def can_group(self, engine: Any, size: int) -> bool: ...
 
     async def arun_group(self, engine: Any, data: dict[str, Any], size: int) -> list[RewardedResponse | Exception]:
-        """The row of each member, or its error. Raises the error of all of them."""
+        """The response of each member, or its error. Raises where the whole group fails."""
         ...
 
 
 class GroupedWorkflow(RolloutWorkflow):
-    """Rejected episodes are left out; a group that has none left is rejected. One that fails fails the group, unless
-    the others may do without it (``whole`` false): then the group is short, and only fails when all do."""
+    """Rejected members are left out; a group without members is rejected. With ``drop_incomplete_group`` one failed
+    member fails the group; otherwise failed members are left out, and the group fails only where all do."""
 
-    def __init__(self, workflow: RolloutWorkflow, group_size: int, *, whole: bool = True) -> None:
+    def __init__(self, workflow: RolloutWorkflow, group_size: int, *, drop_incomplete_group: bool = True) -> None:
         self._workflow = workflow
-        self._together = workflow if isinstance(workflow, SamplesGroups) else None
+        self._group_sampler = workflow if isinstance(workflow, GroupSampler) else None
         self._size = group_size
-        self._whole = whole
+        self._drop_incomplete_group = drop_incomplete_group
         self._left_out, self._warn_at = 0, 1
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory | None:
-        together = self._together
-        if together is not None and together.can_group(engine, self._size):
-            given = self._given(await together.arun_group(engine, data, self._size))
-            return _of_sample(response_rows(list(given.values())), list(given))
-        ends = self._given(await self._members(engine, data))
-        rows = [_of_sample(end, [sample]) for sample, end in ends.items() if isinstance(end, dict)]
+        sampler = self._group_sampler
+        if sampler is not None and sampler.can_group(engine, self._size):
+            responses = self._completed(await sampler.arun_group(engine, data, self._size))
+            return _with_sample_ids(response_rows(list(responses.values())), list(responses))
+        ends = self._completed(await self._members(engine, data))
+        rows = [_with_sample_ids(end, [sample]) for sample, end in ends.items() if isinstance(end, dict)]
         return concat_padded_tensors(rows) if rows else None
 
-    def _given(self, ends: Sequence[T | BaseException]) -> dict[int, T]:
-        """Results by the number of the sample."""
+    def _completed(self, ends: Sequence[T | BaseException]) -> dict[int, T]:
+        """The results of the members that did not fail, by sample number. Raises the error that fails the group."""
         failures = [end for end in ends if isinstance(end, Exception)]
-        if failures and (self._whole or len(failures) == self._size):
+        if failures and (self._drop_incomplete_group or len(failures) == self._size):
             raise failures[0]
-        # Nobody else hears of a member that is left out: the first, and then each time twice as many.
+        # Members that are left out appear nowhere else. Warned of at 1, 2, 4, ... of them.
         self._left_out += len(failures)
         if self._left_out >= self._warn_at:
             self._warn_at = 2 * self._left_out
@@ -284,7 +283,8 @@ class GroupedWorkflow(RolloutWorkflow):
             for member, each in enumerate(engines)
         ]
         try:
-            await asyncio.wait(episodes, return_when=asyncio.FIRST_EXCEPTION if self._whole else asyncio.ALL_COMPLETED)
+            until = asyncio.FIRST_EXCEPTION if self._drop_incomplete_group else asyncio.ALL_COMPLETED
+            await asyncio.wait(episodes, return_when=until)
         finally:
             for episode in episodes:
                 episode.cancel()
@@ -292,17 +292,17 @@ class GroupedWorkflow(RolloutWorkflow):
         return ends
 
 
-def _of_sample(trajectory: Trajectory, samples: list[int]) -> Trajectory:
-    """Add ``sample_ids`` [B]: ``samples``, one per row, or one for all rows."""
+def _with_sample_ids(trajectory: Trajectory, samples: list[int]) -> Trajectory:
+    """Add ``sample_ids`` [B]: one for each row, or one for all rows."""
     import torch
 
-    if "attention_mask" not in trajectory:  # an external model's, as text
+    if "attention_mask" not in trajectory:  # text of an external model
         return trajectory
     rows = len(trajectory["attention_mask"])
     return {**trajectory, "sample_ids": torch.tensor(samples, dtype=torch.int32).expand(rows)}
 
 
-_REMEMBERED = 16
+_CACHE_SIZE = 16
 WORKFLOWS: Registry[Any] = Registry("workflow")
 AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD = "AREAL_AGENTS_ADDR", "AREAL_AGENTS_KEY_FILE", "AREAL_AGENTS_SERVICE"
 
@@ -313,17 +313,17 @@ def configured_workflow(name: str, default: str, environment: Mapping[str, str])
 
 
 class WorkflowResolver:
-    """Makes each workflow once: asking for the same again, with equal arguments, gives the same. ``whole``: a group
-    that lacks a member is dropped, whatever the workflow (else where its ``gconfig`` says so)."""
+    """Creates workflows and caches them by their arguments. ``drop_incomplete_group``: of all workflows; otherwise each
+    workflow's ``gconfig`` decides."""
 
-    def __init__(self, agent: AgentConfig | None = None, *, whole: bool = False) -> None:
+    def __init__(self, agent: AgentConfig | None = None, *, drop_incomplete_group: bool = False) -> None:
         self._agent = agent
-        self._whole = whole
-        self._made: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_REMEMBERED)
+        self._drop_incomplete_group = drop_incomplete_group
+        self._cache: deque[tuple[Any, dict[str, Any], int, RolloutWorkflow]] = deque(maxlen=_CACHE_SIZE)
         self._closing = contextlib.AsyncExitStack()
 
     def resolve(self, workflow: Any, kwargs: Mapping[str, Any] | None = None, group_size: int = 1) -> RolloutWorkflow:
-        """Raises UsageFault for what is no workflow, and what its constructor raises."""
+        """Raises UsageFault for an object that is not a workflow, and the errors of its constructor."""
         if workflow is None and self._agent is not None and self._agent.mode == "online":
             workflow = OnlineEpisodes
         if workflow is None:
@@ -333,18 +333,18 @@ class WorkflowResolver:
         if group_size < 1:
             raise UsageFault(f"group_size must be at least 1, not {group_size}")
         given = dict(kwargs or {})
-        for known, arguments, size, made in self._made:
+        for known, arguments, size, made in self._cache:
             if size == group_size and _same(known, workflow) and _same(arguments, given):
                 return made
         made = self._single(workflow, given)
         if group_size > 1:
-            configured = bool(getattr(given.get("gconfig"), "drop_incomplete_group", False))
-            made = GroupedWorkflow(made, group_size, whole=self._whole or configured)
-        self._made.append((workflow, given, group_size, made))
+            drop = self._drop_incomplete_group or bool(getattr(given.get("gconfig"), "drop_incomplete_group", False))
+            made = GroupedWorkflow(made, group_size, drop_incomplete_group=drop)
+        self._cache.append((workflow, given, group_size, made))
         return made
 
     async def close(self) -> None:
-        """Close the workflows and agents that were made here, as far as they have ``async close()``."""
+        """Close the workflows and agents that were created here and have ``async close()``."""
         await self._closing.aclose()
 
     def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
@@ -364,8 +364,9 @@ class WorkflowResolver:
             runs: RolloutWorkflow = found
             return runs
         if _has(found, "run"):
-            how = {"discount": self._agent.turn_discount, "style": self._agent.export_style} if self._agent else {}
-            return AgentEpisodes(found, **how)
+            config = self._agent
+            options = {"discount": config.turn_discount, "style": config.export_style} if config else {}
+            return AgentEpisodes(found, **options)
         raise UsageFault(
             f"{type(found).__name__} is no workflow: it has neither async arun_episode(engine, data) nor "
             "async run(data, **extra)"
@@ -379,5 +380,5 @@ def _has(found: Any, method: str) -> bool:
 def _same(one: Any, other: Any) -> bool:
     try:
         return one is other or bool(one == other)
-    except (TypeError, ValueError, RuntimeError):  # tensors have no one truth
+    except (TypeError, ValueError, RuntimeError):  # arrays and tensors have no single truth value
         return False

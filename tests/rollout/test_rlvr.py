@@ -74,7 +74,7 @@ def test_prompt_of_a_row_that_comes_again_is_not_made_again(tokenizer: Any) -> N
 
 def test_no_more_prompts_are_remembered_than_there_is_room_for(tokenizer: Any) -> None:
     counted = Counted(tokenizer)
-    prompts = PromptCache(counted, most=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    prompts = PromptCache(counted, max_tokens=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
     others = [[{**CHAT[0], "content": word}] for word in ("fox", "friend")]
     for chat in (CHAT, *others, CHAT):
         prompts.of({"messages": chat})
@@ -90,7 +90,7 @@ def test_prompt_that_two_make_at_once_is_remembered_once(tokenizer: Any) -> None
             return super().apply_chat_template(messages, **how)
 
     slow = Slow(tokenizer)
-    prompts = PromptCache(slow, most=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    prompts = PromptCache(slow, max_tokens=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
     with ThreadPoolExecutor(2) as makers:
         first, second = makers.map(prompts.of, [{"messages": CHAT}] * 2)
     assert first == second == prompts.of({"messages": CHAT})

@@ -139,7 +139,7 @@ class Rollouts(RuleBasedStateMachine):
         assert counts.submitted == alive + counts.consumed + counts.rejected + counts.failed + counts.abandoned
         assert counts.accepted == len(staleness.accepted)
         assert counts.dropped == self.dropped
-        assert (staleness.failing, staleness.rejecting) == (self.failing, self.rejecting)
+        assert (staleness.consecutive_failures, staleness.consecutive_rejections) == (self.failing, self.rejecting)
         assert set(self.outcome.values()) <= {1}
         self.told += [end.data["row"] for end in staleness.drain_ends()]
         assert len(self.told) == len(set(self.told)) == counts.rejected + counts.failed + counts.abandoned

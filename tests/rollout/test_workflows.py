@@ -287,9 +287,9 @@ def test_agent_that_is_configured_runs_where_no_workflow_is_given(name: str) -> 
 
 
 def test_drop_incomplete_group_counts_for_any_workflow() -> None:
-    given: tuple[Any, ...] = (WorkflowResolver(whole=True), WorkflowResolver())
+    given: tuple[Any, ...] = (WorkflowResolver(drop_incomplete_group=True), WorkflowResolver())
     whole, short = (each.resolve(Mathematician(), None, 2) for each in given)
-    assert (whole._whole, short._whole) == (True, False)
+    assert (whole._drop_incomplete_group, short._drop_incomplete_group) == (True, False)
 
 
 def test_same_workflow_is_made_once() -> None:
@@ -427,12 +427,12 @@ async def test_failed_member_fails_a_whole_group_and_is_missing_in_another(workf
     data = {"failing": [0]}
     with pytest.raises(ConnectionError):
         await GroupedWorkflow(workflow, 2).arun_episode(Engines(), data)
-    short = await GroupedWorkflow(workflow, 2, whole=False).arun_episode(Engines(), data)
+    short = await GroupedWorkflow(workflow, 2, drop_incomplete_group=False).arun_episode(Engines(), data)
     assert short is not None and short["sample_ids"].tolist() == [1]
 
 
 async def test_samples_that_are_left_out_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
-    group = GroupedWorkflow(Member(), 3, whole=False)
+    group = GroupedWorkflow(Member(), 3, drop_incomplete_group=False)
     for _ in range(5):
         await group.arun_episode(Engines(), {"failing": [1]})
     assert [record.args[0] for record in caplog.records if isinstance(record.args, tuple)] == [1, 2, 4]
