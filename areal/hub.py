@@ -68,7 +68,7 @@ def is_commit(revision: str) -> bool:
 
 @dataclass(frozen=True)
 class Hub:
-    """Where the hub is, and its cache. ``token`` None: the one that the library finds."""
+    """The hub's address and cache. ``token`` None: the token that the library finds."""
 
     cache: Path
     endpoint: str = ""
@@ -158,7 +158,8 @@ class Hub:
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
     def _about(self, repo: str, revision: str, kind: Kind) -> _HubRevision | None:
-        """What the hub says of a revision; None where it is not to be asked, or says nothing and the cache has it."""
+        """The hub's description of a revision; None offline, and where the hub does not answer and the cache has the
+        revision."""
         if not is_id(repo):
             raise NotFound(f"{repo!r} is neither a folder nor a {kind} id of the Hugging Face hub")
         if self.offline:
@@ -295,7 +296,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _bar(told: Told | None, total: int) -> type[Any]:
-    """What the library shows progress with: it shows nothing, and tells of bytes."""
+    """A progress class for the library that shows nothing, and reports bytes."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]

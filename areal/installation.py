@@ -14,7 +14,7 @@ def install_command(extra: str) -> str:
 
 
 def origin() -> str:
-    """Where areal was installed from: a URL for pip, a folder, "" for an index or where it is not installed."""
+    """The source of this installation: a URL for pip, a folder, "" for an index or where areal is not installed."""
     source = _recorded()
     if source is None:
         return ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Also where a library has made another error of it, as of one that ended its own imports."""
+    """Whether an interrupt caused the error, directly or where a library has wrapped it in another error."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

@@ -54,7 +54,7 @@ def load_attr(
 
 
 def load_function(path: str, kind: str, **errors: type[ArealError]) -> Any:
-    """As ``load_attr``. Raises UsageFault for what cannot be called, too."""
+    """Load a function; see ``load_attr``. Raises UsageFault also for an object that cannot be called."""
     found = load_attr(path, kind, **errors)
     if not callable(found):
         raise UsageFault(f"{kind}: {path} is {type(found).__name__}, and cannot be called")
@@ -62,9 +62,9 @@ def load_function(path: str, kind: str, **errors: type[ArealError]) -> Any:
 
 
 def load_callable(path: str, flag: str) -> Any:
-    """Of a command line's flag: the working folder is on the import path, as for ``python script.py``. Raises
-    UsageFault for what is not a name or cannot be called, NotFound for what does not exist, ArealError where its import
-    fails."""
+    """Load the function that a flag names. The working folder is on the import path, as for ``python script.py``.
+    Raises UsageFault for what is not a name or cannot be called, NotFound for what does not exist, ArealError where its
+    import fails."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -72,7 +72,7 @@ def load_callable(path: str, flag: str) -> Any:
 
 
 def _module_of_file(place: str) -> Any:
-    """Its folder is on the import path from then on. Raises FileNotFoundError."""
+    """The module in the file, whose folder stays on the import path. Raises FileNotFoundError."""
     file = Path(place).expanduser().resolve()
     if not file.is_file():
         raise FileNotFoundError(file)

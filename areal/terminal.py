@@ -25,7 +25,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def safe(text: str) -> str:
-    """With nothing left that a terminal would obey: escapes, bells, overrides of direction, line ends that hide."""
+    """The text with every character spelled out that a terminal would obey: escapes, bells, overrides of direction,
+    line ends that hide."""
     if text.isascii():
         return _OBEYED_ASCII.sub(lambda found: _spelled(found[0]), text)
     return "".join(

@@ -305,7 +305,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def _invoke(args: list[str], invocation: Invocation) -> int:
-    """Not ``cli.main``: that one turns a closed pipe into exit status 1."""
+    """Run the command and return its exit status. ``cli.main`` would turn a closed pipe into status 1."""
     try:
         with cli.make_context("areal", args, obj=invocation) as ctx:
             result = cli.invoke(ctx)

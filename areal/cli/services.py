@@ -41,7 +41,7 @@ def noun(kind: str) -> str:
 
 
 def gateway_options(port: int) -> Decorator[Any]:
-    """Where the service runs, and how its gateway is reached."""
+    """Options of the gateway's address."""
     return stack(
         click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1]."),
         click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port  [default: {port}]."),
@@ -341,7 +341,7 @@ def service_status(
 
 
 class Traffic(Protocol):
-    """What goes through a service, from its metrics: rates between two looks."""
+    """A service's traffic from its metrics: rates between two looks."""
 
     def look(self) -> Document: ...
 

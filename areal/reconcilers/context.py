@@ -41,7 +41,7 @@ class Context:
     interrupted: threading.Event = field(default_factory=threading.Event)
 
     def tell(self, ref: str, stage: str) -> None:
-        """Before a slow step."""
+        """Report the stage of ``ref`` before a slow step."""
         self.progress(Progress(ref, stage))
 
 

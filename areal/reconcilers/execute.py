@@ -390,7 +390,7 @@ def sync(context: EffectContext, op: Op, number: int) -> None:
 
 
 def drain(context: EffectContext, op: Op, number: int) -> None:
-    """No new picks, then wait until no request is in flight at the data proxy, or the drain's own deadline."""
+    """Stop new requests to the data proxy, then wait until it has none in flight or its drain deadline passes."""
     body = NameWorker(worker_id=op.run, stopping=True)
     _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
     url, seconds, began = context.url(op, op.run), float(op.args["seconds"]), time.monotonic()

@@ -105,7 +105,7 @@ class EffectContext:
         return self.slots[run].uid if run in self.slots else run
 
     def url(self, op: Op, run: str) -> str:
-        """Its address; a run that is queued is waited for. Raises TargetFailed, TimedOut, Interrupted."""
+        """The run's address, waiting while the run is queued. Raises TargetFailed, TimedOut, Interrupted."""
         if run in self.slots:
             found = self.slots[run].url
         else:
@@ -118,7 +118,7 @@ class EffectContext:
         return found
 
     def placed(self, op: Op, run: str) -> RunState:
-        """Its state once its scheduler has found a node for it, or it has ended. Raises TimedOut, Interrupted."""
+        """The run's state once its scheduler has found a node for it, or it has ended. Raises TimedOut, Interrupted."""
         submitted_by = time.monotonic() + SUBMITTED_S
         while True:
             state = self.state(run)
@@ -170,7 +170,7 @@ class EffectContext:
         return found
 
     def spec_of(self, ref: str) -> Any:
-        """With its defaults: an instance of the spec's model of its kind."""
+        """The object's spec with defaults, an instance of its kind's model."""
         from areal.resources.validation import effective
 
         return effective(parse_ref(ref).kind, self.object(ref).spec)

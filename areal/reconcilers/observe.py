@@ -56,7 +56,7 @@ class ObservedRun:
 
     @property
     def url(self) -> str:
-        """Where it is called; "" while that is not known."""
+        """The run's address; "" while it is not known."""
         url = self.state.spec.url or ""
         return "" if NODE_HOST in url else url
 
@@ -116,7 +116,7 @@ class Observed:
 
     @cached_property
     def _slots(self) -> dict[str, dict[tuple[str, int | None], list[ObservedRun]]]:
-        """Of the objects that were asked for, the runs by component and replica."""
+        """Runs of the requested objects by component and replica."""
         return {}
 
     def without(self, ref: str) -> Observed:
@@ -292,13 +292,13 @@ class Health:
 
 
 def queued_for(state: RunState) -> str:
-    """Since when a run waits for a node, and why."""
+    """Since when a run waits for a node, and the scheduler's reason."""
     since = f" since {iso(state.queued_at)}" if state.queued_at else ""
     return f"queued{since}" + (f": {state.reason}" if state.reason else "")
 
 
 def best_run(seen: Observed, ref: str, name: str, index: int = 0) -> ObservedRun | None:
-    """Of the runs of one component of an object."""
+    """The run of a component that serves, else one that lives, else the one that ended last."""
     return max(seen.of(ref, name, index), key=lambda run: (serves(run), run.is_live, run.ended_at), default=None)
 
 
@@ -340,8 +340,8 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
 def routed_health(
     seen: Observed, ref: str, name: str, count: int, components: Sequence[str], owner: str, *, recorded: bool = True
 ) -> Health:
-    """Of ``count`` replicas, each of these ``components``, the last one behind the router of ``owner``, which knows the
-    object as ``name``. ``recorded``: whether the owner is."""
+    """Health of ``count`` replicas, each with these ``components``; the last component is behind the router of
+    ``owner``, which knows the object as ``name``. ``recorded``: whether the owner is."""
     table = seen.routes.get(owner)
     workers = table.models.get(name, ()) if isinstance(table, RouteTable) else ()
     picked = {uid for uid, _, state in workers if state == "ready"}

@@ -95,8 +95,8 @@ def write_statuses(
 
 
 def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan: Plan, scope: PlanScope) -> None:
-    """Of objects for which nothing is to be done any more: they have converged, and where they serve, what once failed
-    came right by itself."""
+    """Update the status of objects with nothing left to do: they have converged, and a failure of one that serves is
+    over."""
     staying = [target.object for target in scope.targets if not target.gone]
     unsettled = [item for item in staying if rollout_failure(item) or not is_converged(item)]
     if not unsettled:

@@ -132,7 +132,7 @@ class Op:
         return {**asdict(self), "verb": self.verb.value, "needs": list(self.needs), "runs": list(self.runs)}
 
     def to_words(self) -> str:
-        """For people: "2. start Model/qwen engine/0: no process (after 1)"."""
+        """The op for users: "2. start Model/qwen engine/0: no process (after 1)"."""
         after = f" (after {', '.join(str(need) for need in self.needs)})" if self.needs else ""
         target = f" {self.target}" if self.target else ""
         return f"{self.id}. {_WORDS[self.verb]} {self.ref}{target}: {self.cause}{after}"

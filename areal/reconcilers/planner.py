@@ -47,7 +47,7 @@ def make_plan(
     serial: int = 0,
     source: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Everything that must be done so that reality agrees with ``scope.targets``. Raises NoCapacity."""
+    """Plan the operations after which reality agrees with ``scope.targets``. Raises NoCapacity."""
     planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, _called_by)
     _refuse_unseen(planning)
     for target in scope.all:
@@ -111,7 +111,7 @@ def _refuse_unseen(planning: Planning) -> None:
 
 
 def _folder(spec: RunSpec) -> str:
-    """Of a run, in the home."""
+    """The run's folder in the home."""
     return f"runs/{spec.uid}" if spec.backend == "local" else f"clusters/{spec.backend}/runs/{spec.uid}"
 
 

@@ -211,7 +211,7 @@ class Policy:
 
     @property
     def grace(self) -> dict[str, Any]:
-        """Of an op that stops a process."""
+        """The grace of an op that stops a process."""
         return {} if self.grace_s is None else {"graceSeconds": self.grace_s}
 
 
@@ -290,7 +290,7 @@ class Planning:
         return str((target.object.spec.get("scheduler") or {}).get("type", LOCAL))
 
     def record_again(self, target: Target, erased: int) -> None:
-        """After a target's predecessor has been erased."""
+        """Record a target anew after its predecessor was erased."""
         again = self.build.add(Verb.RECORD, target.ref, "", f"created again: {target.cause}", needs=(erased,))
         self.recorded[target.ref] = (again,)
 

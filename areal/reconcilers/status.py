@@ -143,8 +143,8 @@ def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Healt
 
 
 def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
-    """What a plan has still to do, by object. Only those whose generation no command has finished cost a plan: the
-    command may be at it, or was killed."""
+    """The first operation that each object still needs, in words. Only an object whose generation no command has
+    finished costs a plan: its command may be running, or was killed."""
     if not objects:
         return {}
     from areal.reconcilers.context import Context
@@ -160,7 +160,7 @@ def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
 
 
 def _may_have_more(obj: StoredObject) -> bool:
-    """After a failed rollout the version before it serves on."""
+    """Whether operations may be left. After a failed rollout the previous version stays in service, and none are."""
     return not is_converged(obj) and rollout_failure(obj) is None
 
 

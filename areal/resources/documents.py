@@ -158,7 +158,7 @@ class Document(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """As written, empty where it is missing or not a text."""
+        """The kind as written; empty where it is missing or not a text."""
         return text_of(self.node.get("kind"))
 
     @property

@@ -48,12 +48,12 @@ def text(pattern: str) -> Schema:
 
 
 def given(*names: str) -> Schema:
-    """Each is there, or may be there once its expression is evaluated."""
+    """A schema for fields that are set, or may be once their expressions are evaluated."""
     return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
 def written(name: str, shape: Schema | None = None) -> Schema:
-    """It is there for certain, in this shape."""
+    """A schema for a field that is certainly set, in this shape."""
     value: Schema = {"not": {"anyOf": [{"type": "null"}, EXPRESSION]}}
     return {"required": [name], "properties": {name: {**value, **(shape or {})}}}
 

@@ -102,7 +102,7 @@ class Ref:
 
     @property
     def sort_key(self) -> tuple[int, str]:
-        """By the kind's order, then by name."""
+        """Orders by kind, then by name."""
         return KINDS[self.kind].order, self.name
 
 

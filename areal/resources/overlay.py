@@ -54,7 +54,7 @@ else:
 
 
 class PatchTarget(SpecModel):
-    """Which resources a patch changes: those that match all that is given."""
+    """Selects the resources that a patch changes: those that match every field that is set."""
 
     kind: Annotated[Kind | None, UpdateClass.META] = None
     """Their kind. Absent: any."""

@@ -78,7 +78,7 @@ def _found(path: str, source_file: str | None, first: str | None = None) -> Path
 
 
 def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:
-    """That of a process of ours that is started in ``folder`` with ``env``."""
+    """The import path of a process of ours that starts in ``folder`` with ``env``."""
     given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
 
@@ -117,7 +117,7 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
 
 
 def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """As ``PathFinder`` does, which however wants the parents of a namespace package to be imported."""
+    """The spec that ``PathFinder`` would find, without importing the parents of a namespace package."""
     portions: list[str] = []
     for folder in folders:
         importer = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - a string is wanted
@@ -133,7 +133,7 @@ def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _installed(name: str) -> ModuleSpec | None:
-    """By whatever finds modules in this interpreter: built-in ones, and those of editable installations."""
+    """A spec from any other finder of this interpreter: built-in modules, editable installations."""
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):

@@ -134,7 +134,7 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
 
 
 class _Places:
-    """Which YAML document of which file a line belongs to. ``---`` at a line's start begins one wherever it stands."""
+    """Maps a line of a file to its YAML document. ``---`` at the start of a line begins one wherever it stands."""
 
     def __init__(self, sources: Iterable[SourceText], manifests: Iterable[str]) -> None:
         self._begins: dict[str, list[int]] = {file: [] for file in manifests}  # also those that could not be read

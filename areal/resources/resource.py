@@ -95,7 +95,7 @@ class PlacedReference:
 
 @dataclass(frozen=True)
 class Rendered:
-    """Everything the files say. ``env`` holds the environment variables that expressions read, with their values."""
+    """The content of all files. ``env`` holds the environment variables that expressions read, with their values."""
 
     resources: tuple[Resource, ...]
     references: tuple[PlacedReference, ...] = ()

@@ -214,7 +214,7 @@ class ServedModel(SpecModel):
             yield ("backend",), "says several replicas; at engineUrl there is one engine"
 
     def _engine(self) -> str:
-        """Its name; empty where none is named."""
+        """The engine's name; empty where none is named."""
         return (
             parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True).parts[0].engine if self.backend else ""
         )

@@ -126,8 +126,8 @@ def _tail_of_file(path: str, n: int) -> list[str]:
 
 
 def _traceback(lines: Sequence[str], prefix: str) -> str:
-    """From "Traceback" to the line that names the exception, chained ones included. Worker processes put a prefix
-    before every line, such as ``(EngineCore pid=7) ``; it is taken off."""
+    """The lines from "Traceback" to the one that names the exception, with chained exceptions. The prefix that worker
+    processes put before each line, such as ``(EngineCore pid=7) ``, is removed."""
     block: list[str] = []
     in_frames = False
     for raw in lines[:_MAX_TRACEBACK_LINES]:

@@ -32,7 +32,7 @@ _FILES_LEFT = 128  # of the process's limit, for whatever else it has open
 
 
 class ProbeFailed(Exception):
-    """No complete answer: refused, cut off, not HTTP, or too late."""
+    """A probe without a complete answer: refused, cut off, not HTTP, or too late."""
 
 
 class NoAnswer(ProbeFailed):
@@ -116,7 +116,7 @@ class _Exchange:
         self.peer: socket.socket | None = None
 
     def connect(self) -> socket.socket | None:
-        """What is to be waited for; None where ``answer`` says why there is nothing."""
+        """A socket to wait for; None where ``answer`` already holds the failure."""
         try:
             parts = urlsplit(self.url)
             host, port = parts.hostname, parts.port or 80
@@ -224,7 +224,7 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
 
 
 def http_json_field(response: ProbeResponse, name: str) -> Any:
-    """What areal's components say in their answers; None from anything else."""
+    """A field of a component's JSON answer; None where the answer has no such field."""
     import json
 
     try:

@@ -71,7 +71,8 @@ def read_table(path: str) -> bytes:
 
 
 def read_stat(pid: int) -> Stat | None:
-    """None when no such process exists. The command name may hold spaces and brackets: split after the last one."""
+    """The process's stat; None when no such process exists. The command name may hold spaces and brackets: split after
+    the last one."""
     try:
         data = read_bytes(f"/proc/{pid}/stat")
     except (FileNotFoundError, ProcessLookupError):

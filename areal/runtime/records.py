@@ -53,7 +53,8 @@ def write_json(folder: str, name: str, value: object, *, durable: bool = True, m
 
 
 def read_object(folder: str, name: str) -> dict[str, Any] | None:
-    """None when there is no such file; ValueError when it holds no JSON object, OSError when it cannot be read."""
+    """The file's JSON object; None when there is no such file. Raises ValueError when it holds no JSON object, OSError
+    when it cannot be read."""
     try:
         value = json.loads(read_bytes(f"{folder}/{name}"))
     except FileNotFoundError:

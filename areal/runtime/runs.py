@@ -341,7 +341,7 @@ class RunStore:
         return False
 
     def is_provably_over(self, uid: str, identity: ProcessIdentity) -> bool:
-        """For a run of another pid namespace: the same kernel says that nobody holds its life lock."""
+        """Whether a run of another pid namespace has ended: on the same kernel, nobody holds its life lock."""
         return same_boot(identity) and not self.is_held(uid)
 
     def leftovers(self) -> list[str]:
@@ -379,7 +379,7 @@ _SETTLE_STEP_S = 0.004
 
 
 def observe_run(store: RunStore, uid: str) -> RunState | None:
-    """None when there is no such run."""
+    """The run's state; None when there is no such run."""
     folder = f"{store.root}/{uid}"
     try:
         intent = read_intent(folder)
@@ -471,7 +471,7 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
 
 
 def _living_child(child: Mapping[str, Any]) -> procfs.Stat | None:
-    """None when the recorded child is gone."""
+    """The stat of the recorded child; None when the child is gone."""
     stat = procfs.read_stat(int(child["pid"]))
     return stat if stat is not None and stat.alive and stat.start_ticks == int(child["start_ticks"]) else None
 
@@ -520,7 +520,7 @@ def observe_job(store: RunStore, uid: str, job: Job | None) -> RunState | None:
 
 
 def _requeues_seen(folder: str) -> int:
-    """How often the job had been requeued when its node program last began."""
+    """How often the job had been requeued when its node program last started."""
     return int((records.read_object(folder, records.NODE) or {}).get("requeues", 0))
 
 

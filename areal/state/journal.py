@@ -213,7 +213,7 @@ class Transaction:
             self._open.discard(n)
 
     def commit(self) -> None:
-        """All is done: remove the journal. Raises ValueError while an operation is open."""
+        """Remove the journal when all operations are done. Raises ValueError while an operation is open."""
         with self._mutex:
             if self._open:
                 raise ValueError(f"operations {sorted(self._open)} are still open")

@@ -135,8 +135,8 @@ def read_serial(home: Home) -> int:
 
 
 def bump_serial(home: Home) -> int:
-    """One more, and what it is now. Needs the store's lock. A damaged serial goes on from the clock: a number that no
-    plan can have been made at."""
+    """Increment the serial and return it. Needs the store's lock. A damaged serial restarts from the clock, above any
+    serial that a plan was made at."""
     try:
         following = read_serial(home) + 1
     except Unreadable as error:
@@ -234,11 +234,11 @@ class ObjectStore:
         self._writes: GroupCommit[Sequence[_Put | _PutStatus]] = GroupCommit(self._commit)
 
     def get(self, ref: Ref) -> StoredObject | None:
-        """None when there is no such object. Raises Unreadable when there is one and it cannot be read."""
+        """The object, None when there is no such object. Raises Unreadable when there is one and it cannot be read."""
         return _load(str(self._path(ref)), ref)
 
     def list(self, kind: str | None = None) -> Listing[StoredObject]:
-        """By kind order and name; what cannot be read is in ``.unreadable``, and was not taken as absent."""
+        """Objects by kind order and name. Unreadable files are in ``.unreadable``: they are not absent."""
         found: Listing[StoredObject] = Listing()
         for known in KINDS if kind is None else (resolve_kind(kind),):
             folder = str(self.home.objects / known.lower())

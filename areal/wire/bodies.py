@@ -221,7 +221,7 @@ class RegisterWorker(_AddressedWorker):
 
 @dataclass(frozen=True, kw_only=True)
 class RenewLease(_AddressedWorker):
-    """How a data proxy registers itself, beside its words of /ready. ``expected``, ``external`` and ``readiness`` count
+    """A data proxy's registration, sent with its /ready report. ``expected``, ``external`` and ``readiness`` count
     until somebody declares the model. ``held``: it gets no calls until it is declared."""
 
     worker_id: str = worker_id()
@@ -256,7 +256,7 @@ class RegisterModel:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveModel:
-    """By ``model``, or by ``name``."""
+    """Names the model by ``model``, or by ``name``."""
 
     model: str | None = model_name(None)
     name: str | None = model_name(None)
@@ -264,7 +264,7 @@ class RemoveModel:
 
 @dataclass(frozen=True, kw_only=True)
 class NameWorker:
-    """By its id or its address. ``stopping``: a worker that drains goes away after that."""
+    """Names a worker by its id or its address. ``stopping``: the worker goes away after it has drained."""
 
     worker_id: str | None = worker_id(None)
     worker_addr: str | None = worker_addr(None)
@@ -283,7 +283,7 @@ class RouteCall:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigureRouter:
-    """What is not given stays as it is."""
+    """New settings of a router. Absent ones stay as they are."""
 
     strategy: Strategy | None = None
     limits: Mapping[str, Any] = field(default_factory=dict)
@@ -296,7 +296,7 @@ def is_target(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisterTarget:
-    """For Prometheus to scrape, for ``ttl_seconds``; 0 removes it."""
+    """A target for Prometheus to scrape, kept for ``ttl_seconds``; 0 removes it."""
 
     target: str = checked("must be host:port", is_target)
     labels: Mapping[str, str] | None = checked(

@@ -26,7 +26,7 @@ def required(help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Where and how a service listens."""
+    """The address and key of a service."""
 
     host: str = option("127.0.0.1", "address to listen on (default: loopback)")
     port: int = option(0, "0 takes a free one", least=0)
@@ -90,9 +90,9 @@ class EmbeddedEngineConfig(ServeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RegistrationConfig:
-    """How a data proxy registers itself at its router. ``router_file``: where the router writes its address.
-    ``expected`` replicas make the model's pool, probed as ``readiness`` says. ``held``: no calls before the command
-    routes them in."""
+    """Registration of a data proxy at its router. ``router_file``: where the router writes its address. ``expected``
+    replicas make the model's pool, probed as ``readiness`` says. ``held``: no calls before the command routes them in.
+    """
 
     router_file: str
     worker_id: str
@@ -103,7 +103,7 @@ class RegistrationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """How long the journals of a model keep what they record."""
+    """Retention times of a model's journals."""
 
     reward_finish_timeout: float = option(0.0, "seconds from the last reward to the end of its trajectory", least=0)
     export_retention: float = option(600.0, "seconds that an export stays repeatable", least=0)
@@ -189,8 +189,8 @@ class AgentDataProxyConfig(ServeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentWorkerConfig(ServeConfig):
-    """One of ``agent`` and ``command``. ``tools``: MCP servers, each ``{"mcp": {"command": [...]}}`` or
-    ``{"mcp": {"url": "http..."}}``."""
+    """Has one of ``agent`` and ``command``. ``tools``: MCP servers, each ``{"mcp": {"command": [...]}}`` or ``{"mcp":
+    {"url": "http..."}}``."""
 
     port: int = option(9000, "0 takes a free one", least=0)
     agent: str | None = option(None, "the agent, module:Name")

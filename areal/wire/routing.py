@@ -59,8 +59,8 @@ def _positive(default: float) -> Any:
 
 @dataclass(frozen=True)
 class Readiness:
-    """How a model's workers are probed: how often, how long an answer may take, how many lost ones in a row are a
-    death, how many answers in a row a recovery."""
+    """Probe settings of a model's workers: the period, the time for an answer, how many failures in a row are a death
+    and how many answers in a row a recovery."""
 
     period_seconds: float = _positive(1.0)
     timeout_seconds: float = _positive(2.0)
@@ -171,7 +171,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Changes:
-    """From the table of serial ``base`` to that of ``serial``: models of which workers have changed, with those workers
+    """Changes from the table of serial ``base`` to that of ``serial``: models with changed workers, with these workers
     only, and ids of workers that are ``gone``."""
 
     epoch: str
@@ -196,7 +196,7 @@ EMPTY = Snapshot(epoch="", serial=-1)
 
 @dataclass(frozen=True)
 class Followed:
-    """What a relay routes by (``table``), and what it keeps from a router that is gone (``inherited``)."""
+    """The table that a relay routes by (``table``), and what it keeps of a router that is gone (``inherited``)."""
 
     table: Snapshot = EMPTY
     inherited: Snapshot = EMPTY

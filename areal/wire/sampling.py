@@ -20,11 +20,11 @@ MAX_TOP_LOGPROBS = 100
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen. ``temperature`` 0 is greedy; ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0 filter nothing.
+    """Sampling parameters of a request. ``temperature`` 0 is greedy; ``top_k`` 0 or -1, ``top_p`` 1, ``min_p`` 0 filter
+    nothing.
 
     Filters apply after temperature, in the order top-k, top-p, min-p. Penalties and ``logit_bias`` come before it:
-    presence and frequency look at generated tokens, repetition at prompt and output (arXiv:1909.05858).
-    """
+    presence and frequency look at generated tokens, repetition at prompt and output (arXiv:1909.05858)."""
 
     max_new_tokens: int | None = None  # None: as many as the context has room for
     min_new_tokens: int = 0  # until then no stop token can be sampled
@@ -43,7 +43,7 @@ class SamplingParams:
     top_logprobs: int = 0
 
     def changed(self) -> dict[str, Any]:
-        """Only what differs from the defaults: what goes on the wire."""
+        """The fields that differ from the defaults; only these are sent."""
         return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
     @property

@@ -146,7 +146,7 @@ class KindController:
         return ""
 
     def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
-        """Of a kind that ``runs_to_completion``."""
+        """How an object whose kind ``runs_to_completion`` has ended, or that it has not."""
         return Completion()
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
@@ -174,7 +174,7 @@ class KindController:
         return None
 
     def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
-        """Before the first effect of a plan that starts processes of these objects. Raises ArealError."""
+        """Check the files of objects whose processes a plan starts, before its first effect. Raises ArealError."""
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         """The run of a slot's process. Raises ArealError for anything that is missing."""
@@ -204,7 +204,7 @@ class KindController:
         raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
 
     def deleted(self, home: Home, ref: Ref) -> None:
-        """After `areal delete`, when the object is gone."""
+        """Called by `areal delete` when the object is gone."""
 
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Files that outlived their object, as (sentence, hint). ``names``: the recorded objects."""
@@ -286,7 +286,7 @@ def controller_of(kind: str) -> KindController:
 
 
 def controllers() -> list[KindController]:
-    """Of all kinds, those that others refer to first."""
+    """The controllers of all kinds, those that others refer to first."""
     return [controller_of(info.kind) for info in sorted(KINDS.values(), key=lambda info: info.order)]
 
 

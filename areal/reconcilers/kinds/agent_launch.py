@@ -85,7 +85,8 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
 
 
 def _inference(context: EffectContext, op: Op, spec: AgentServiceSpec) -> InferenceAccess | None:
-    """Where the sessions are recorded. Raises ArealError where the service or its model is not recorded any more."""
+    """Access to the inference service that records the sessions. Raises ArealError where the service or its model is
+    not recorded any more."""
     if spec.inference is None:
         return None
     ref, model = f"InferenceService/{spec.inference.service}", None
@@ -124,7 +125,7 @@ def _applied_in(earlier: Sequence[ObservedRun]) -> str:
 
 
 def _added_path(env: Mapping[str, Any], folder: Path, file: str | None) -> list[str]:
-    """What stands before the interpreter's own import path: the folder, the manifest's, PYTHONPATH."""
+    """Entries before the interpreter's own import path: the working folder, the manifest's folder, PYTHONPATH."""
     given = [each for each in str(env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")).split(os.pathsep) if each]
     beside = [str(Path(file).parent)] if file is not None else []
     return list(dict.fromkeys([str(folder), *beside, *given]))

@@ -37,7 +37,7 @@ PROXY_FIELDS = ("inference", "logLevel", "auth", "scheduler")
 
 
 def readiness_of(spec: AgentServiceSpec) -> Readiness:
-    """How the router probes the data proxies."""
+    """The router's probe settings for the data proxies."""
     return Readiness(period_seconds=spec.health_poll_seconds)
 
 
@@ -110,7 +110,7 @@ class PairWork(ReplicaWork):
 
     @property
     def proxy_inputs(self) -> Mapping[str, str]:
-        """Those of the inference service, where that is in sight."""
+        """Inputs of the inference service that the agents call; empty where the plan does not know it."""
         return called_inputs(self.planning, self.spec)
 
     @property
@@ -118,7 +118,7 @@ class PairWork(ReplicaWork):
         return (*self.recorded, *called_first(self, self.spec.inference))
 
     def configure_sessions(self) -> None:
-        """Where data proxies that stay have other settings."""
+        """Send changed session settings to data proxies that keep running."""
         wanted = session_settings(self.spec)
         for replica in self.replicas:
             run = replica.proxy.run
@@ -141,7 +141,7 @@ class AgentServicePlan(ServicePlan):
         return frozenset({ref.partition("/")[2]})
 
     def drain(self) -> None:
-        """All of it but the router ends before what its agents call."""
+        """Stop everything but the router before the services that its agents call."""
         super().drain()
         planning = self.planning
         for target in self.targets:

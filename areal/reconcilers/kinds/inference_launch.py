@@ -56,9 +56,9 @@ PLAIN_HTTP = {"SSL_CERT_FILE": os.devnull}
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything a launcher may need: the object, its service, the slot, neighbours' URLs. ``data_folder`` is where all
-    data proxies of the model record, ``router_file`` what the service's router keeps. ``successor``: it starts beside
-    the run that it is to replace."""
+    """Everything a launcher may need: the object, its service, the slot, the URLs of the processes beside it.
+    ``data_folder``: where all data proxies of the model record. ``router_file``: the state file of the service's
+    router. ``successor``: the run starts beside the one that it is to replace."""
 
     object: StoredObject
     slot: Slot
@@ -201,7 +201,7 @@ def data_proxy(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -
 
 
 class _EngineCommand(NamedTuple):
-    """Its module, the flags that areal sets, and settings."""
+    """The engine's module, the flags that areal sets, and its settings."""
 
     module: str
     model: str
@@ -343,7 +343,7 @@ def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
 
 
 def hub_of(stored: StoredObject, spec: ModelSpec) -> Hub:
-    """With the Model's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... of ``env`` and ``envFrom``."""
+    """The hub by the Model's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... of ``env`` and ``envFrom``."""
     names = [name for name in spec.env_from if name.startswith(("HF_", "HUGGING"))]
     secrets = {name: secret_of(spec.env_from[name], stored) for name in names}
     return Hub.of({**spec.env, **secrets})

@@ -99,7 +99,8 @@ CONFIGS = ("BaseExperimentConfig", "GRPOConfig", "PPOConfig", "SFTConfig", "RWCo
 
 
 def config_class(text: str, function: str) -> str | None:
-    """Its name in ``areal.api.cli_args``; None where it cannot be told. ``function``: the driver's."""
+    """The name of the driver's configuration class in ``areal.api.cli_args``; None where the source does not show it.
+    ``function``: the driver's."""
     tree = ast.parse(text)
     ours = {
         alias.asname or alias.name: alias.name
@@ -198,7 +199,7 @@ class JobConfig:
         return None
 
     def training(self) -> tuple[str, Part] | None:
-        """Which key lays out the training engine, and how. Raises InvalidManifest."""
+        """The key that lays out the training engine, and the layout. Raises InvalidManifest."""
         for key in ("actor.backend", "model.backend", "allocation_mode"):
             said = self.text(key)
             part = self._parsed(key, said).training if said else None
@@ -207,8 +208,8 @@ class JobConfig:
         return None
 
     def placement_of(self, part: str, scheduler: Mapping[str, Any]) -> Placement:
-        """Of the processes of ``training``, or of its own engines (``rollout``), whose GPUs are their layout's. On this
-        machine nothing is reserved for any. Raises InvalidManifest."""
+        """Resources of the processes of ``training``, or of the job's own engines (``rollout``), whose GPUs follow from
+        their layout. On this machine nothing is reserved. Raises InvalidManifest."""
         kind = str(scheduler.get("type", ""))
         if kind not in ("ray", "slurm"):
             return Placement()

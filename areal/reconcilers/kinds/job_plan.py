@@ -253,7 +253,7 @@ def _expanded(
 
 
 def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
-    """With what was made of its configuration then: that does not change while it is the same job."""
+    """Keep what was derived from the job's configuration earlier: it does not change during the life of a job."""
     spec = dict(job.spec)
     if earlier.spec.get("rollout") is not None:
         spec.setdefault("rollout", earlier.spec["rollout"])
@@ -266,7 +266,7 @@ def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
 
 
 def _placed(job: Wanted, config: JobConfig) -> Wanted:
-    """With what its configuration's ``scheduling_spec`` says of its processes on a cluster. Raises InvalidManifest."""
+    """Add the cluster resources that the configuration's ``scheduling_spec`` requests. Raises InvalidManifest."""
     placement = config.placement_of("training", job.spec.get("scheduler") or {})
     return replace(job, spec=with_placement(job.spec, placement))
 

@@ -60,7 +60,7 @@ def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:
 
 
 def attempt_of(state: RunState) -> int:
-    """Which start of the job's driver this run's last one was."""
+    """The number of the driver's start that this run made last."""
     return int(state.spec.inputs.get("attempt", 1)) + state.restarts
 
 

@@ -108,7 +108,7 @@ class ModelController(KindController):
         return routed_health(seen, ref, name, count, names, owner, recorded=host is not None)
 
     def replicas(self, spec: Mapping[str, Any]) -> int:
-        """Like ``replica_count`` over a sparse spec, without importing the spec's model."""
+        """The same count as ``replica_count``, of a sparse spec and without importing the spec's model."""
         if spec.get("suspend"):
             return 0
         if spec.get("external") or spec.get("engineUrl"):
@@ -194,7 +194,7 @@ class ModelController(KindController):
     # -- operations
 
     def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None, service: str) -> dict[str, Any]:
-        """As an external Model."""
+        """The manifest of an external Model for the server that runs there."""
         from areal.reconcilers.kinds.model_engines import find_server
 
         if store.get(Ref("InferenceService", service)) is None:

@@ -58,7 +58,7 @@ class ModelWork(ReplicaWork):
 
     @property
     def service(self) -> ServiceView:
-        """With the defaults where it is not recorded."""
+        """The Model's service, with default settings where it is not recorded."""
         ref = service_ref(self.target.object.spec)
         view: ServiceView | None = self.planning.views.get(ref)
         return view or ServiceView(ref, InferenceServiceSpec())

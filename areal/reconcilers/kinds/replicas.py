@@ -229,7 +229,7 @@ class ReplicaWork(ObjectWork, ABC):
 
     @property
     def proxy_inputs(self) -> Mapping[str, str]:
-        """What a data proxy is told, beside its engine's URL and the key."""
+        """Inputs of a data proxy besides its engine's URL and the key."""
         return {}
 
     @property
@@ -325,7 +325,7 @@ class ReplicaWork(ObjectWork, ABC):
     def drain(
         self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None
     ) -> tuple[int, ...]:
-        """No new picks, running requests finish; ``seconds`` None: as long as the spec says."""
+        """Stop new requests and let running ones finish. ``seconds`` None: as long as the spec allows."""
         args = {**self._router, "seconds": self.drain_s if seconds is None else seconds}
         needs = (*needs, *self.service.router_ready, *self.service.synced)
         add = self.build.add

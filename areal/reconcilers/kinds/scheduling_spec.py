@@ -29,7 +29,7 @@ _SLURM_ONLY = {
 
 @dataclass(frozen=True)
 class Placement:
-    """Of one process: ``resources``, ``env`` and the settings of its scheduler, as a spec has them."""
+    """Placement of one process: ``resources``, ``env`` and scheduler settings, in the form of a spec."""
 
     resources: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)

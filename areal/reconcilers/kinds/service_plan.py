@@ -86,13 +86,14 @@ def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[
 
 
 def inference_inputs(spec: InferenceServiceSpec | AgentServiceSpec, url: str) -> dict[str, str]:
-    """What a process is told of the inference service that it records at. ``url`` "": not known yet."""
+    """Inputs of a process that records at an inference service. ``url`` "": not known yet."""
     source = key_input(spec).get(KEY_INPUT, "generated")
     return {**({"inferenceUrl": url} if url else {}), "inferenceKeyFrom": source}
 
 
 def called_inputs(planning: Planning, spec: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
-    """Those of an agent service's processes, where the inference service that it calls is in sight."""
+    """Inputs of an agent service's processes, from the inference service that it calls; empty where the plan does not
+    know it."""
     called = spec.inference if isinstance(spec, AgentServiceSpec) else None
     view: ServiceView | None = planning.views.get(f"InferenceService/{called.service}") if called is not None else None
     if view is None:

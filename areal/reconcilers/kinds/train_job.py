@@ -86,7 +86,7 @@ class TrainJobController(KindController):
         return Completion(running=now.phase is not JobPhase.STOPPED)
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
-        """Its step, since when it runs, and how long it takes."""
+        """The job's current step, the time since its start, and its estimated end."""
         from areal.reconcilers.context import Progress
         from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
@@ -111,7 +111,7 @@ class TrainJobController(KindController):
         return not spec.get("suspend") and (spec.get("resources") or {}).get("gpus") != 0
 
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
-        """On several nodes: where they meet."""
+        """The rendezvous of a job on several nodes; None for one node."""
         return Endpoint() if ((spec.get("resources") or {}).get("nodes") or 1) > 1 else None
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:

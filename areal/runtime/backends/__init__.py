@@ -25,7 +25,7 @@ Crash = Callable[[str], None]
 
 
 def _no_crash(point: str) -> None:
-    """No fault is injected."""
+    """Inject no fault."""
 
 
 def open_backend(name: str, home_root: Path, *, lease_dir: Path | None = None, crash: Crash = _no_crash) -> Backend:
@@ -58,7 +58,7 @@ class Backends(RunControl):
         return self._opened[name]
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
-        """By the backend ``spec.backend``, as ``Backend.start``."""
+        """Start a run by the backend ``spec.backend``; see ``Backend.start``."""
         backend = self.named(spec.backend)
         if spec.backend != LOCAL:
             folder = self._home_root / _USED
@@ -67,14 +67,14 @@ class Backends(RunControl):
         return backend.start(spec, on_pid=on_pid)
 
     def capacity(self, names: Collection[str] | None = None) -> Capacity:
-        """Of the backends named, or of all in use."""
+        """Capacity of the named backends, or of all that are in use."""
         found = [self.named(name).capacity() for name in (self._names() if names is None else sorted(names))]
         gpus = tuple(gpu for each in found for gpu in each.gpus)
         squatters = {gpu: holder for each in found for gpu, holder in each.squatters.items()}
         return Capacity(gpus, squatters, {name: count for each in found for name, count in each.queued.items()})
 
     def release_claims(self) -> None:
-        """Of every backend, all ports and GPUs that were claimed and not started."""
+        """Release all ports and GPUs that were claimed and not started, of every backend."""
         for backend in list(self._opened.values()):
             backend.release_claims()
 

@@ -158,7 +158,7 @@ class RunState:
 
     @property
     def death(self) -> str:
-        """What ended it, in words. Where its supervisor died, ``last_exit`` is that of an earlier start."""
+        """Why the run ended, in words. Where its supervisor died, ``last_exit`` is that of an earlier start."""
         if self.last_exit is None or (self.phase is Phase.DEAD and self.reason):
             return self.reason
         return self.last_exit.reason
@@ -240,7 +240,7 @@ class Problem:
 
 
 class RunControl(Protocol):
-    """Everything that can be done with runs that exist, by uid: of one backend, or of all that a home uses."""
+    """Operations on existing runs, by uid: of one backend, or of all backends of a home."""
 
     def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
         """The state of every run of this home, or of those named, by uid; a uid without a record is left out.
@@ -303,9 +303,9 @@ class Backend(RunControl, Protocol):
         ...
 
     def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
-        """Before anything is started: a run of ``nodes`` nodes with ``gpus`` GPUs on each, of an object with these
-        settings (``spec.scheduler``), can be placed at some time. Raises NoCapacity for more than there is,
-        InvalidManifest for a setting that names nothing of the cluster, ArealError where that cannot be asked."""
+        """Check, before anything starts, that the cluster can ever place a run of ``nodes`` nodes with ``gpus`` GPUs
+        each under these settings (``spec.scheduler``). Raises NoCapacity where it is too small, InvalidManifest for a
+        setting that names nothing of the cluster, ArealError where the cluster does not answer."""
         ...
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
@@ -315,7 +315,7 @@ class Backend(RunControl, Protocol):
         ...
 
     def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
-        """As ``claim_ports`` for free GPUs, by UUID: two starts in parallel never choose the same one."""
+        """Claim free GPUs, by UUID, as ``claim_ports`` does ports: parallel starts never choose the same one."""
         ...
 
     def release_claims(self, ports: Iterable[int] | None = None) -> None:

@@ -157,7 +157,7 @@ class ClusterBackend(ABC):
             return known[1]
 
     def _forget_jobs(self, uid: str = "", job: Job | None = None) -> None:
-        """What was known has changed; by no more than ``job``, where it is given: a start of many asks once."""
+        """Drop the cached jobs after a change. With ``job``, replace that one only: a start of many queries once."""
         with self._lock:
             self._changes += 1
             known = self._jobs
@@ -269,7 +269,7 @@ class ClusterBackend(ABC):
 
     @abstractmethod
     def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
-        """As ``base.Backend``."""
+        """See ``base.Backend``."""
 
     @abstractmethod
     def submit(self, spec: RunSpec, folder: str) -> Job | None:

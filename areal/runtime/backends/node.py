@@ -119,7 +119,7 @@ def node_rank(environ: Mapping[str, str]) -> int:
 
 
 def seen_gpus(environ: Mapping[str, str]) -> list[str]:
-    """What the scheduler gave this process, as indices or UUIDs."""
+    """The GPUs that the scheduler gave this process, as indices or UUIDs."""
     return [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
 
 
@@ -235,7 +235,7 @@ def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str],
 
 
 def _wait(shim: subprocess.Popen[bytes], watched: str | None, folder: str) -> None:
-    """Until the shim has ended. Each order is obeyed once each time that it is written."""
+    """Wait until the shim has ended, and carry out each order each time that it is written."""
     ended, poller = os.pidfd_open(shim.pid), select.poll()
     poller.register(ended, select.POLLIN)
     written: dict[str, int] = {}

@@ -128,7 +128,7 @@ class RayApi:
         return parse_load(self.call("GET", "/api/cluster_status"))
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Nothing where the job is there already. A head that has just started is given time."""
+        """Submit the job; nothing to do where it exists already. A head that has just started is given time."""
         deadline = time.monotonic() + _SUBMIT_S
         while True:
             try:
@@ -299,7 +299,7 @@ class RayBackend(ClusterBackend):
         return found
 
     def _with_node(self, uid: str, job: Job, nodes: int) -> Job:
-        """What the node program and the driver of a running job have recorded."""
+        """Add to a running job what its node program and driver have recorded."""
         if job.state is not JobState.RUNNING:
             return job
         folder = self.store.folder(uid)

@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _supervise(ray: Any, error_type: type[Exception], run_dir: str, actors: Sequence[Any], ends: dict[Any, int]) -> int:
-    """Until the first end; then the others have a while to end too, and are killed."""
+    """Wait for the first actor to end. The others then have a grace period, and are killed."""
     done, left = ray.wait(list(ends), num_returns=1)
     rank = ends[done[0]]
     try:

@@ -103,7 +103,7 @@ def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) 
 
 
 def submission_id(uid: str, home: str) -> str:
-    """Of the run's job: two homes may have a run of one name in a cluster."""
+    """The submission id of the run's job: two homes may have a run of the same name in one cluster."""
     return f"{uid}.{home}"
 
 
@@ -192,7 +192,7 @@ def wants_in(entry: Mapping[str, Any]) -> RayWants:
 
 
 def cause_of(entry: Mapping[str, Any]) -> Cause:
-    """Of a job that has ended. A stop by areal itself is told apart by the run's ``stop.json``."""
+    """Why a job has ended. The run's ``stop.json`` tells a stop by areal itself apart."""
     message = str(entry.get("message") or "").lower()
     if entry["status"] == "STOPPED":
         return Cause.CANCELLED

@@ -149,7 +149,8 @@ class SlurmBackend(ClusterBackend):
         return ""
 
     def _last_words(self, uid: str) -> str:
-        """Of a job that failed. Its log is opened before anything of it runs: without one its node could not."""
+        """The last log line of a job that failed. Slurm opens the log before it runs anything: without a log, the node
+        could not write it."""
         if os.path.exists(self._job_log(uid)) or self._job_of_node(uid):
             return last_words(tail([self._job_log(uid)], 8))
         return f"its node could not write to {self.home}: $AREAL_HOME has to be a folder that every node sees"
@@ -158,7 +159,7 @@ class SlurmBackend(ClusterBackend):
         return f"{self.store.folder(uid)}/{records.LOG_FOLDER}/{JOB_LOG}"
 
     def log_paths(self, uid: str) -> tuple[str, ...]:
-        """What Slurm and set-up commands said, the logs of further nodes, then the component's."""
+        """The log of Slurm and of set-up commands, the logs of further nodes, then the component's log."""
         folder = Path(self.store.folder(uid))
         said = [self._job_log(uid)] if _size(self._job_log(uid)) else []
         parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
@@ -217,7 +218,7 @@ def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
 
 
 def _signal(name: str, state: RunState) -> None:
-    """To the node programs: the batch script's own process, or every task of the step."""
+    """Send a signal to the node programs: the batch script's own process, or every task of the step."""
     batch = () if in_steps(state.spec, _options(state.spec.scheduler)) else ("--batch",)
     done = _run("scancel", f"--signal={name}", *batch, state.job_id)
     words = error_words(done.stderr)

@@ -98,13 +98,13 @@ def placement_options(options: Slurm) -> list[str]:
 
 
 def comment(home: str) -> str:
-    """By which a home knows its own jobs."""
+    """The comment by which a home recognizes its own jobs."""
     return f"areal:{home}"
 
 
 def _reserved(spec: RunSpec) -> dict[str, float]:
-    """Of the one component that computes, on each node: those of ``spec.resources`` are of each process. The others are
-    small."""
+    """Resources of each process of the component that computes, on each node, from ``spec.resources``. Other components
+    are small and reserve none."""
     if spec.component not in ("engine", "driver"):
         return {}
     resources = spec.spec.get("resources") or {}
@@ -126,7 +126,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 
 
 def size_bytes(size: str) -> float:
-    """Of a quantity such as ``64Gi``. Raises ValueError."""
+    """Bytes of a quantity such as ``64Gi``. Raises ValueError."""
     match = _SIZE.fullmatch(size)
     if match is None:
         raise ValueError(f"{size!r} is not a size")
@@ -183,7 +183,7 @@ class SlurmJob:
         return self.state in _ENDED and not self.completing
 
     def job(self, last_words: str = "") -> Job:
-        """As the contract of backends has it. ``last_words``: of the job's log, for one that failed."""
+        """The job in the form of the backend contract. ``last_words``: the last log line of a job that failed."""
         if self.state in _QUEUED:
             cause = Cause.REQUEUED if self.requeues else Cause.NONE
             # The estimate is not the scheduler's reason: "None" is what Slurm says before it has looked at a job.
@@ -250,7 +250,7 @@ def _of_entry(entry: Mapping[str, Any]) -> SlurmJob:
 
 
 def parse_sacct(text: str) -> list[SlurmJob]:
-    """Of ``sacct --parsable2 --noheader --format=JobID,State,End,NodeList,ExitCode``, steps left out."""
+    """Jobs from ``sacct --parsable2 --noheader --format=JobID,State,End,NodeList,ExitCode``; steps are left out."""
     jobs = []
     for line in text.splitlines():
         fields = line.split("|")
@@ -268,7 +268,7 @@ def parse_sacct(text: str) -> list[SlurmJob]:
 
 
 def gpus_of_gres(gres: str) -> int:
-    """Of a node, ``gpu:8`` or ``gpu:a100:4(S:0-1),gpu:h100:2``."""
+    """The number of a node's GPUs, from ``gpu:8`` or ``gpu:a100:4(S:0-1),gpu:h100:2``."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,()]*[^:,()0-9][^:,()]*)?:([0-9]+)", gres)
     return sum(map(int, counts))
 
@@ -314,7 +314,7 @@ def _moment(text: str) -> float | None:
 
 
 def newest(jobs: Iterable[SlurmJob], home: str) -> dict[str, SlurmJob]:
-    """By name, the jobs of a home: of two of one name the one that has not ended, else the later."""
+    """A home's jobs by name. Of two jobs of one name: the one that has not ended, else the later one."""
     found: dict[str, SlurmJob] = {}
     for job in sorted(jobs, key=lambda job: (not job.is_over, len(job.job_id), job.job_id)):
         if job.comment == comment(home):
@@ -327,7 +327,7 @@ _ECHO = re.compile(r"task [0-9,-]+: (Exited|Terminated|Killed)|Terminating StepI
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Of the log of a job that failed: the last line that names a fault, else the last one."""
+    """The last line of a failed job's log that names a fault, else its last line."""
     said = [line.strip() for line in lines if line.strip()]
     faults = [line for line in said if _FAULT.search(line) and not _ECHO.search(line)]
     return (faults or said or [""])[-1]

@@ -84,7 +84,7 @@ def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int)
 def _become(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int, failure_fd: int, shim_pid: int
 ) -> None:
-    """In the child: never returns."""
+    """Execute the component, in the child process; never returns."""
     try:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != shim_pid:  # the shim died before the line above

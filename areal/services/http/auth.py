@@ -151,7 +151,8 @@ class Authenticator:
 
 
 def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
-    """Without a key a browser is the danger: a foreign page could resolve its name to this machine, or post to it."""
+    """Refuse requests of foreign web pages where there is no key: a page could resolve its name to this machine, or
+    post to it."""
     host, origin = headers.get("Host", ""), headers.get("Origin")
     if not _is_this_machine(host):
         message = f"host {host!r} is not allowed: without an admin key only localhost or an address is"

@@ -26,7 +26,7 @@ class CallFailed(Exception):
 
 
 class NotConnected(CallFailed):
-    """No connection came about: the other side has not seen the call."""
+    """The connection was not made: the other side has not seen the call."""
 
 
 class ResponseLost(CallFailed):

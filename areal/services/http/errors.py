@@ -75,8 +75,8 @@ class ErrorForm:
 
 
 class _ResponsesForm(ErrorForm):
-    """Of the Responses API: its own event, and the object by which clients tell an error from an event they do not
-    know. Its number follows that of the event before."""
+    """Errors of the Responses API: its own event, and the object by which clients tell an error from an event they do
+    not know. The event's number follows that of the event before."""
 
     def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
         numbers = _SEQUENCE.findall(last_part)

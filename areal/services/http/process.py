@@ -31,7 +31,7 @@ _libc = ctypes.CDLL(None, use_errno=True)  # loaded here: between fork and exec 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and how a component listens. Port 0 takes a free one."""
+    """The address of a component. Port 0 takes a free one."""
 
     host: str
     port: int

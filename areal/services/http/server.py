@@ -328,7 +328,7 @@ class HttpConnection(asyncio.Protocol):
     # Called for the handlers.
 
     def want_body(self, request: Request) -> None:
-        """Somebody waits for the rest of the body."""
+        """Resume reading: a handler waits for the rest of the body."""
         if request.expects_continue:
             request.expects_continue = False
             if request.size == 0:
@@ -375,12 +375,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(head)
 
     def write_raw(self, data: bytes) -> None:
-        """Of an upgraded connection."""
+        """Write bytes to an upgraded connection."""
         self._check_not_lost()
         self._transport.write(data)
 
     def hold_input(self, hold: bool) -> None:
-        """Of an upgraded connection."""
+        """Pause or resume reading from an upgraded connection."""
         if hold != self._read_paused and not self._lost and not self._closing:
             self._read_paused = hold
             (self._transport.pause_reading if hold else self._transport.resume_reading)()

@@ -128,7 +128,7 @@ class Lifetime:
         return self._draining.is_set()
 
     def drain(self) -> None:
-        """From now on not ready; whoever holds a stream without end (``wait_draining``) ends it."""
+        """Become not ready for good. Handlers of endless streams (``wait_draining``) end them."""
         self._draining.set()
         self.news.set()
 

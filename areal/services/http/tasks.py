@@ -77,7 +77,7 @@ class Watchdog:
         self._expired = False
 
     def kick(self, ago_s: float = 0.0) -> None:
-        """There was progress ``ago_s`` seconds ago."""
+        """Note progress made ``ago_s`` seconds ago."""
         self._last = self._loop.time() - ago_s
 
     async def __aenter__(self) -> Watchdog:

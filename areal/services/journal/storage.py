@@ -149,7 +149,7 @@ def lock_folder(path: Path) -> JournalFolder | None:
 
 
 def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:
-    """As ``lock_folder``, but somebody who only looks whether the lock is free is waited for."""
+    """Lock the folder as ``lock_folder`` does, waiting for a process that only tests the lock."""
     deadline = time.monotonic() + patience_s
     while (folder := lock_folder(path)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -387,7 +387,7 @@ class Journal(ABC):
 
     @abstractmethod
     def live_sessions(self) -> int:
-        """How many sessions have not ended."""
+        """The number of sessions that have not ended."""
 
     @abstractmethod
     def is_spent(self) -> bool:
@@ -399,7 +399,7 @@ class Journal(ABC):
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """While a call of a session runs. Raises 421 where the journal was left to another process."""
+        """Hold the journal open during a call of a session. Raises 421 where another process has the journal now."""
         if self._closed:
             raise held_elsewhere()
         self._uses += 1
@@ -412,7 +412,7 @@ class Journal(ABC):
                 self._idle.set()
 
     async def check_writable(self) -> None:
-        """After a failed commit, try one: nothing begins that cannot be recorded. Raises 507, 500."""
+        """Try a commit after a failed one, so that nothing begins that cannot be recorded. Raises 507, 500."""
         if self.commits.failing is not None:
             await self.commits.run(
                 lambda: self._db.execute("INSERT OR REPLACE INTO about VALUES ('tried_at', ?)", (str(self.clock()),))

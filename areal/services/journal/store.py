@@ -263,7 +263,7 @@ async def open_journal_store(
 
 
 def _first_free(root: Path, uid: str) -> JournalFolder:
-    """Of the folders to try: a sibling may have adopted ours while we were away."""
+    """The first folder that can be locked: a sibling may have adopted our folder while we were away."""
     names = [uid, *(f"{uid}-{number}" for number in range(2, _MOST_OWN_FOLDERS))]
     return next(filter(None, (wait_for_lock(root / name, _LOOKED_AT_S) for name in names)))
 

@@ -119,7 +119,7 @@ class BroadcastGroup:
         self.broadcast(body, await_bytes=await_bytes)
 
     def leave(self) -> None:
-        """Its connections go with it; who waits in it stops."""
+        """Close the group's connections and end every wait in it."""
         self._given_up.set()
 
     def _by_bucket(self, body: Tensor, bucket: Tensor, await_bytes: Await) -> None:
@@ -135,8 +135,8 @@ class BroadcastGroup:
 
 
 class NamedGroup:
-    """As SGLang's ``/init_weights_update_group`` makes it: torch's group behind the group's name as a prefix of the
-    store, beside the default group, and a broadcast a tensor."""
+    """A group that SGLang's ``/init_weights_update_group`` joins: torch's group beside the default group, with the
+    group's name as a prefix of the store, and one broadcast a tensor."""
 
     def __init__(self, store: Any, size: int, timeout_s: float, name: str, device: torch.device) -> None:
         import torch.distributed.distributed_c10d as c10d

@@ -43,7 +43,7 @@ class TransferProgress:
             self._changed.notify_all()
 
     def fail(self, why: str) -> None:
-        """No more will come."""
+        """End the transfer: no more bytes will come."""
         with self._changed:
             self._failure = self._failure or why
             self._changed.notify_all()
@@ -193,7 +193,7 @@ def layout_of(weights: Iterable[tuple[str, Tensor]]) -> Layout:
 
 
 def read_layout(given: object) -> Layout:
-    """One that came as JSON. Raises ValueError."""
+    """Read a layout from JSON. Raises ValueError."""
     try:
         layout = tuple((str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in given)  # type: ignore[attr-defined]
     except TypeError as error:

@@ -55,8 +55,8 @@ class WeightPublisher(Protocol):
         ...
 
     def send(self, version: int) -> None:
-        """To workers that wait for it; nothing to do where they read it themselves. Raises RuntimeError where one is
-        lost."""
+        """Send the version to workers that receive a broadcast; workers that read the weights themselves need nothing.
+        Raises RuntimeError where a worker is lost."""
         ...
 
     @property

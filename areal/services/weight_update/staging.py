@@ -112,16 +112,16 @@ class FolderPublisher:
         return {"root": str(self.root), "mark": mark, "word": word}
 
     def join(self) -> None:
-        """Nothing to do: each worker proved when it connected that it reaches the folder."""
+        """Do nothing: each worker proved when it connected that it reaches the folder."""
 
     def leave(self) -> None:
-        """Nothing to do: a folder has no connections."""
+        """Do nothing: a folder has no connections."""
 
     def settle(self) -> None:
-        """Nothing to do: ``write`` has staged all weights."""
+        """Do nothing: ``write`` has staged all weights."""
 
     def send(self, version: int) -> None:
-        """Nothing to do: workers read the weights themselves."""
+        """Do nothing: workers read the weights themselves."""
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
         """Raises ArealError naming the folder when it cannot be written; the earlier version stays published."""

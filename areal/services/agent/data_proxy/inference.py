@@ -94,7 +94,7 @@ class RlSessions:
             raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
     async def start(self, metadata: Mapping[str, Any]) -> RlSession | None:
-        """One of ours; None without an inference service. Raises 502, 503 where that starts none."""
+        """Start an RL session; None without an inference service. Raises 502, 503 where the service starts none."""
         if self._access is None:
             return None
         task = metadata.get("task_id")
@@ -135,7 +135,7 @@ class RlSessions:
         return None if reply.object().get("state") == "active" else "it has ended"
 
     def access(self, session: SessionEntry) -> ModelAccess | None:
-        """What the session's agent calls its model with."""
+        """The address, key and model of the session's agent for its model calls."""
         if session.inference is None:
             return None
         rl = self._own(session.inference)
@@ -177,7 +177,7 @@ class RlSessions:
         return reply
 
     async def end(self, rl: RlSession | None, exported: RlSession | None = None) -> None:
-        """One of ours. What does not end now ends by its time to live."""
+        """End an RL session that we started. One that cannot be ended now ends by its time to live."""
         if rl is None or rl.session_id is None or self._access is None or rl == exported:
             return
         try:
@@ -197,7 +197,8 @@ class RlSessions:
     async def _send_as_admin(
         self, method: str, base: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
     ) -> Fetched:
-        """With our key; where that is refused, with the one that is in its file now, if it is another."""
+        """Send with the admin key; where it is refused, once more with the key that its file holds now, if that
+        differs."""
         before = self._admin
         reply = await self._send(method, base, path, before, body, timeout_s)
         if reply.status in _REFUSED:

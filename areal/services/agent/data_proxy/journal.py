@@ -265,7 +265,7 @@ class AgentJournal(Journal):
         return session.conversation
 
     def turns(self, session: SessionEntry) -> list[TurnEntry]:
-        """All of them, in their order. Raises 500 for a damaged one."""
+        """All turns of the session, in order. Raises 500 for a damaged one."""
         query = "SELECT * FROM turns WHERE id>? AND id<? ORDER BY id"
         span = (session.number * _SEQUENCES, (session.number + 1) * _SEQUENCES)
         with self._reading():

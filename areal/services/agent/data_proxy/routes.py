@@ -122,8 +122,8 @@ class PairRoutes:
         return json_response({"sessions": [started], "journal": session.journal.tag}, status=201)
 
     def _journal_for(self, key: str | None, *, reopen: bool) -> AgentJournal:
-        """Where a new session goes. Raises 410 for a key whose session has ended, if not to ``reopen`` it, and 421 for
-        a key of a journal that is elsewhere."""
+        """The journal of a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set, and 421
+        for a key of a journal that another process serves."""
         if key is None:
             return self._store.own
         ended = self._ended(key)
@@ -252,7 +252,7 @@ class PairRoutes:
 
     @property
     def settings(self) -> dict[str, float]:
-        """Those that ``/configure`` changes."""
+        """The settings that ``/configure`` changes."""
         return {
             "idle_timeout": self._idle_timeout,
             "turn_timeout": self._runner.turn_timeout,

@@ -54,9 +54,9 @@ _HELD_BYTES = 64 * 1024
 
 @dataclass(eq=False)
 class TurnCaller:
-    """Whoever sent a message: it gets the turn's events as they come. ``live`` false: it came for a turn that runs
-    already, and is told all of it at its end. ``stream`` false: its events wait for the turn's end, as far as they are
-    few and none begins the agent's own stream. ``behind``: bytes that it got since it lags behind; ``failed``: the end
+    """The sender of a message, who gets the turn's events as they come. ``live`` false: the message joined a running
+    turn, and its sender gets all events at the end. ``stream`` false: the events wait for the turn's end, unless they
+    are many or begin the agent's own stream. ``behind``: bytes sent since the caller lags behind; ``failed``: the end
     of its stream, where those were too many."""
 
     http: Request
@@ -133,7 +133,7 @@ class SessionQueue:
 
 
 class Slots:
-    """As many turns as run at once; ``limit`` may change."""
+    """Limits how many turns run at once; ``limit`` may change."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -196,7 +196,7 @@ class TurnRunner:
 
     @property
     def busy_sessions(self) -> int:
-        """Those with a turn that runs or waits, whether its caller is there or not."""
+        """The number of sessions with a turn that runs or waits, with or without its caller."""
         return len(self._queues)
 
     # -- callers

@@ -81,7 +81,7 @@ class PairWorker:
             self.on_change()
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """After a call that it did not take: whether it is there within ``timeout_s``."""
+        """Whether the worker is ready again within ``timeout_s``, after it did not accept a call."""
         self._ready.clear()
         self._failures = max(self._failures, 1)
         self._look.set()
@@ -96,7 +96,7 @@ class PairWorker:
         return self._http.call("POST", self._url, "/run", self._headers, body)
 
     async def close_session(self, path: str) -> None:
-        """Its agent may forget the session of this ``path``. A worker that does not answer has nothing to forget."""
+        """Let the agent forget the session of this ``path``. A worker that does not answer has nothing to forget."""
         try:
             await self._http.fetch("POST", self._url, path, headers=self._headers, timeout_s=_CLOSE_TIMEOUT_S)
         except (CallFailed, TimeoutError) as error:
@@ -132,7 +132,7 @@ class Transcript:
             self._groups[-1][0].append(event["content"])
 
     def messages(self, summary: str) -> bytes:
-        """A call that the agent told no result of has an empty one: without any, no model would take the messages."""
+        """The turn's messages. A tool call without a result gets an empty one: models refuse a call without any."""
         found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
             said = "".join(text) or None

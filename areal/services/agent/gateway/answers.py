@@ -28,7 +28,7 @@ _NOT_PASSED_ON = frozenset(
 
 
 class TurnAnswer(ABC):
-    """Of one turn: ``event`` takes its events, ``end`` gives what the handler returns."""
+    """The answer to one turn: ``event`` takes its events, ``end`` gives what the handler returns."""
 
     def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
         self._request = request

@@ -127,7 +127,7 @@ _KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)
 
 
 def _last_message(items: Any, where: str) -> str:
-    """What the user said last: the messages after the last one of somebody else. Raises 400."""
+    """The user's newest message: all user messages after the last one of another role. Raises 400."""
     said: list[str] = []
     for place, item in enumerate(items):
         if not isinstance(item, Mapping):

@@ -95,7 +95,7 @@ def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """What a caller says of an RL session of its own. The first and the last come together."""
+    """A caller's own RL session. ``inf_base_url`` and the session's key come together."""
 
     inf_base_url: str | None = None
     inf_model: str | None = None

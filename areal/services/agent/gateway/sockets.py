@@ -224,7 +224,7 @@ def _params(cls: type[Any], params: object) -> Any:
 
 
 def _told(event: Event) -> Event | None:
-    """What a frame says of an event. None for the agent's own stream: its summary comes at the end."""
+    """A frame's payload for an event. None for the agent's own stream: its summary comes at the end."""
     match event["type"]:
         case "delta":
             return {"delta": event["text"]}

@@ -33,7 +33,7 @@ def is_own_code(file: str) -> bool:
 
 
 def place_of(thread: threading.Thread) -> str:
-    """Where it is: the innermost line that is the agent's own."""
+    """The place where the thread is: the innermost line of the agent's own code."""
     frames, frame = [], sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         frames.append(frame)
@@ -54,7 +54,7 @@ class AgentLoop:
         self._thread = threading.Thread(target=self._main, name="agent", daemon=True)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """From any thread. Cancelling the future cancels the task."""
+        """Start a task on the loop, from any thread. Cancelling the future cancels the task."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -88,7 +88,7 @@ class AgentLoop:
 
     @property
     def blocked(self) -> str | None:
-        """Where the agent blocks its loop, and for how long."""
+        """Where the agent blocks its loop and for how long; None where it does not."""
         silent = time.monotonic() - self._asked
         if self._beat >= self._asked or silent < _BLOCKED_S:
             return None

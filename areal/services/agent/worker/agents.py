@@ -133,8 +133,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
-    """By the name of its first parameter; another one is the request beside an emitter, else a method's data, or a
-    function's message."""
+    """The form of an agent function, by the name of its first parameter. Another name is the request where there is an
+    emitter, else a method's data, or a function's message."""
     parameters = _parameters(function)
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         hint = "async def run(request, *, emitter)"
@@ -200,7 +200,7 @@ def _runner(
 
 
 def _data(request: AgentRequest) -> dict[str, Any]:
-    """What a workflow's agent takes."""
+    """The ``data`` argument of a workflow's agent."""
     theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
     return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
 

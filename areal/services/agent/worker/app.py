@@ -86,7 +86,7 @@ class WorkerRoutes:
         return json_response({"status": "ok"})
 
     async def _turn(self, order: WorkerRun, turn: WorkerTurn) -> None:
-        """On the agent's loop. Whatever the agent does, the turn has an end."""
+        """Run a turn on the agent's loop. The turn ends, whatever the agent does."""
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"turn {order.run_id}")
@@ -101,7 +101,7 @@ class WorkerRoutes:
             self.turns.discard(task)
 
     async def close(self) -> None:
-        """On the agent's loop, when all turns are done or cancelled."""
+        """Close the agent on its loop, when all turns are done or cancelled."""
         if self.turns:
             await asyncio.wait(self.turns, timeout=_CANCEL_S)
         await asyncio.wait_for(self._agent.close_all_sessions(), _CLOSE_S)
@@ -114,7 +114,7 @@ def _request(order: WorkerRun) -> AgentRequest:
 
 
 def _failure(error: BaseException) -> tuple[Failure, str]:
-    """Whose fault it is, and what to tell."""
+    """The kind of a failure (``infra`` or ``agent``), and its message."""
     try:
         failure: Failure = "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
         return failure, _error_line(error)
@@ -123,7 +123,8 @@ def _failure(error: BaseException) -> tuple[Failure, str]:
 
 
 def _error_line(error: BaseException) -> str:
-    """Of its first cause, which task groups wrap; with the line that raised, where it is not ours."""
+    """The message of an error's first cause, which task groups wrap, with the line that raised it where that is not
+    ours."""
     frames = traceback.extract_tb(error.__traceback__)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -182,7 +183,7 @@ async def _watch_threads(routes: WorkerRoutes) -> None:
 
 
 def late_threads() -> list[threading.Thread]:
-    """Of turns that were cancelled some time ago."""
+    """Threads of turns that were cancelled some time ago."""
     for thread in [each for each in abandoned_threads if not each.is_alive()]:
         del abandoned_threads[thread]
     return [thread for thread, since in abandoned_threads.items() if time.monotonic() - since > _LATE_S]

@@ -67,7 +67,7 @@ def _json(output: object) -> str:
 
 
 class _Calls:
-    """What the runner streams, as events of the turn."""
+    """Turns the runner's stream into events of the turn."""
 
     def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn

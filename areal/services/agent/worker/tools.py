@@ -95,7 +95,7 @@ class McpConnection:
             await self._lost.wait()
 
     def _lose(self) -> None:
-        """From now on calls wait for the next connection."""
+        """Drop the connection: calls wait for the next one."""
         if self._client.done():
             self._client = asyncio.get_running_loop().create_future()
         self._lost.set()
@@ -186,7 +186,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[li
 
 
 def _shown(error: BaseException) -> str:
-    """Its first cause: task groups wrap it."""
+    """The message of an error's first cause, which task groups wrap."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".removesuffix(": ")

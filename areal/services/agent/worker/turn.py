@@ -109,7 +109,7 @@ class WorkerTurn:
         return self._with_text({"type": "tool_call", "id": known_id, "name": name, "arguments": text or "{}"})
 
     def tool_result(self, name: object, result: object, call_id: object = None) -> Future[None] | None:
-        """Of the call ``call_id``, else of the oldest one of ``name`` that has none."""
+        """Emit the result of the call ``call_id``, else of the oldest call of ``name`` without a result."""
         calls = self._open_calls.get(name, [])
         if not calls or (call_id is not None and call_id not in calls):
             raise AgentFailed(f"a result of {name!r} belongs to no call" + (f" {call_id!r}" if call_id else ""))
@@ -185,7 +185,7 @@ async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def response_of(result: object) -> AgentResponse:
-    """What an agent returned, as a response. Raises AgentFailed."""
+    """The agent's result as a response. Raises AgentFailed."""
     if result is None:
         return AgentResponse()
     if isinstance(result, str):
@@ -203,7 +203,7 @@ def response_of(result: object) -> AgentResponse:
 
 
 def rewarded(result: Any) -> object:
-    """What a workflow's ``run`` returned: its rewards as metadata. Raises AgentFailed."""
+    """The result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed."""
     if result is None or isinstance(result, str | AgentResponse | StreamResponse):
         return result
     rewards = result.values() if isinstance(result, Mapping) else (result,)

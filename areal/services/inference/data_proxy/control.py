@@ -69,7 +69,7 @@ class PauseState:
         self.commands = 0  # how often ``set`` was called: an observation that began before the last one is stale
 
     def set(self, active: bool) -> None:
-        """By one of our controls."""
+        """Set the state by a control of ours."""
         self.commands += 1
         self._change(active)
 
@@ -187,7 +187,7 @@ class PublishedWeights:
 
     @classmethod
     def read(cls, text: str) -> PublishedWeights | None:
-        """None for a malformed record: a file of another release must not keep a model from serving."""
+        """Read a record; None for a malformed one: a file of another release must not keep a model from serving."""
         try:
             return read_fields(cls, json.loads(text), lenient=True)
         except ValueError:

@@ -114,8 +114,8 @@ class ExternalModels:
         return handle
 
     async def register(self, request: Request) -> Response:
-        """With ``dry_run`` the registration is only tried: the API must answer and accept the key. Raises 400, 409,
-        502."""
+        """Register an external model. With ``dry_run`` the registration is only tried: the API must answer and accept
+        the key. Raises 400, 409, 502."""
         body = await read_body(request, RegisterExternal, _BODY_BYTES)
         registered = _registered(body, self.own)
         async with self._lock:
@@ -139,8 +139,8 @@ class ExternalModels:
         return json_response({"status": "ok", "name": name})
 
     async def _put(self, name: str, served: ExternalModel | None) -> None:
-        """On disk first. Running calls keep the model's earlier registration: its connections close with the
-        process."""
+        """Write the registration to disk, then use it. Running calls keep the model's earlier registration: its
+        connections close with the process."""
         wanted = {key: value for key, value in self._served.items() if key != name}
         if served is not None:
             wanted[name] = served

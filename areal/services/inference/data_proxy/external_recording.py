@@ -87,7 +87,7 @@ class CompletionAssembler:
             _join(choice["message"], field_of(chosen, "delta", dict, {}))
 
     def completion(self) -> dict[str, Any] | None:
-        """None when the answer is not complete."""
+        """The completion; None when the answer is not complete."""
         if not self._choices or any(choice.get("finish_reason") is None for choice in self._choices.values()):
             return None
         choices = [self._choices[index] for index in sorted(self._choices)]

@@ -281,7 +281,7 @@ class EngineJob:
 
 @dataclass
 class GenerationCall:
-    """A call that is ready to run."""
+    """A call with all that it needs to run."""
 
     request: Request
     generation: GenerationRequest
@@ -360,7 +360,8 @@ class Generator:
         timer = call.timer
 
         def excused() -> bool:
-            """There was progress after all, the engine is paused, or the call is queued in a busy one."""
+            """Whether the silence is no failure: there was progress, the engine is paused, or the call is queued in a
+            busy one."""
             idle_s = time.perf_counter() - timer.last_token
             if idle_s < call.timeout_s:
                 watchdog.kick(idle_s)

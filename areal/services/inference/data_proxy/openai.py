@@ -62,8 +62,8 @@ class Parsers:
 
 
 def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
-    """By name. Without a name calls are parsed in the format that the chat template shows, and reasoning stays content.
-    Raises UsageFault for an unknown name."""
+    """The parsers by name. Without a name, calls are parsed in the format that the chat template shows, and reasoning
+    stays content. Raises UsageFault for an unknown name."""
     if tool_call_parser is None:
         tools = detect_tool_format(template or "")
     else:

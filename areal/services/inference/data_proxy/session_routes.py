@@ -257,7 +257,7 @@ class TrajectoryRoutes:
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
     async def export(self, request: Request) -> Response:
-        """With ``dry_run`` nothing is exported: the response tells whether it could be."""
+        """Export trajectories. With ``dry_run`` nothing is exported: the response tells whether it could be."""
         body = await read_body(request, ExportTrajectories, _EXPORT_BODY_BYTES)
         wanted = self._export_request(body)
         # Sessions of several journals are put together by the gateway alone.
@@ -313,8 +313,8 @@ class TrajectoryRoutes:
         return json_response({"status": "ok", "released": released})
 
     async def lease(self, request: Request) -> Response:
-        """With ``limit=0`` nothing is leased; the response tells whether anything could be. ``skipped``: ready
-        trajectories that cannot be exported."""
+        """Lease ready trajectories. With ``limit=0`` nothing is leased; the response tells whether anything could be.
+        ``skipped``: ready trajectories that cannot be exported."""
         limit = query_int(request, "limit", 1, 0, _MOST_ITEMS)
         wait_s = query_seconds(request, "wait", _LONGEST_WAIT_S)
         kind = parse_kind(request.query.get("kind"))

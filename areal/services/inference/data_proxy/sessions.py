@@ -91,7 +91,7 @@ class CallerResolver:
         raise unknown_key()
 
     def resolve_active(self, headers: Mapping[str, str]) -> Caller:
-        """As ``resolve``; raises 409 for a session that has ended."""
+        """Resolve the caller as ``resolve`` does; raises 409 for a session that has ended."""
         caller = self.resolve(headers)
         session = caller.journal.session(caller.session)
         if session is None or session.state is not SessionState.ACTIVE:

@@ -134,7 +134,7 @@ class TextStream(Protocol):
 
 
 class ByteStream:
-    """For byte-level tokenizers: each token is bytes, so the text is their incremental UTF-8 decoding."""
+    """Text of a byte-level tokenizer, whose tokens are bytes: their incremental UTF-8 decoding."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
@@ -160,10 +160,9 @@ class ByteStream:
 
 
 class WindowStream:
-    """For every other tokenizer: decodes a short window of the newest tokens, with and without the new ones.
+    """Text of every other tokenizer: decodes a short window of the newest tokens, with and without the new ones.
 
-    ``context`` tokens before the new ones settle how their text begins (a leading space, for one).
-    """
+    ``context`` tokens before the new ones settle how their text begins (a leading space, for one)."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode

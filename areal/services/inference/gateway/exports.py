@@ -110,7 +110,7 @@ class ExportRoutes:
         return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
-        """From every data proxy that has something, none waiting for another."""
+        """Lease trajectories from every data proxy that has some; none waits for another."""
         keepers, headers = self._journals.keepers(), self._journals.for_admin(request)
         wait_s = query_seconds(request, "wait", 300.0)
         if len(keepers) == 1:

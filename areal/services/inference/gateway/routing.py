@@ -125,7 +125,7 @@ class LiveTable:
         return next(iter(models.values()), None)
 
     def _with_adapter(self, name: str) -> ModelEntry | None:
-        """By ``adapter`` alone where one model has it; of several, the name must say which."""
+        """The model of a name ``model:adapter``, or of ``adapter`` alone where one model has it."""
         base, colon, adapter = name.partition(":")
         if colon and base in self.snapshot.models:
             model = self.snapshot.models[base]

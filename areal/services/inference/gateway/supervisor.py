@@ -133,7 +133,7 @@ class Supervisor:
 
 
 def _begin_child(supervisor: int) -> None:
-    """In the child, before it is a relay: it ends with its supervisor from its first moment on."""
+    """Prepare the child process before it is a relay: it ends with its supervisor from its first moment on."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     die_with_parent(supervisor)
 

@@ -80,7 +80,7 @@ class TurnIndex(Protocol):
 
 @dataclass(frozen=True)
 class StoredTurns:
-    """Those of ``session`` from row ``low`` on, on disk."""
+    """The turns of ``session`` from row ``low`` on, on disk."""
 
     tables: SessionTables
     session: int
@@ -208,7 +208,7 @@ class CachedTurns:
 
 
 class SessionCache:
-    """By number and by the digest of their keys; the least used go first."""
+    """Sessions by number and by the digest of their keys; evicts the least recently used."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
@@ -253,7 +253,8 @@ class SessionCache:
     # -- for changes
 
     def pending(self, number: int) -> PendingSession | None:
-        """None for a session that is not here, or that this batch has changed otherwise: the tables know it."""
+        """The session's pending changes; None for a session that is not cached, or that this batch has changed
+        otherwise: the tables know it."""
         held = self._sessions.get(number)
         pending = self._pending.get(number)
         if held is None or (pending is None and number in self._pending):
@@ -411,7 +412,7 @@ def record(
 
 
 class _InteractionRow(NamedTuple):
-    """In the order of the table's columns."""
+    """A row in the order of the table's columns."""
 
     id: int
     session: int

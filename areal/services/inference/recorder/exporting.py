@@ -108,7 +108,7 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
 
 
 def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | RewardOverflow) -> dict[str, Any]:
-    """Of ``errors``."""
+    """An entry of ``errors``."""
     return {"session_id": session_id, "trajectory_id": trajectory, "code": error.code, "message": str(error)}
 
 

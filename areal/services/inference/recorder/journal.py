@@ -306,7 +306,8 @@ class SessionJournal(Journal):
     def _seal(
         self, number: int, value: float, request: ExportRequest | None, now: float
     ) -> tuple[StoredExport, Export] | None:
-        """None where the session is to be exported apart: the reward stays, whatever keeps its rows."""
+        """Reward the trajectory and export it; None where the session has to be exported apart. The reward stays in
+        either case."""
         changes.reward(self._write, number, value, None, now, 0.0)
         if request is None:
             return None
@@ -405,7 +406,7 @@ class SessionJournal(Journal):
         return await self._read_apart(lambda tables: [load(tables, item) for item in items])
 
     def session_id(self, number: int) -> str | None:
-        """Of a session, damaged or not; None where there is none."""
+        """The id of a session, damaged or not; None where there is none."""
         return self._look(lambda tables: tables.session_id(number))
 
     def ready_online(
@@ -441,7 +442,7 @@ class SessionJournal(Journal):
             return read(self._read)
 
     async def _read_apart(self, read: Callable[[SessionTables], _T]) -> _T:
-        """In a thread, on one snapshot: the event loop writes between two queries of it."""
+        """Read in a thread, on one snapshot: the event loop writes between two queries of it."""
 
         def read_at_once() -> _T:
             db = self._far.db

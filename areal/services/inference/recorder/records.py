@@ -198,7 +198,7 @@ class RecordedTurn:
         return self.finish_reason == TRUNCATED
 
     def size(self) -> dict[str, int]:
-        """Its lengths, for people."""
+        """Lengths of the entry, for logs."""
         return {}
 
 
@@ -288,7 +288,7 @@ def unpack(data: bytes, what: str) -> PackedInteraction:
 
 
 def token_array(values: Sequence[int]) -> array[int]:
-    """As ``array("i", values)``, in a quarter of its time; an array that is one already is given back."""
+    """The same as ``array("i", values)``, in a quarter of its time; an array is returned unchanged."""
     if isinstance(values, array):
         return values
     tokens = array("i")
@@ -302,7 +302,7 @@ def version_runs(versions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def checksum(*values: object) -> int:
-    """Of a control row's columns, stored beside them."""
+    """The checksum of a control row's columns, stored beside them."""
     return zlib.crc32(repr(values).encode())
 
 
@@ -320,7 +320,7 @@ class PrefixMatch:
 
 
 class RecentTurns:
-    """By row id; the least used go first."""
+    """Turns by row id; evicts the least recently used."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -401,8 +401,8 @@ class CallsInFlight:
         self._by_key: dict[tuple[tuple[str, int], bytes], CallInFlight] = {}
 
     async def join(self, call: CallIdentity) -> int | None:
-        """While a call that this one repeats is in flight, wait for it: where its answer is recorded. None when there
-        is none, or when it failed. Raises 422 for a key used with another body."""
+        """Wait for a call in flight that this one repeats, and return where its answer is recorded. None when there is
+        none, or when it failed. Raises 422 for a key used with another body."""
         while (flight := self._leader(call)) is not None:
             if flight.call.digest != call.digest:
                 raise other_body()
@@ -425,7 +425,7 @@ class CallsInFlight:
 
     @contextlib.contextmanager
     def leading(self, call: CallIdentity) -> Iterator[CallInFlight]:
-        """While it is entered, others that repeat this call wait until it is over, whether it succeeds or fails."""
+        """Lead a call: others that repeat it wait until it is over, whether it succeeds or fails."""
         flight = CallInFlight(call)
         same = self._by_digest.setdefault((call.session, call.digest), [])
         same.append(flight)

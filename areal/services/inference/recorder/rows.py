@@ -40,7 +40,7 @@ def own_reward(turn: RecordedTurn) -> float:
 
 
 def discounted_rewards(turns: Sequence[RecordedTurn], discount: float) -> dict[int, float]:
-    """By sequence number: ``r_i += discount * r_child``, over every child along the tree."""
+    """Returns by sequence number: ``r_i += discount * r_child``, over every child along the tree."""
     rewards = {turn.seq: own_reward(turn) for turn in turns}
     for turn in reversed(turns):
         if turn.parent is not None and turn.parent in rewards:
@@ -158,7 +158,7 @@ PADDINGS: dict[str, int | bool] = {
 
 
 def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[TrainingRow]:
-    """Of a trajectory whose turns have tokens."""
+    """Training rows of a trajectory whose turns have tokens."""
     abouts = _abouts(trajectory)
     if style is Style.INDIVIDUAL:
         returns = discounted_rewards(trajectory.turns, discount)

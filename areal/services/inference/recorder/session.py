@@ -89,7 +89,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlacement:
-    """Where a new interaction goes: ``trajectory``, new or not; ``before`` is what became of the last one."""
+    """The trajectory of a new interaction, new or not; ``before`` is what became of the last one."""
 
     trajectory: Trajectory
     opened: bool
@@ -123,8 +123,9 @@ def _ready(trajectory: Trajectory, how: SealReason, at: float) -> Trajectory:
 def place_turn(
     session: SessionRecord, last: Trajectory | None, seq: int, now: float, limit: int | None, *, same_kind: bool = True
 ) -> TurnPlacement:
-    """Where the interaction with number ``seq`` goes. ``limit``: how many a trajectory of the human-in-the-loop
-    session may hold. A fuller one, and one of another kind, stays open. Raises 409 for a session that ended."""
+    """The trajectory of the interaction with number ``seq``. ``limit``: how many interactions a trajectory of the
+    human-in-the-loop session may hold. A fuller one, and one of another kind, stays open. Raises 409 for a session that
+    ended."""
     if session.state is not SessionState.ACTIVE:
         raise ApiError(409, "the session has ended", code="session_ended")
     if last is None:
@@ -140,7 +141,7 @@ def place_turn(
 
 
 def parse_kind(text: str | None) -> TrajectoryKind | None:
-    """Of a query. Raises 400."""
+    """The kind of trajectory in a query. Raises 400."""
     if text is None:
         return None
     try:

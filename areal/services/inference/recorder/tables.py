@@ -107,7 +107,7 @@ class SessionTables:
         self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
     def save_session(self, session: SessionRecord) -> None:
-        """Everything but its key."""
+        """Save everything of the session but its key."""
         self._changed(session.number)
         query = "UPDATE sessions SET life=?, next_trajectory=?, crc=? WHERE number=?"
         crc = checksum(*map(_plain, _session_values(session)))
@@ -356,7 +356,7 @@ _trajectory_values = attrgetter(*(each.name for each in fields(Trajectory)))
 
 
 def _plain(value: object) -> object:
-    """As SQLite gives it back, so that checksums agree."""
+    """The value as SQLite returns it, so that checksums agree."""
     return int(value) if isinstance(value, int) else value
 
 

@@ -160,7 +160,7 @@ def targets_of(workers: Iterable[WorkerRecord]) -> list[Target]:
 
 @dataclass
 class RegisteredTargets:
-    """Those that registered themselves. Times are monotonic seconds."""
+    """Scrape targets that registered themselves. Times are monotonic seconds."""
 
     _until: dict[str, tuple[Mapping[str, str], float]] = field(default_factory=dict)
 
@@ -213,7 +213,7 @@ class DeclaredFile:
             self._registry.learning = True
 
     def announce(self, url: str | None) -> None:
-        """From now on we listen there."""
+        """Write the router's address, ``url``."""
         self._url = url
         self.write()
 
@@ -339,8 +339,9 @@ class RouterRoutes:
         return self._accepted(model=name)
 
     async def drain(self, request: Request) -> Response:
-        """No new calls for one worker, or ``all``; its sessions move to the model's other workers. With ``stopping`` it
-        goes away after that, and calls of sessions wait; else those of sessions that cannot move are refused."""
+        """Stop new calls to one worker, or ``all``; its sessions move to the model's other workers. With ``stopping``
+        the worker goes away after that, and calls of its sessions wait; without, calls of sessions that cannot move are
+        refused."""
         return await self._set_drained(await read_body(request, NameWorker), True)
 
     async def undrain(self, request: Request) -> Response:
@@ -429,13 +430,13 @@ class RouterRoutes:
         return json_response(self._named(NameWorker(worker_id=request.match_info["worker_id"])).to_json())
 
     async def scrape_targets(self, request: Request) -> Response:
-        """For Prometheus' ``http_sd_configs``."""
+        """Targets for Prometheus' ``http_sd_configs``."""
         own = [target(self._service.address, "router")] if self._service.address else []
         found = [*own, *targets_of(self._registry.workers()), *self._scraped.all(time.monotonic())]
         return json_response(found)
 
     async def register_target(self, request: Request) -> Response:
-        """Something else to scrape, such as a trainer: until its time to live is over."""
+        """Register another scrape target, such as a trainer, for its time to live."""
         try:
             self._scraped.register(await read_body(request, RegisterTarget), time.monotonic())
         except ValueError as error:

@@ -30,7 +30,7 @@ class WorkerHealth:
 
     @property
     def in_doubt(self) -> bool:
-        """Some more answers decide whether it is dead, or back."""
+        """Whether a few more answers decide that the worker is dead, or back."""
         return self.failures > 0 if self.healthy else self.successes > 0
 
     def after(self, answer: Answer, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:

@@ -136,7 +136,7 @@ class _Least:
         equals.append(place)
 
     def pick(self, load: Load) -> WorkerEntry | None:
-        """None where loads became others without a word: it is to be made anew."""
+        """The least loaded worker; None where loads changed without notice and the heap has to be rebuilt."""
         while not (equals := self._equals[self._heap[0]]):
             del self._equals[heapq.heappop(self._heap)]
         worker = self._workers[equals[int(self._dice.random() * len(equals))]]
@@ -144,8 +144,8 @@ class _Least:
 
 
 def _weights(seed: int, digests: Iterable[int]) -> list[int]:
-    """By how much the key that begins with ``seed`` prefers each address: their digests, mixed by Fibonacci hashing,
-    which is what a call pays for each candidate."""
+    """How much the key that begins with ``seed`` prefers each address: their digests, mixed by Fibonacci hashing. A
+    call pays this for each candidate."""
     return [(seed ^ digest) * 0x9E3779B97F4A7C15 & _64_BITS for digest in digests]
 
 
@@ -159,7 +159,7 @@ def _digest_of_address(addr: str) -> int:
 
 
 class _Kept(Generic[Made]):
-    """What was made of each pool's present list of workers."""
+    """Caches a value derived from each pool's list of workers until the list changes."""
 
     def __init__(self) -> None:
         self._of: dict[str, tuple[Sequence[WorkerEntry], Made]] = {}
@@ -223,8 +223,8 @@ class Picker:
         return workers[first], workers[second + (second >= first)]
 
     def _where_it_began(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        """By the conversation's beginning, unless that worker has clearly more to do than another one. The cost is the
-        same for pools of any size."""
+        """Pick by the conversation's beginning, unless that worker has clearly more to do than another one. The cost
+        does not depend on the size of the pool."""
         home = ring.candidates(prefix).home
         one, other = self._two(workers)
         if other is home:
@@ -232,7 +232,8 @@ class Picker:
         return home if load(home) <= load(other) * _BOUND + _SLACK_TOKENS else other
 
     def _by_prefix(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        """In a large pool another two tell what is usual, and get the call where all candidates have clearly more."""
+        """Pick by prefix. Two random workers of a large pool give the usual load, and get the call where all candidates
+        have clearly more."""
         candidates = ring.candidates(prefix)
         home = candidates.home
         if (held := load(home)) <= _SLACK_TOKENS:  # then it is not above any mean

@@ -107,7 +107,7 @@ async def expire_leases(registry: WorkerRegistry) -> None:
 
 
 def answer_of(data: Mapping[str, Any]) -> Answer:
-    """Of a body of /ready, or of a lease."""
+    """The status in a body of /ready, or of a lease."""
     known = {"ready": Answer.READY, "draining": Answer.DRAINING}
     return known.get(str(data.get("status")), Answer.NOT_READY)
 

@@ -155,8 +155,7 @@ class WorkerRegistry:
         return list((self._workers if model is None else self._members.get(model, {})).values())
 
     def members(self, model: str) -> Sequence[WorkerRecord]:
-        """As ``workers``: the same list until the table changes, so that a look at some of them costs no more for
-        thousands."""
+        """The same as ``workers``, cached until the table changes: the cost does not grow with the pool."""
         kept = self._listed.get(model)
         if kept is None or kept[0] != self.serial:
             kept = self._listed[model] = self.serial, self.workers(model)
@@ -237,7 +236,7 @@ class WorkerRegistry:
         return worker
 
     def _publish(self, worker: WorkerRecord) -> None:
-        """Nothing is counted before as many were ready as there have to be."""
+        """Publish the model once as many workers have been ready as it declares."""
         name = str(worker.model)
         model = self._models[name]
         if not model.withheld:
@@ -357,8 +356,8 @@ class WorkerRegistry:
             model.journals_due = True
 
     def _note_journals(self, name: str | None) -> None:
-        """While a model has no worker that told anything, its journals are those of before: a successor will come. Done
-        when they are asked for, or a worker goes."""
+        """Note the journals of a model's workers. While no worker has reported any, the previous ones stay: a successor
+        will come. Called when journals are read, and when a worker goes."""
         model = self._models.get(name) if name is not None else None
         if model is None or not model.journals_due:
             return
@@ -454,7 +453,7 @@ class WorkerRegistry:
     # -- what outlives the router
 
     def declared(self) -> dict[str, Any]:
-        """As JSON: what was declared, who has joined and who may not, for ``restore``."""
+        """The declarations as JSON, for ``restore``: models, their workers, and those that may not join."""
         for name in self._models:
             self._note_journals(name)
         models = {
@@ -554,6 +553,6 @@ class WorkerRegistry:
 
 
 def _adapters(ready: Sequence[WorkerRecord]) -> tuple[str, ...]:
-    """Those that every ready worker serves: a call that names one may go to any of them."""
+    """Adapters that every ready worker serves: a call that names one may go to any worker."""
     shared = set(ready[0].report.adapters).intersection(*(worker.report.adapters for worker in ready)) if ready else ()
     return tuple(sorted(shared))

@@ -58,8 +58,8 @@ class Placements:
         return worker.report.sessions + sum(each.size for each in recent)
 
     def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
-        """Those of ``workers`` that are ready and record. Of a large pool only some are looked at, so that the start of
-        a session costs the same in pools of any size."""
+        """Workers that are ready and record, the least loaded first. Of a large pool only a sample is looked at, so
+        that starting a session costs the same in pools of any size."""
         if len(workers) > _LARGE_POOL:
             workers = [workers[place] for place in random.sample(range(len(workers)), _CANDIDATES)]
         keepers = [worker for worker in workers if worker.state == READY and worker.report.journals]

@@ -64,7 +64,7 @@ def read_string(source: TextSource) -> Steps[str | None]:
 
 
 def decoded_string(text: str) -> str | None:
-    """None for anything but a JSON string, and for invalid text (half a surrogate pair)."""
+    """The value of a JSON string; None for anything else, and for invalid text (half a surrogate pair)."""
     if not text.startswith('"'):
         return None
     try:

@@ -144,7 +144,7 @@ class Quotes:
 
 
 def discard(text: str) -> None:
-    """For text that is markup and nothing else."""
+    """Drop text that is only markup."""
 
 
 class TextSource:
