@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 
 class ArealError(Exception):
-    """What happened and why, for a user; ``exit_code`` is the process exit status."""
+    """An error for a user: what happened and why. ``exit_code`` is the process exit status."""
 
     exit_code = 1
 

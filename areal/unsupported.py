@@ -59,6 +59,6 @@ def refuse(module: str, name: str | None = None) -> None:
 
 
 def attribute(module: str, name: str) -> object:
-    """For a module's ``__getattr__``. Raises ImportError for what is in the table, else AttributeError."""
+    """A module's ``__getattr__``. Raises ImportError for a name in the table, else AttributeError."""
     refuse(module, name)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -65,8 +65,8 @@ class EventEmitter(Protocol):
         ...
 
     async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
-        """Of the call ``call_id``, else of the oldest one of ``name`` that has none yet. What is not a text is written
-        as JSON."""
+        """Emit the result of the call ``call_id``, else of the oldest call of ``name`` that has none yet. A result that
+        is not text is written as JSON."""
         ...
 
 

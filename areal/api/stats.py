@@ -60,7 +60,7 @@ class Sums:
         )
 
     def numbers(self, key: str) -> dict[str, float]:
-        """Nothing where every value was masked out: there is no mean of none."""
+        """The numbers under ``key``; none where every value was masked out."""
         if self.how is ReduceType.SUM:
             return {key: self.total}
         if self.count == 0:
@@ -107,7 +107,7 @@ class StatsTracker:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Before every key that the block records."""
+        """Prefix every key that the block records."""
         token = _scopes.set((*_scopes.get(), (self.name, name)))
         try:
             yield

@@ -75,7 +75,7 @@ class AsyncAgentSession:
         return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}
 
     async def show(self) -> dict[str, Any]:
-        """Its state, its turns, and its history: OpenAI chat messages."""
+        """The session's state, its turns, and its history as OpenAI chat messages."""
         return dict(await self._call("GET", ""))
 
     async def cancel(self, *, timeout_s: float | None = None) -> bool:

@@ -89,7 +89,7 @@ class Workers:
 
 
 class _Client:
-    """What blocking clients share. Safe to use from several threads. Use it as ``with``, or close it."""
+    """Base of the blocking clients. Safe to use from several threads. Use it as ``with``, or close it."""
 
     def __init__(self, client: AsyncInferenceClient | AsyncAgentClient) -> None:
         self._async: Any = client
@@ -115,7 +115,7 @@ def _items(thread: LoopThread, items: Any) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _streamed(thread: LoopThread, context: Any) -> Iterator[Iterator[dict[str, Any]]]:
-    """What the async ``context`` yields, as it comes."""
+    """The items of the async ``context``, as they come."""
     pieces = thread.run(_coroutine(context.__aenter__))
     try:
         yield _items(thread, pieces)

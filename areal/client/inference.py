@@ -60,7 +60,7 @@ class AsyncSession:
         return self.client.stream_chat(messages, key=self.api_key, **fields)
 
     async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
-        """Without ``interaction_id``, of the newest interaction: the trajectory is sealed."""
+        """Reward an interaction. Without ``interaction_id`` it is the newest one, and its trajectory is sealed."""
         return await self.client.set_reward(value, key=self.api_key, interaction_id=interaction_id)
 
     async def end(self) -> list[int]:
@@ -95,7 +95,7 @@ class AsyncWorkers:
         self._transport = transport
 
     async def list(self) -> list[dict[str, Any]]:
-        """Each with id, address, state, health, requests and tokens in flight, version."""
+        """The workers, each with id, address, state, health, requests and tokens in flight, version."""
         return list((await self._transport.json("GET", "/workers", repeatable=True))["workers"])
 
     async def pause(self, worker: str = ALL) -> None:
@@ -130,7 +130,7 @@ class AsyncWorkers:
         return {address: version for address, version in versions.items() if isinstance(version, int)}
 
     async def drain(self, worker: str = ALL) -> None:
-        """No new calls for it; running ones finish."""
+        """Stop new calls to the worker; running ones finish."""
         await self._control("/drain", worker)
 
     async def undrain(self, worker: str = ALL) -> None:
@@ -198,7 +198,7 @@ class AsyncInferenceClient:
         return self._transport.base_url
 
     async def current_address(self) -> str:
-        """Its address, after a call to it: where it has moved, and answers there, the one that it has now."""
+        """The service's address after a call to it: the new one where it has moved and answers there."""
         with contextlib.suppress(ClientError):
             await self._transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)
         return self.base_url

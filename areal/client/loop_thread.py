@@ -60,7 +60,7 @@ class LoopThread:
             raise RuntimeError("the client is closed")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result. An interrupted caller (Ctrl-C) cancels it."""
+        """Run ``work`` and return its result. An interrupted caller (Ctrl-C) cancels it."""
         future = self.start(work)
         try:
             return future.result()

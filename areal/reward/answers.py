@@ -87,8 +87,8 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
 
 
 def _argument(text: str, start: int) -> tuple[int, int]:
-    """Where the argument begins and ends of the command that ends at ``start``, its braces included; it ends at 0 where
-    there is none."""
+    """Start and end of the argument of the command that ends at ``start``, braces included; the end is 0 where there is
+    none."""
     if text[start : start + 1] != "{":
         argument = re.match(r"[^\s$]+", text[start:])
         return start, start + argument.end() if argument else 0
@@ -348,7 +348,7 @@ def same_expression(said: str, right: str) -> bool:
 
 
 def _marks(text: str, mark: re.Pattern[str]) -> set[str]:
-    """What math-verify does not read: the bases of numerals, ellipses."""
+    """Marks that math-verify does not read: the bases of numerals, ellipses."""
     return set(mark.findall(text))
 
 

@@ -76,7 +76,7 @@ class RewardRaised(RewardError):
 
 
 class RewardTimeout(RewardError):
-    """No reward within the deadline, in any attempt."""
+    """No attempt returned a reward within the deadline."""
 
 
 class RewardProcessLost(RewardError):

@@ -19,7 +19,7 @@ OWN_ARGUMENTS = ("prompt", "completions", "prompt_ids", "completion_ids")
 
 
 def name_of(function: Any) -> str:
-    """For errors."""
+    """The function's name, for error messages."""
     if isinstance(function, str):
         return function
     if isinstance(function, functools.partial):

@@ -235,7 +235,7 @@ class AsyncRewardWrapper:
         self._sent: set[asyncio.Task[None]] = set()
 
     def _how_to_call_here(self) -> Callable[..., Awaitable[Any]] | None:
-        """None for what runs in the pool."""
+        """A function that is called in this process; None for one that runs in the pool."""
         function = self._function
         if isinstance(function, str):
             return None

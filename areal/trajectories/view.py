@@ -139,7 +139,7 @@ def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
 
 
 def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interaction, str]]:
-    """Each with the name of its branch: a letter more where there are several."""
+    """Each row with the name of its branch, which gets a letter more where there are several."""
     if len(rows) == 1:
         return [(rows[0], branch)]
     return [(row, branch + _letters(place)) for place, row in enumerate(rows)]

@@ -40,7 +40,7 @@ def trace_scope(name: str, category: Category | str | None = None, args: Any = N
 async def atrace_scope(
     name: str, category: Category | str | None = None, args: Any = None, **_: Any
 ) -> AsyncIterator[None]:
-    """As ``trace_scope``, for ``async with``."""
+    """``trace_scope`` for ``async with``."""
     with trace_scope(name):
         yield
 
@@ -79,7 +79,7 @@ def instant(name: str, *args: Any, **details: Any) -> None:
 
 
 def initialize(*_: Any, **__: Any) -> None:
-    """Nothing to do: the trainer writes ``metrics.jsonl``."""
+    """Do nothing: the trainer writes ``metrics.jsonl``."""
 
 
 save = initialize

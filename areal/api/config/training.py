@@ -289,7 +289,7 @@ class MegatronDDPConfig:
 
 @dataclass
 class MegatronEngineConfig:
-    """Of ``backend: megatron:...`` alone. The ``recompute_`` fields say how ``gradient_checkpointing`` is done:
+    """Settings of ``backend: megatron:...``. The ``recompute_`` fields say how ``gradient_checkpointing`` is done:
     ``uniform`` in groups of so many layers, ``block`` for so many of a stage's layers."""
 
     ddp: MegatronDDPConfig = field(default_factory=MegatronDDPConfig)

@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
 
     @classmethod
     def read(cls, text: object) -> FinishReason:
-        """Of an engine's answer: any reason but these two ended the answer early."""
+        """The reason in an engine's answer. Any reason but these two ended the answer early."""
         return cls(text) if text in ("stop", "length") else cls.ABORT
 
 
@@ -82,7 +82,7 @@ class EngineDelta:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Of each token of a prompt but the first one: its log-probability by softmax(logits), and the likeliest ones."""
+    """For each token of a prompt but the first: its log-probability by softmax(logits), and the likeliest tokens."""
 
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...]
@@ -214,17 +214,18 @@ class TokenEngine(TokenGenerator, Protocol):
     """Drives one engine process."""
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """As ``generate``, but each delta is given to ``sink`` as it comes, without a task switch, and what ``sink``
-        raises ends the call. ``flowing`` is given what holds the engine back, before the first delta."""
+        """Generate as ``generate`` does, but give each delta to ``sink`` as it comes, without a task switch. An error
+        that ``sink`` raises ends the call. ``flowing`` gets the control that holds the engine back, before the first
+        delta."""
 
     async def abort(self, request_id: str) -> None:
         """Stop the call's remaining work. Best effort; never raises EngineError."""
 
     def point_to(self, url: str) -> None:
-        """From now on the engine at ``url`` is driven; calls that run end where they began."""
+        """Use the engine at ``url`` for new calls; running calls end where they began."""
 
     async def state(self) -> EngineState:
-        """Never raises EngineError: an engine that does not answer is not ready."""
+        """The engine's state. Never raises EngineError: an engine that does not answer is not ready."""
 
     async def pause(self) -> None:
         """Returns when no token of these weights can still be sampled. Running calls continue at ``resume``.
@@ -239,7 +240,7 @@ class TokenEngine(TokenGenerator, Protocol):
         """Tokens sampled from now on carry ``version``."""
 
     async def version(self) -> int | None:
-        """None where the engine was never told one."""
+        """The engine's weight version; None where it was never told one."""
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from
@@ -282,11 +283,11 @@ class WeightStager(Protocol):
     """An engine that makes new weights ready while it generates, and is paused for a moment only."""
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        """From a folder, or as they are broadcast. Raises EngineError as ``TokenEngine.load_weights`` does; what is
-        served does not change."""
+        """Stage weights from a folder, or as they are broadcast; the served weights do not change. Raises EngineError
+        as ``TokenEngine.load_weights`` does."""
 
     async def load_staged(self, version: int) -> None:
-        """As ``TokenEngine.load_weights``, of what was staged as ``version``."""
+        """Serve the weights that were staged as ``version``; see ``TokenEngine.load_weights``."""
 
     async def forget_weights(self) -> None:
         """Hold on to nothing that was staged, nor to where it came from. Best effort; raises EngineError."""
@@ -313,7 +314,7 @@ class GroupReceiver(Protocol):
         """``place``: host, port, rank, world_size. Returns when all members are there; raises EngineError."""
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
-        """As ``load_weights``, of what the group's rank 0 broadcasts: the tensors of ``layout``."""
+        """Load the tensors of ``layout`` that the group's rank 0 broadcasts; see ``load_weights``."""
 
     async def leave_group(self, name: str) -> None:
         """Idempotent."""
@@ -411,8 +412,8 @@ FLOAT32_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class WeightProbe:
-    """After ``input_ids``, the next token's log-probabilities by a plain forward pass: ``expected`` by token id, of
-    the likeliest ones at least. ``tolerance`` is in nats, for the precision that the engine computes in."""
+    """The next token's log-probabilities after ``input_ids``, by a plain forward pass: ``expected`` by token id, of the
+    likeliest ones at least. ``tolerance`` is in nats, for the precision that the engine computes in."""
 
     input_ids: tuple[int, ...]
     expected: Mapping[int, float]
@@ -424,7 +425,7 @@ class WeightProbe:
 
 
 def largest_gap(probe: WeightProbe, reported: Mapping[int, float]) -> float:
-    """In nats, over the tokens that both sides name; infinite when they name none in common."""
+    """The largest gap in nats over the tokens that both sides name; infinite when they name none in common."""
     common = probe.expected.keys() & reported.keys()
     return max((abs(probe.expected[token] - reported[token]) for token in common), default=float("inf"))
 

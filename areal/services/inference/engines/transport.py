@@ -56,7 +56,7 @@ def weight_version(text: object) -> int | None:
 
 
 def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those that ``/v1/models`` lists with a parent: the model itself has none."""
+    """The adapters in ``/v1/models``: entries with a parent, which the model itself lacks."""
     return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
 
 
@@ -274,7 +274,7 @@ class EngineClient(ABC):
                 sink(delta)
 
     def _flush(self) -> None:
-        """Of all generations, what has come by now: nothing of it waits for what comes next."""
+        """Deliver what has come by now, for all generations at once."""
         self._window.end()
 
     @contextlib.asynccontextmanager
@@ -335,7 +335,7 @@ class EngineClient(ABC):
         return answer.status, answer.object()
 
     async def _health_problem(self, name: str) -> str | None:
-        """Of an engine with /health: the reason why it is not ready, or None."""
+        """Why an engine with /health is not ready, or None."""
         status, _ = await self._get("/health")
         if status == 200:
             return None

@@ -150,7 +150,7 @@ class VllmClient(EngineClient):
         self._version = None
 
     async def abort(self, request_id: str) -> None:
-        """Nothing to send: the closed connection said it."""
+        """Do nothing: the closed connection has told the engine."""
 
     async def state(self) -> EngineState:
         if (problem := await self._health_problem("vLLM")) is not None:
@@ -322,7 +322,7 @@ def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int = UNKN
 
 
 def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
-    """Of each token but the first, by id: its own entry, and the ``top`` likeliest."""
+    """Log-probabilities of each token but the first, and the ``top`` likeliest tokens there."""
     reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
     if len(reported) != len(prompt) or any(
         token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)

@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def use_one_heap() -> None:
-    """Before any thread is there. With a heap a thread, as glibc has it, the weights that an update replaces go back to
-    the system, and the next ones cost a page fault every four kilobytes again."""
+    """Limit glibc to one heap, before any thread starts. With a heap a thread, the weights that an update replaces go
+    back to the system, and the next ones cost a page fault every four kilobytes again."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; elsewhere the allocator decides
     if set_option is not None:
         set_option(_M_ARENA_MAX, 1)
@@ -160,8 +160,8 @@ def _uncancellable() -> Future[Any]:
 
 
 def end(status: int) -> NoReturn:
-    """With that status also while the model is loaded. The interpreter's own end would stop that thread in the middle
-    of native code, which cannot be unwound: the process would abort."""
+    """Exit with ``status``, also while the model is loaded. The interpreter's own end would stop that thread in the
+    middle of native code, which cannot be unwound: the process would abort."""
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
         sys.stderr.flush()

@@ -51,7 +51,7 @@ _FORGET_S = 600.0
 
 
 class EngineRoutes:
-    """Until ``serve_with`` gives it a loaded model, every call but the probes is answered 503."""
+    """The engine's routes. Until ``serve_with`` gives it a loaded model, every call but the probes is answered 503."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -65,7 +65,7 @@ class EngineRoutes:
         self._loaded = loaded
 
     def details(self) -> dict[str, Any]:
-        """For probes: what a data proxy must know of a loaded model."""
+        """Facts of the loaded model that a data proxy reads from probes."""
         if self._loaded is None:
             return {}
         engine = self._loaded.engine
@@ -207,14 +207,14 @@ class EngineRoutes:
     # -- weights
 
     async def _load_weights(self, loaded: LoadedModel, body: Body) -> Body:
-        """Those in a folder, or those that were staged."""
+        """Load weights from a folder, or those that were staged."""
         if body.get("staged") is True:
             return await self._swap(loaded, partial(loaded.engine.load_staged, _version(body)))
         version = None if body.get("version") is None else _version(body)
         return await self._swap(loaded, partial(loaded.engine.load_weights, Path(_text(body, "path")), version))
 
     async def _stage_weights(self, loaded: LoadedModel, body: Body) -> Body:
-        """Those in a folder, or those that the group's trainer broadcasts now."""
+        """Stage weights from a folder, or those that the group's trainer broadcasts now."""
         version = _version(body)
         if "group" in body:
             # Each tensor as it comes. Weights that are refused are received to the end, so that the group continues.
@@ -413,7 +413,8 @@ class WeightGroups:
         return file
 
     def _ended(self, name: str, member: _Member, arrival: TransferProgress, received: asyncio.Future[None]) -> None:
-        """Also when its waiter left. After half a broadcast, the rest of the group's data cannot be told apart."""
+        """Leave the group after a broadcast that ended early, also when its waiter left: the rest of the group's data
+        cannot be told apart."""
         if not arrival.is_whole:
             failure = None if received.cancelled() else received.exception()
             arrival.fail("nobody asks for them any more" if failure is None else str(failure))
@@ -442,7 +443,7 @@ class WeightGroups:
             self._abandon_thread()
 
     def _abandon_thread(self) -> None:
-        """A call that still waits there may do so for minutes."""
+        """Use a new thread: a call may wait in the old one for minutes."""
         self._thread.shutdown(wait=False)
         self._thread = _one_thread()
 
@@ -481,7 +482,7 @@ def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) 
 
 
 def _drop(held: list[BroadcastGroup | None]) -> None:
-    """Nobody waits for it."""
+    """Free the group in a thread that nobody waits for."""
     threading.Thread(target=held.clear, name="let-go-of-group", daemon=True).start()
 
 
@@ -490,7 +491,7 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
-    """One that the engine does not compute with. Where it has both on lease, the older one is its alone from now on."""
+    """An image that the engine does not compute with. Where the engine has both on lease, it keeps the older one."""
     from areal.services.weight_transfer.memory import Image, ends, read_layout
 
     layout = read_layout(given)

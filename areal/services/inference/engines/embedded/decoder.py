@@ -148,7 +148,7 @@ class Span:
         return Span(self.start, self.stop, self.width + by, self.even)
 
     def cost(self, call: int) -> int:
-        """In positions looked at; a call is worth so many, and a mask half as many."""
+        """The cost in positions that attention looks at. A call costs ``call`` positions, a mask half as many."""
         return _cost(self.stop - self.start, self.width, self.even, call)
 
 
@@ -236,12 +236,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class PrefillShape:
-    """Where a padded batch [batch, time] goes: consecutive rows, each from its own start.
+    """Cache places of a padded batch [batch, time]: consecutive rows, each from its own start.
 
     ``valid`` are the flat indices of tokens that are no padding; ``rows`` and ``positions`` say where each is cached.
-    ``mask`` [batch, 1, time, width] is None when every sequence starts at 0: then causal attention within the batch
-    is all there is, and padding on the right is never seen.
-    """
+    ``mask`` [batch, 1, time, width] is None when every sequence starts at 0: then causal attention within the batch is
+    enough, and padding on the right is never seen."""
 
     first_row: int
     offsets: Tensor  # [batch, time] positions, for the rotation

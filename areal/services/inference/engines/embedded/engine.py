@@ -240,7 +240,7 @@ class Engine:
 
     @_between_steps
     def pause(self) -> None:
-        """Done when no step is under way; none begins until ``resume``."""
+        """Pause; done when no step is under way. No step begins until ``resume``."""
         self._paused = True
 
     @_between_steps
@@ -270,7 +270,7 @@ class Engine:
         self._staged = None
 
     def load_staged(self, version: int) -> object:
-        """As ``load_weights``; all but the swap is done already. Raises Conflict where another version is staged."""
+        """Swap in the staged weights; see ``load_weights``. Raises Conflict where another version is staged."""
         staged, self._staged = self._staged, None
         if staged is None or staged[0] != version:
             has = "none" if staged is None else str(staged[0])
@@ -301,8 +301,8 @@ class Engine:
 
     @_between_steps
     def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Scores:
-        """Of each token of ``prompt`` but the first, its log-probability and the ``top`` likeliest ones: by one forward
-        pass. Raises Conflict while the memory is released."""
+        """The log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there, by one
+        forward pass. Raises Conflict while the memory is released."""
         if self._released:
             raise Conflict("the engine's memory is released")
         logprobs: list[float] = []

@@ -67,7 +67,8 @@ class Grammars:
             raise ArealError(f"the engine has no grammars: llguidance cannot read {file}: {error}") from error
 
     def matcher(self, response_format: Mapping[str, Any]) -> Matcher | None:
-        """For ``EngineCall.response_format``; None for plain text. Raises UsageFault for what cannot be followed."""
+        """A matcher for ``EngineCall.response_format``; None for plain text. Raises UsageFault for a format that is not
+        supported."""
         kind = response_format.get("type", "text")
         if kind == "text":
             return None

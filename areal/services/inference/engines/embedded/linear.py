@@ -203,7 +203,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Deltas:
-    """Which rows of a batch are changed by which adapter."""
+    """Maps each adapter to the rows of a batch that it changes."""
 
     groups: tuple[tuple[Adapter, Tensor], ...]
 
@@ -216,7 +216,7 @@ class Deltas:
 
 
 def deltas_of(adapters: Sequence[Adapter | None], each: int, device: torch.device) -> Deltas | None:
-    """For a batch of sequences with ``each`` rows a sequence; None when none has an adapter."""
+    """The deltas of a batch of sequences with ``each`` rows a sequence; None when no sequence has an adapter."""
     members: dict[Adapter, list[int]] = {}
     for place, adapter in enumerate(adapters):
         if adapter is not None:

@@ -315,7 +315,7 @@ class MappedWeights:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """By the extremes, which are not finite when any value is not: at the speed of memory, unlike torch.isfinite."""
+    """Whether all values are finite, by their extremes: at the speed of memory, unlike torch.isfinite."""
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True
     low, high = tensor.aminmax()

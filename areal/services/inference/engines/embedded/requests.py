@@ -76,7 +76,7 @@ class Stream:
         return not self._live
 
     def is_due(self) -> bool:
-        """It has its first token to send, or its last."""
+        """Whether the stream has its first token to send, or its last."""
         if self.first_at is None and any(each.produced for each in self._live):
             self.first_at = time.monotonic()
         if self.whole:
@@ -152,7 +152,8 @@ class Streams:
             self._loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
-        """While no stream is read, the flag stays up without a timer: no step wakes the loop."""
+        """Arm the flush timer. While no stream is read there is no timer, and the flag stays up: no step wakes the
+        loop."""
         if self._timer is not None or all(stream.whole for stream in self._open):
             return
         left_s = self._flushed_at + FLUSH_S - self._loop.time()

@@ -92,7 +92,8 @@ class ModelRunner(Protocol):
         """Hold on to no folder that ``prepare`` read. Not beside it."""
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
-        """By any thread. Raises ArealError where the folder is no adapter of this model, or none can be served."""
+        """Read an adapter, in any thread. Raises ArealError where the folder is no adapter of this model, or none can
+        be served."""
 
     def release(self) -> None:
         """Give back the memory of weights and cache; all rows are lost. Raises ArealError, with nothing changed, where
@@ -150,7 +151,7 @@ class WeightOffload:
 
 
 def free_bytes(device: torch.device) -> int:
-    """On a CPU, of this machine and within our group's limit."""
+    """Free memory of the device; on a CPU, of this machine and within our control group's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -306,7 +307,7 @@ class DecoderRunner:
         with checkpoint.reader(self._maps) as source:
 
             def read(name: str) -> Tensor:
-                """Of what has arrived; raises ArealError for values that are not finite."""
+                """A tensor, once it has arrived. Raises ArealError for values that are not finite."""
                 if arrival is not None:
                     arrival.wait(name)
                 tensor = source.read(name)
@@ -356,7 +357,7 @@ class DecoderRunner:
         return new
 
     def _end_lease(self) -> None:
-        """Nothing is computed with borrowed weights any more."""
+        """Return borrowed weights: nothing is computed with them any more."""
         if self._source is not None:
             self._source.end()
             self._source = None
@@ -418,7 +419,7 @@ class DecoderRunner:
 
 
 def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
-    """In one storage, row after row."""
+    """Whether the tensors lie in one storage, row after row."""
     storages = {(tensor.untyped_storage().data_ptr(), tensor.dtype) for tensor in tensors}
     joined = all(
         one.storage_offset() + one.numel() == other.storage_offset() for one, other in itertools.pairwise(tensors)

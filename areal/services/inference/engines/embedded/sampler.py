@@ -58,7 +58,7 @@ class Penalties:
 
     @classmethod
     def of(cls, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> Penalties | None:
-        """None when no sequence needs any of it."""
+        """The penalties of a batch; None when no sequence needs any."""
         asked = any(
             each.sampling.penalizes or each.sampling.logit_bias or each.produced < each.sampling.min_new_tokens
             for each in sequences

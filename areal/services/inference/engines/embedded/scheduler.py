@@ -480,8 +480,8 @@ class BatchScheduler:
         return rows <= self.limits.max_rows and rows * roomy <= self.limits.kv_tokens
 
     def _stop(self, chunks: list[Chunk], start: int, length: int) -> int:
-        """Where a sequence's chunk ends; where it starts if it must wait for another batch. A batch keeps the bound
-        with its padding, and is never more than half padding."""
+        """The end of a sequence's chunk; its start if it must wait for another batch. A batch keeps the bound with its
+        padding, and is never more than half padding."""
         budget = self.limits.prefill_tokens
         wanted = length - start
         if not chunks:

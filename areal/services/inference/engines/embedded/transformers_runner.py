@@ -143,7 +143,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _largest_gap(self) -> float:
-        """In nats, over the likeliest tokens of each place after the first part of the prompt."""
+        """The largest gap in nats, over the likeliest tokens of each place after the first part of the prompt."""
         first, second = _CHECKED[:2]
         ids = [(7 * place + 3) % self.vocab_size for place in range(min(sum(_CHECKED), self.max_positions))]
         self.reserve(1, len(ids))
@@ -174,7 +174,7 @@ class TransformersRunner:
         return install
 
     def forget(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no weights are held."""
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         raise ArealError("LoRA adapters are computed by the own decoder only, which does not know this architecture")

@@ -90,7 +90,7 @@ class Worker:
         return side.begin(join)
 
     def areal_stage(self, version: int, path: str | None = None, group: str | None = None, layout: Any = None) -> str:
-        """From ``path``, or from what is broadcast in ``group``: ``layout`` lists name, shape and dtype."""
+        """Stage weights from ``path``, or from a broadcast in ``group``: ``layout`` lists name, shape and dtype."""
         side = self._areal_side
 
         def stage(given_up: threading.Event) -> None:
@@ -200,7 +200,7 @@ class _Side:
         return _DONE if self._failure is None else f"failed: {self._failure}"
 
     def give_up(self) -> None:
-        """Also of what is staged."""
+        """Stop waiting for weights, and drop those that are staged."""
         with self._lock:
             self._given_up.set()
             self.staged = None
@@ -253,7 +253,7 @@ class _Received:
             _await(work, given_up)
 
     def share(self) -> None:
-        """From the first worker to the others; all of them are here."""
+        """Send the weights from the first worker to the others, which all wait for them."""
         import torch.distributed as dist
 
         world = import_module("vllm.distributed.parallel_state").get_world_group()
