@@ -18,7 +18,7 @@ from areal.cli.output import Column, Row, render_table
 from areal.cli.output import field as shown
 from areal.cli.remote import GatewayClient
 from areal.client.http import AdminClient
-from areal.client.prometheus import Page, added, buckets, growth, parse, quantile
+from areal.client.prometheus import Page, buckets, increase, parse, quantile, sum_buckets
 
 _TIMEOUT_S = 1.0
 _AT_ONCE = 16
@@ -107,7 +107,9 @@ def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
     replicas = [_replica(before, after, worker, seconds) for worker in after.workers]
     rates = [each["tokensPerSecond"] for each in replicas if each["tokensPerSecond"] is not None]
     first, pace = (
-        added(buckets(before.replicas.get(address, Page()), page, name) for address, page in after.replicas.items())
+        sum_buckets(
+            buckets(before.replicas.get(address, Page()), page, name) for address, page in after.replicas.items()
+        )
         for name in ("areal_time_to_first_token_seconds", "areal_time_per_output_token_seconds")
     )
     return {
@@ -128,9 +130,9 @@ def _gateway(before: Page, after: Page, seconds: float) -> Document:
         return calls(labels) and labels.get("status", "").startswith("5")
 
     return {
-        "requestsPerSecond": rate(growth(before, after, "areal_http_requests_total", calls), seconds),
-        "failuresPerSecond": rate(growth(before, after, "areal_http_requests_total", failed), seconds),
-        "retriesPerSecond": rate(growth(before, after, "areal_gateway_retries_total"), seconds),
+        "requestsPerSecond": rate(increase(before, after, "areal_http_requests_total", calls), seconds),
+        "failuresPerSecond": rate(increase(before, after, "areal_http_requests_total", failed), seconds),
+        "retriesPerSecond": rate(increase(before, after, "areal_gateway_retries_total"), seconds),
         "requestSeconds": quantiles(buckets(before, after, "areal_http_request_seconds", calls), seconds),
         "overheadSeconds": quantiles(buckets(before, after, "areal_overhead_seconds"), seconds),
         "inFlight": after.total("areal_http_in_flight"),
@@ -157,11 +159,11 @@ def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, A
         **row,
         "inFlight": page.total("areal_http_in_flight"),
         "inFlightTokens": page.total("areal_tokens_in_flight"),
-        "tokensPerSecond": rate(growth(since, page, "areal_generated_tokens_total"), seconds),
-        "promptTokensPerSecond": rate(growth(since, page, "areal_prompt_tokens_total"), seconds),
+        "tokensPerSecond": rate(increase(since, page, "areal_generated_tokens_total"), seconds),
+        "promptTokensPerSecond": rate(increase(since, page, "areal_prompt_tokens_total"), seconds),
         "sessions": page.total("areal_sessions_open"),
         "ready": page.total("areal_trajectories_ready"),
-        "exportsPerSecond": rate(growth(since, page, "areal_exports_total"), seconds),
+        "exportsPerSecond": rate(increase(since, page, "areal_exports_total"), seconds),
         "firstTokenSeconds": quantiles(buckets(since, page, "areal_time_to_first_token_seconds"), seconds),
         "commitSeconds": quantiles(buckets(since, page, "areal_commit_seconds"), seconds),
     }
@@ -174,7 +176,7 @@ def agent_figures(before: TrafficSample, after: TrafficSample) -> Document:
 
     def outcome(*names: str) -> float | None:
         return rate(
-            growth(first, now, "areal_agent_turns_total", lambda labels: labels.get("outcome") in names), seconds
+            increase(first, now, "areal_agent_turns_total", lambda labels: labels.get("outcome") in names), seconds
         )
 
     return {
@@ -197,8 +199,8 @@ def _pair(name: str, before: Page, after: Page, seconds: float) -> Document:
         "pair": name,
         "sessions": after.total("areal_sessions_open"),
         "running": after.total("areal_agent_turns_running"),
-        "turnsPerSecond": rate(growth(before, after, "areal_agent_turns_total"), seconds),
-        "rewardsPerSecond": rate(growth(before, after, "areal_rewards_total"), seconds),
+        "turnsPerSecond": rate(increase(before, after, "areal_agent_turns_total"), seconds),
+        "rewardsPerSecond": rate(increase(before, after, "areal_rewards_total"), seconds),
         "commitSeconds": quantiles(buckets(before, after, "areal_commit_seconds"), seconds),
     }
 

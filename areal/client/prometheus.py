@@ -1,6 +1,6 @@
 """Prometheus text pages, read and compared: rates of counters and quantiles of histograms between two looks. Pure.
 
-The arithmetic is Prometheus's own: a counter that fell has begun anew, so that its growth is its value; a quantile is
+The arithmetic is Prometheus's own: a counter that fell has begun anew, so that its increase is its value; a quantile is
 interpolated within its bucket, and lies at the last finite bound when it falls beyond it.
 """
 
@@ -23,9 +23,9 @@ class Page:
 
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
-    def total(self, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> float | None:
-        """The sum over the series of ``name`` whose labels are ``wanted``; None where there is none."""
-        found = [value for labels, value in self.samples.get(name, {}).items() if wanted(dict(labels))]
+    def total(self, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> float | None:
+        """The sum over the series of ``name`` whose labels match; None where there is none."""
+        found = [value for labels, value in self.samples.get(name, {}).items() if matches(dict(labels))]
         return math.fsum(found) if found else None
 
 
@@ -49,17 +49,19 @@ def _labels(text: str) -> Iterator[tuple[str, str]]:
         yield name, re.sub(r"\\.", lambda match: _ESCAPED.get(match[0], match[0]), value)
 
 
-def growth(before: Page, after: Page, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda _: True) -> float:
-    """The growth of the counters of ``name``, series by series: one that fell was restarted, a new one began at 0."""
+def increase(
+    before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
+) -> float:
+    """The increase of the counters of ``name``, series by series: one that fell was restarted, a new one began at 0."""
     earlier = before.samples.get(name, {})
     return math.fsum(
-        _grown(earlier.get(labels, 0.0), value)
+        _increase_of(earlier.get(labels, 0.0), value)
         for labels, value in after.samples.get(name, {}).items()
-        if wanted(dict(labels))
+        if matches(dict(labels))
     )
 
 
-def _grown(before: float, after: float) -> float:
+def _increase_of(before: float, after: float) -> float:
     return after if after < before else after - before
 
 
@@ -67,20 +69,20 @@ Buckets = Mapping[float, float]
 
 
 def buckets(
-    before: Page, after: Page, name: str, wanted: Callable[[Mapping[str, str]], bool] = lambda _: True
+    before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> Buckets:
-    """Observations between two looks, by upper bound and cumulative, summed over the series that are wanted."""
+    """Observations between two looks, by upper bound and cumulative, summed over the series that match."""
     earlier = before.samples.get(f"{name}_bucket", {})
     found: dict[float, float] = {}
     for labels, value in after.samples.get(f"{name}_bucket", {}).items():
         named = dict(labels)
-        if wanted(named):
+        if matches(named):
             bound = float(named["le"])
-            found[bound] = found.get(bound, 0.0) + _grown(earlier.get(labels, 0.0), value)
+            found[bound] = found.get(bound, 0.0) + _increase_of(earlier.get(labels, 0.0), value)
     return found
 
 
-def added(parts: Iterable[Buckets]) -> Buckets:
+def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
     """The same histogram of several processes as one."""
     found: dict[float, float] = {}
     for part in parts:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from areal.client.prometheus import Page, added, buckets, growth, parse, quantile
+from areal.client.prometheus import Page, buckets, increase, parse, quantile, sum_buckets
 
 BOUNDS = (0.1, 0.5, 1.0, 5.0, math.inf)
 
@@ -35,23 +35,23 @@ def test_text_that_is_no_page_is_no_failure(text: str) -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=8))
-def test_growth_of_a_counter_is_what_was_added_whatever_restarts_there_were(parts: list[float]) -> None:
+def test_increase_of_a_counter_counts_over_restarts(parts: list[float]) -> None:
     """Each part is counted by a process of its own that began at 0, and seen at its end."""
     grown, before = 0.0, Page(samples={"n": {}})
     for part in parts:
         after = Page(samples={"n": {(): part}})
-        grown += growth(before, after, "n")
+        grown += increase(before, after, "n")
         before = after
     restarted = [part for place, part in enumerate(parts) if place == 0 or part < parts[place - 1]]
     climbed = [part - parts[place] for place, part in enumerate(parts[1:]) if part >= parts[place]]
     assert grown == pytest.approx(math.fsum([*restarted, *climbed]))
 
 
-def test_growth_counts_each_series_and_those_that_are_wanted() -> None:
+def test_increase_counts_each_series_that_matches() -> None:
     before = parse('n{s="200"} 5\nn{s="500"} 7\n')
     after = parse('n{s="200"} 8\nn{s="500"} 2\nn{s="404"} 1\n')
-    assert growth(before, after, "n") == 3 + 2 + 1
-    assert growth(before, after, "n", lambda labels: labels["s"] == "200") == 3
+    assert increase(before, after, "n") == 3 + 2 + 1
+    assert increase(before, after, "n", lambda labels: labels["s"] == "200") == 3
 
 
 def histogram(values: list[float]) -> dict[float, float]:
@@ -86,4 +86,4 @@ def test_buckets_between_two_looks_hold_only_what_came_between() -> None:
     )
     assert buckets(before, after, "t") == {1.0: 1.0, math.inf: 5.0}
     assert buckets(before, after, "t", lambda labels: labels["r"] == "a") == {1.0: 0.0, math.inf: 4.0}
-    assert added([{1.0: 1.0}, {1.0: 2.0, math.inf: 3.0}]) == {1.0: 3.0, math.inf: 3.0}
+    assert sum_buckets([{1.0: 1.0}, {1.0: 2.0, math.inf: 3.0}]) == {1.0: 3.0, math.inf: 3.0}
