@@ -23,8 +23,8 @@ from typing import Any, Literal
 from areal.errors import ArealError, NotFound, UsageFault
 
 Kind = Literal["model", "dataset"]
-Told = Callable[[int, int | None], None]
-"""Told of bytes: done, and of how many."""
+ByteReporter = Callable[[int, int | None], None]
+"""Called with the bytes done, and of how many (None: not known)."""
 
 MAIN = "main"
 COMMITS_VARIABLE = "AREAL_HUB_COMMITS"
@@ -122,7 +122,7 @@ class Hub:
         *,
         only: Sequence[str] | None = None,
         force: bool = False,
-        told: Told | None = None,
+        report: ByteReporter | None = None,
     ) -> Path:
         """The folder of a revision's snapshot, named by its commit, with all files that are of use; what is missing is
         downloaded. ``only``: patterns of files; ``force``: what is there is downloaded again. Raises NotFound,
@@ -145,7 +145,7 @@ class Hub:
                 token=self.token,
                 allow_patterns=[literal_pattern(name) for name in names],
                 force_download=force,
-                tqdm_class=_bar(told, sum(left)),
+                tqdm_class=_bar(report, sum(left)),
             )
         return Path(found)
 
@@ -295,22 +295,22 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else ""
 
 
-def _bar(told: Told | None, total: int) -> type[Any]:
+def _bar(report: ByteReporter | None, total: int) -> type[Any]:
     """A progress class for the library that shows nothing, and reports bytes."""
     from tqdm import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg,misc,unused-ignore]
         def __init__(self, *args: Any, **settings: Any) -> None:
             bytes_written = settings.get("unit") == "B" and "transfer" not in str(settings.get("name", ""))
-            self._told = told if bytes_written else None
+            self._report = report if bytes_written else None
             settings.pop("name", None)
             super().__init__(*args, **{**settings, "disable": True})
             self._done = 0
 
         def update(self, n: float | None = 1) -> bool | None:
             self._done += int(n or 0)
-            if self._told is not None:
-                self._told(self._done, max(total, self._done) or None)
+            if self._report is not None:
+                self._report(self._done, max(total, self._done) or None)
             return None
 
     return Bar

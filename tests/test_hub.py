@@ -58,7 +58,7 @@ def test_other_text_is_no_id(text: str) -> None:
 def test_snapshot_has_what_is_of_use_and_tells_its_bytes(hub: Hub, standin: HubStandin) -> None:
     commit = standin.repository(NAME).push(FILES, "first")
     told: list[tuple[int, int | None]] = []
-    folder = hub.snapshot(NAME, told=lambda done, total: told.append((done, total)))
+    folder = hub.snapshot(NAME, report=lambda done, total: told.append((done, total)))
     assert folder.name == commit and {path.name for path in folder.iterdir()} == KEPT
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert told[-1] == (sum(len(FILES[name]) for name in KEPT),) * 2
@@ -94,7 +94,7 @@ def test_progress_that_raises_stops_the_download(hub: Hub, standin: HubStandin) 
         raise NotFound("stopped")
 
     with pytest.raises(NotFound, match="stopped"):
-        hub.snapshot(NAME, told=stop)
+        hub.snapshot(NAME, report=stop)
     assert hub.snapshot(NAME).is_dir()
 
 

@@ -48,7 +48,7 @@ def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
     with ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as progress:
         progress(Progress(id, "looking for it"))
         folder = hub.snapshot(
-            id, revision, force=force, told=lambda done, total: progress(Progress(id, "downloading", done, total))
+            id, revision, force=force, report=lambda done, total: progress(Progress(id, "downloading", done, total))
         )
     count = _bytes(folder)
     row = {"id": id, "revision": revision, "commit": folder.name, "folder": str(folder), "bytes": count}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from areal.state.records import StoredObject
 
 LOOPBACK = "127.0.0.1"
-Told = Callable[[str, str], None]
+StageReporter = Callable[[str, str], None]
 """Called before a slow step, with the object's reference and the step in words."""
 
 
@@ -85,7 +85,7 @@ class KindController:
 
     # -- manifests
 
-    def faults(self, resources: Sequence[Resource], cache: Path, told: Told) -> dict[Ref, list[Diagnostic]]:
+    def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
         """Faults of the kind's resources beyond their schema, found without the recorded objects. ``cache``: a
         folder for answers of installed programs."""
         return {}
@@ -96,7 +96,9 @@ class KindController:
         """Faults of the kind's resources beside the recorded objects. ``stored`` lacks the declared objects."""
         return {}
 
-    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+    def faults_before_start(
+        self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
+    ) -> dict[Ref, list[Diagnostic]]:
         """Faults that would keep new objects of the kind from running."""
         return {}
 
@@ -173,7 +175,7 @@ class KindController:
         """None: the component listens nowhere."""
         return None
 
-    def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
+    def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
         """Check the files of objects whose processes a plan starts, before its first effect. Raises ArealError."""
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import Endpoint, ServiceController, Told, folders_without_object
+from areal.reconcilers.kinds import Endpoint, ServiceController, StageReporter, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class AgentServiceController(ServiceController):
 
     # -- manifests
 
-    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+    def faults_before_start(
+        self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
+    ) -> dict[Ref, list[Diagnostic]]:
         from areal.reconcilers.kinds.agent_launch import agent_faults
 
         return {resource.ref: found for wanted, resource in items if (found := agent_faults(wanted, resource))}

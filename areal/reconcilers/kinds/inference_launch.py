@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import areal
 from areal.errors import ArealError
-from areal.hub import MAIN, TOKENIZER_FILES, Hub, Told, is_id
-from areal.reconcilers.kinds import host_of
+from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, is_id
+from areal.reconcilers.kinds import StageReporter, host_of
 from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot, restart_policy, run_spec, secret_of, source_file
 from areal.reconcilers.plan import Op
@@ -141,7 +141,7 @@ def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     spec: ModelSpec = context.spec_of(op.ref)
     service: InferenceServiceSpec = context.spec_of(service_ref(context.object(op.ref).spec))
 
-    def told(name: str, done: int, total: int | None) -> None:
+    def report(name: str, done: int, total: int | None) -> None:
         if context.ctx.interrupted.is_set():
             raise Interrupted(op)  # the download goes on from here the next time
         context.say(op, f"downloading {name}", done, total)
@@ -150,7 +150,7 @@ def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     launch = replace(
         launch_of(context, op, slot),
         gpus=context.backend.named(slot.backend).claim_gpus(need, owner=slot.ref) if need else (),
-        folders=_folders(context, context.object(op.ref), spec, told),
+        folders=_folders(context, context.object(op.ref), spec, report),
     )
     return (engine if slot.component == ENGINE else data_proxy)(launch, spec, service)
 
@@ -349,8 +349,8 @@ def hub_of(stored: StoredObject, spec: ModelSpec) -> Hub:
     return Hub.of({**spec.env, **secrets})
 
 
-def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], told: Callable[[str, str], None]) -> None:
-    """Raises NotFound or ArealError for the first of the ids that neither the cache nor the hub has. ``told``: the
+def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], report: StageReporter) -> None:
+    """Raises NotFound or ArealError for the first of the ids that neither the cache nor the hub has. ``report``: the
     object's ref, and what is done for it."""
     wanted = [
         (ref, hub_of(stored, spec), model)
@@ -363,7 +363,7 @@ def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], told: C
 
     def require(item: tuple[str, Hub, HubModel]) -> None:
         ref, hub, model = item
-        told(ref, f"looking for {model.id}")
+        report(ref, f"looking for {model.id}")
         try:
             hub.commit(model.id, model.revision)
         except ArealError as error:
@@ -374,23 +374,23 @@ def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], told: C
 
 
 def _folders(
-    context: EffectContext, stored: StoredObject, spec: ModelSpec, told: Callable[[str, int, int | None], None]
+    context: EffectContext, stored: StoredObject, spec: ModelSpec, report: Callable[[str, int, int | None], None]
 ) -> dict[str, str]:
     """The folder of each id of a Model, its commits recorded; each id is downloaded once, however many processes need
-    it. ``told``: the id, bytes done, of how many. Raises NotFound, ArealError."""
+    it. ``report``: the id, bytes done, of how many. Raises NotFound, ArealError."""
     hub, found = hub_of(stored, spec), {}
     for model in hub_models(stored, spec):
         with _downloads.setdefault(f"{hub.cache}:{model.key}", threading.Lock()):
-            found[model.id] = str(_folder_of(context, stored, hub, model, partial(told, model.id)))
+            found[model.id] = str(_folder_of(context, stored, hub, model, partial(report, model.id)))
     return found
 
 
-def _folder_of(context: EffectContext, stored: StoredObject, hub: Hub, model: HubModel, told: Told) -> Path:
+def _folder_of(context: EffectContext, stored: StoredObject, hub: Hub, model: HubModel, report: ByteReporter) -> Path:
     known = (context.store.get(stored.ref) or stored).status.get(COMMITS, {}).get(model.key)
     folder = hub.cached(model.id, known) if known else None
     if folder is None:
         began = time.monotonic()
-        folder = hub.snapshot(model.id, known or model.revision, only=model.only, told=told)
+        folder = hub.snapshot(model.id, known or model.revision, only=model.only, report=report)
         with context.lock:
             context.deadline.at += time.monotonic() - began
     if known != folder.name:

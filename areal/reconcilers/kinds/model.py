@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import NotFound, did_you_mean
-from areal.reconcilers.kinds import Endpoint, KindController, Told, folders_without_object
+from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
 
@@ -40,10 +40,10 @@ class ModelController(KindController):
 
     # -- manifests
 
-    def faults(self, resources: Sequence[Resource], cache: Path, told: Told) -> dict[Ref, list[Diagnostic]]:
+    def faults(self, resources: Sequence[Resource], cache: Path, report: StageReporter) -> dict[Ref, list[Diagnostic]]:
         from areal.reconcilers.kinds.model_engines import engine_args_faults
 
-        return engine_args_faults(resources, cache, told)
+        return engine_args_faults(resources, cache, report)
 
     def faults_against_state(
         self, resources: Sequence[Resource], stored: Sequence[StoredObject]
@@ -71,7 +71,9 @@ class ModelController(KindController):
                 faults[resource.ref] = found
         return faults
 
-    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+    def faults_before_start(
+        self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
+    ) -> dict[Ref, list[Diagnostic]]:
         """Secrets that are not there."""
         from areal.reconcilers.launch import secret_fault, secret_faults
         from areal.resources.nodes import Diagnostic
@@ -139,11 +141,11 @@ class ModelController(KindController):
     def endpoint(self, spec: Mapping[str, Any], component: str) -> Endpoint | None:
         return Endpoint(caller=("data-proxy", "engineUrl") if component == "engine" else None)
 
-    def check_start(self, starting: Mapping[str, StoredObject], told: Told) -> None:
+    def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
         from areal.reconcilers.kinds.inference_launch import require_models
         from areal.resources.validation import effective
 
-        require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, told)
+        require_models({ref: (item, effective(self.kind, item.spec)) for ref, item in starting.items()}, report)
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.inference_launch import model_run

@@ -23,7 +23,7 @@ from typing import Any
 
 from areal.client.http import AdminClient
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
-from areal.reconcilers.kinds import Told
+from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.planning import inference_part
 from areal.resources.backend import engine_arg_faults
 from areal.resources.kinds import Ref
@@ -43,7 +43,7 @@ _FEWEST = 20  # a help with fewer flags is something else
 
 
 def engine_args_faults(
-    models: Iterable[Resource], cache: Path, told: Told = lambda ref, stage: None
+    models: Iterable[Resource], cache: Path, report: StageReporter = lambda ref, stage: None
 ) -> dict[Ref, list[Diagnostic]]:
     """Arguments that the installed engines do not have, by the model that has them."""
     known: dict[tuple[str, str], Collection[str] | None] = {}
@@ -56,7 +56,7 @@ def engine_args_faults(
         python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
         if (engine, python) not in known:
             stage = f"asking {engine} for its flags, once a version"
-            known[engine, python] = installed_flags(engine, python, cache, partial(told, str(resource.ref), stage))
+            known[engine, python] = installed_flags(engine, python, cache, partial(report, str(resource.ref), stage))
         flags = known[engine, python]
         for name, message in engine_arg_faults(engine, arguments, flags) if flags is not None else ():
             path = ("engineArgs", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from areal.reconcilers.kinds import Completion, Endpoint, KindController, Told
+from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, Health
 from areal.runtime.backends.base import Phase
@@ -32,10 +32,12 @@ class TrainJobController(KindController):
 
     # -- manifests
 
-    def faults_before_start(self, items: Sequence[tuple[Wanted, Resource]], told: Told) -> dict[Ref, list[Diagnostic]]:
+    def faults_before_start(
+        self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
+    ) -> dict[Ref, list[Diagnostic]]:
         from areal.reconcilers.kinds.job_config import job_faults
 
-        return job_faults(items, lambda ref: told(ref, "checking its configuration"))
+        return job_faults(items, lambda ref: report(ref, "checking its configuration"))
 
     def expand(
         self,
