@@ -114,9 +114,9 @@ def main() -> None:
     parser.add_argument("--step", nargs=2, type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.step:
-        from areal.training.__main__ import end
+        from areal.training.__main__ import run_and_exit
 
-        end(lambda: step(given.step[0], given.step[1], given.tokens))
+        run_and_exit(lambda: step(given.step[0], given.step[1], given.tokens))
     shape = SHAPE | ({"num_hidden_layers": 2} if given.quick else {})
     steps = measure(given.tokens, given.ranks, shape)
     logits = given.tokens * VOCABULARY * 4 / 2**20

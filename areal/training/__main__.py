@@ -1,12 +1,11 @@
 """``python -m areal.training --driver MODULE:FUNCTION -- --config FILE key=value ...``: a driver's process.
 
-A driver may also be a script, ``path/driver.py``, which runs as by ``python path/driver.py``, or a function of it,
+A driver may also be a script, ``path/driver.py``, run as by ``python path/driver.py``, or a function of it,
 ``path/driver.py:function``.
 
-The working folder is on the import path. A failure that a user can act on is its message and a hint, with the exit
-status of its kind; anything else is a traceback and status 1. SIGTERM ends a run after the step that it is in, with a
-checkpoint where the run keeps some, and anything else as an interrupt does: what is open is closed.
-"""
+The working folder is on the import path. An ``ArealError`` is printed as its message and hint, and sets the exit
+status; any other error is a traceback and status 1. SIGTERM ends a training loop after the current step, with a
+checkpoint where these are enabled, and any other code like an interrupt."""
 
 from __future__ import annotations
 
@@ -33,11 +32,9 @@ from areal.interrupt import STATUS, is_interrupt
 from areal.loading import load_attr
 from areal.services.http.process import die_with_parent
 from areal.training import stopping
-from areal.training.launch import is_quiet_rank, is_rank, leave_note
+from areal.training.launch import FAILED, TERMINATED, is_quiet_rank, is_rank, report_error
 
-_TERMINATED = 128 + signal.SIGTERM
-_FAILED = 1
-_HTTP_CLIENTS = ("httpx", "httpx2", "openai", "anthropic")  # of agents: a line for every call of every episode
+_HTTP_CLIENTS = ("httpx", "httpx2", "openai", "anthropic")  # these log every call of every episode
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,37 +50,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_quiet_rank():
         warnings.simplefilter("ignore")
     stopping.on_sigterm()
-    if is_rank():  # in a session of its own: its launcher cannot end it when killed
+    if is_rank():  # has its own session: a launcher that is killed cannot end it
         die_with_parent(os.getppid())
     sys.path.insert(0, str(Path.cwd()))
     try:
-        status = _driver(given.driver)(given.args)
+        status = load_driver(given.driver)(given.args)
     except BaseException as error:
-        if stopping.requested() or is_interrupt(error):  # libraries make other errors of an interrupt
-            status = _TERMINATED if stopping.requested() else STATUS
-            _say("stopped\n", status, lost=is_rank())
+        if stopping.requested() or is_interrupt(error):  # libraries wrap an interrupt in other errors
+            status = TERMINATED if stopping.requested() else STATUS
+            _report("stopped\n", status, is_consequence=is_rank())
             return status
         missing = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if missing in _TRAIN_EXTRA:
             error = UsageFault(f"training needs the package {missing}", hint=install_command("train"))
-        if is_rank() and _of_another_rank(error):
-            _say(f"rank {os.environ['RANK']}: {error}\n", _FAILED, lost=True)
-            return _FAILED
+        if is_rank() and _is_collective_error(error):
+            _report(f"rank {os.environ['RANK']}: {error}\n", FAILED, is_consequence=True)
+            return FAILED
         if not isinstance(error, ArealError):
             raise
-        _say(error_text(error), error.exit_code)
+        _report(error_text(error), error.exit_code)
         return error.exit_code
     return status if isinstance(status, int) else 0
 
 
-def _say(text: str, status: int, *, lost: bool = False) -> None:
-    """Leave ``text`` to the launcher; without one, write it."""
-    if not leave_note(text, status, lost=lost):
+def _report(text: str, status: int, *, is_consequence: bool = False) -> None:
+    """Pass ``text`` to the launcher, or print it where there is none."""
+    if not report_error(text, status, is_consequence=is_consequence):
         sys.stderr.write(text)
 
 
-def _of_another_rank(error: BaseException) -> bool:
-    """Whether a collective raised it: that fails when another rank has ended, and at nothing that a driver does."""
+def _is_collective_error(error: BaseException) -> bool:
+    """Whether a collective raised the error, which means that another rank has ended."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, RuntimeError) and any(_COLLECTIVES in frame.filename for frame in frames)
 
@@ -95,20 +92,20 @@ _TRAIN_EXTRA = frozenset(
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def _driver(path: str) -> Callable[[Sequence[str]], object]:
-    """Raises UsageFault saying why it cannot be imported."""
+def load_driver(path: str) -> Callable[[Sequence[str]], object]:
+    """Raises UsageFault with the reason where the driver cannot be imported."""
     file, _, name = path.partition(":")
     if file.endswith(".py"):
-        return _of_script(Path(file).expanduser().absolute(), name)
-    return _taking_arguments(load_attr(path, "driver"), path)
+        return _load_script(Path(file).expanduser().absolute(), name)
+    return _checked(load_attr(path, "driver"), path)
 
 
-def _of_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
-    """The script itself, or its function ``name``; ``main`` where it only defines that."""
+def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
+    """The whole script, or its function ``name``, by default ``main`` where the script does not call it."""
     if not file.is_file():
         raise UsageFault(f"there is no driver {file}")
     sys.path.insert(0, str(file.parent))
-    if not name and _runs_itself(file):
+    if not name and _is_executable(file):
 
         def script(args: Sequence[str]) -> None:
             sys.argv = [str(file), *args]
@@ -116,11 +113,11 @@ def _of_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
 
         return script
     name = name or "main"
-    return _taking_arguments(load_attr(f"{file.stem}:{name}", "driver"), f"{file}:{name}")
+    return _checked(load_attr(f"{file.stem}:{name}", "driver"), f"{file}:{name}")
 
 
-def _runs_itself(file: Path) -> bool:
-    """Whether the script does something but to define a ``main``."""
+def _is_executable(file: Path) -> bool:
+    """Whether the script does more than define ``main``."""
     try:
         body = ast.parse(file.read_text(encoding="utf-8"), str(file)).body
     except (SyntaxError, ValueError, OSError) as error:
@@ -130,21 +127,22 @@ def _runs_itself(file: Path) -> bool:
     return any(isinstance(each, ast.If) and "__name__" in ast.dump(each.test) for each in body)
 
 
-def _taking_arguments(found: Any, path: str) -> Callable[[Sequence[str]], object]:
+def _checked(found: Any, path: str) -> Callable[[Sequence[str]], object]:
+    """Raises UsageFault where the driver does not take one list of arguments."""
     if not callable(found):
         raise UsageFault(f"driver {path} is no function, but {type(found).__name__}")
     try:
         inspect.signature(found).bind([])
     except TypeError as error:
         raise UsageFault(f"driver {path} cannot be called with one list of arguments: {error}") from error
-    except ValueError:  # no signature to be had
+    except ValueError:  # a builtin without a signature
         pass
     return found  # type: ignore[no-any-return]
 
 
-def end(run: Callable[[], int]) -> NoReturn:
-    """With the status of ``run``. The interpreter's own end unwinds what threads of torch's are in, gloo's after the
-    group is destroyed: where that is native code the process aborts, and a run that was well has failed."""
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
+    """Exit with the status of ``run``, without the interpreter's finalization. Finalization stops torch's threads,
+    gloo's too, inside native code, which can abort the process after a successful run."""
     try:
         status = run()
     except SystemExit as error:
@@ -153,9 +151,9 @@ def end(run: Callable[[], int]) -> NoReturn:
             sys.stderr.write(f"{error.code}\n")
     except BaseException as error:  # noqa: BLE001 (the process's boundary)
         sys.excepthook(type(error), error, error.__traceback__)
-        leave_note(f"error: rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}\n", _FAILED)
-        status = _FAILED
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends
+        report_error(f"error: rank {os.environ.get('RANK', 0)}: {type(error).__name__}: {error}\n", FAILED)
+        status = FAILED
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process is ending
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -164,4 +162,4 @@ def end(run: Callable[[], int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    end(main)
+    run_and_exit(main)

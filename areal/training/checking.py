@@ -1,8 +1,8 @@
-"""``python -m areal.training.checking``: what is wrong with the configurations of jobs, before anything of them starts.
+"""``python -m areal.training.checking``: validates the configurations of jobs before they start.
 
-On stdin a list of requests, on stdout a list of faults for each, as JSON. It is a process of its own because a command
-imports nothing of a driver's, and because interpolations read the environment that the driver will have. Nothing of a
-user's is imported.
+Reads a list of requests from stdin and writes a list of faults for each to stdout, as JSON. It is a separate process
+because commands do not import what drivers import, and because interpolations read the driver's environment. No user
+code is imported.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from areal.rollout.workflows import configured_workflow
 
 
 def check(request: Mapping[str, Any]) -> list[ConfigFault]:
-    """``config`` (the class), ``file`` or its ``text``, ``overrides``; ``built_in``: the driver is, so that data sets,
-    models and functions are what the configuration says; ``trains``; ``later``: files may be made by what runs before
-    it."""
+    """``config`` (the class), ``file`` or its ``text``, ``overrides``, ``trains``. ``built_in``: the driver is built
+    in, so that data sets, models and functions are those of the configuration. ``later``: an earlier job may create
+    files."""
 
     def more_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]]:
         if request["built_in"]:
@@ -50,7 +50,7 @@ def check(request: Mapping[str, Any]) -> list[ConfigFault]:
 
 
 def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tuple[FieldPath, str]]:
-    """Data sets and models that are not there."""
+    """Missing data sets and models."""
     online = isinstance(config, PPOConfig) and config.is_online
     if trains and not online and not config.train_dataset.path:
         yield ("train_dataset", "path"), "is needed: a file, a folder, or a data set of the Hugging Face hub"
@@ -61,8 +61,8 @@ def _file_faults(config: BaseExperimentConfig, *, trains: bool) -> Iterator[tupl
     for each in fields(config):
         engine = getattr(config, each.name)
         if is_dataclass(engine) and isinstance(engine, TrainEngineConfig) and (path := engine.path):
-            there = Path(path).expanduser().exists()
-            if not there and (looks_local(path) or not is_id(path)):
+            exists = Path(path).expanduser().exists()
+            if not exists and (looks_local(path) or not is_id(path)):
                 yield (each.name, "path"), f"there is no model folder {path!r} in {Path.cwd()}"
 
 
@@ -77,12 +77,12 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
     named += [(("reward_fn",), each) for each in rewards]
     named += [(("rollout", "agent", "agent_cls_path"), agent.agent_cls_path)] if agent is not None else []
     hooks = ("loss_fn", "advantage_fn", "gae_lambda")
-    named += [(("actor", name), said) for name in hooks if isinstance(said := getattr(config.actor, name), str)]
+    named += [(("actor", name), hook) for name in hooks if isinstance(hook := getattr(config.actor, name), str)]
     for path, name in named:
         if (":" in name or "." in name) and (fault := import_fault(name, ["", *sys.path])) is not None:
             yield path, f"{name!r}: {fault}"
     rewarded = any(rewards) or config.is_online or "reward_fn" in config.workflow_kwargs
-    if workflow == PPOConfig.workflow and not rewarded:  # the default one needs a reward
+    if workflow == PPOConfig.workflow and not rewarded:  # the default workflow requires one
         yield (
             ("reward_fn",),
             "is needed: what an answer is worth, as module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
@@ -90,7 +90,7 @@ def _code_faults(config: BaseExperimentConfig) -> Iterator[tuple[FieldPath, str]
 
 
 def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Each in its job's working folder, with its environment and its import path."""
+    """Check each request in its job's working folder, environment and import path."""
     home, environment, imported = Path.cwd(), dict(os.environ), list(sys.path)
     answers = []
     for request in requests:
@@ -113,5 +113,5 @@ def check_all(requests: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]
 
 
 if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)  # what has no effect the driver says
+    logging.disable(logging.CRITICAL)  # warnings are the driver's
     json.dump(check_all(json.load(sys.stdin)), sys.stdout)

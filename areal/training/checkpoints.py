@@ -1,10 +1,9 @@
-"""Checkpoints that are whole or absent: ``step_N`` is written under another name, made durable, and then renamed.
+"""Atomic checkpoints: ``step_N`` is written under a temporary name, synced, and renamed.
 
-``state.json`` in it is what the trainer knows beside the engines' shards (step, version, consumed frontier, timers),
-how long each file is, and a checksum of it, as of itself. A crash at any moment leaves the checkpoints that were there,
-and perhaps a ``.tmp`` folder that the next save removes; so does a full disk. One that was torn later, by a disk or by
-hand, is set aside as ``.torn``, and the one before it counts.
-"""
+Its ``state.json`` has the trainer's state besides the engines' shards (step, frontier, timers), the size and checksum
+of each file, and its own checksum. A crash or a full disk at any moment leaves the existing checkpoints, and perhaps a
+``.tmp`` folder that the next save removes. A checkpoint that was damaged later is renamed to ``.torn``, and the
+previous one is used."""
 
 from __future__ import annotations
 
@@ -25,17 +24,17 @@ from areal.errors import ArealError
 from areal.training.ranks import Ranks
 
 _log = logging.getLogger(__name__)
-_NAME = re.compile(r"step_(\d+)")
+_FOLDER_NAME = re.compile(r"step_(\d+)")
 STATE = "state.json"
 _FILES, _CRC = "files", "crc32"
-_OF_RANK = re.compile(r"__(\d+)_")  # the name of a rank's shard begins so
-_PART, _BLOCK = 64 << 20, 1 << 20
+_SHARD_NAME = re.compile(r"__(\d+)_")  # the prefix of a rank's shards
+_PART, _BLOCK = 64 << 20, 1 << 20  # bytes of a checksum, of a read
 _READERS = 8
-_KEPT = 2
+_MAX_CHECKPOINTS = 2
 
 
 class CheckpointFailed(ArealError):
-    """It could not be written; those that were there are as they were."""
+    """A checkpoint could not be written. The existing ones are unchanged."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Checkpoint:
     folder: Path
 
     def state(self) -> dict[str, Any]:
-        """Raises ArealError where the file is not what was written."""
+        """Raises ArealError for a damaged file."""
         path = self.folder / STATE
         try:
             state: dict[str, Any] = json.loads(path.read_text())
@@ -57,7 +56,7 @@ class Checkpoint:
         return state
 
     def damage(self) -> str | None:
-        """The first difference from what was written; None where there is none. Reads all files."""
+        """Compare all files with their checksums; the first difference, if any."""
         try:
             files = self.state()[_FILES]
         except ArealError as error:
@@ -76,19 +75,19 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints of a run, of which the newest two stay."""
+    """The checkpoints of a run. Only the newest two are kept."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def all(self) -> list[Checkpoint]:
-        """Whole ones, oldest first."""
+        """Complete checkpoints, oldest first."""
         if not self.root.is_dir():
             return []
         found = [
             Checkpoint(int(match[1]), path)
             for path in self.root.iterdir()
-            if (match := _NAME.fullmatch(path.name)) and (path / STATE).is_file()
+            if (match := _FOLDER_NAME.fullmatch(path.name)) and (path / STATE).is_file()
         ]
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
@@ -96,7 +95,7 @@ class Checkpoints:
         return next(reversed(self.all()), None)
 
     def newest_whole(self, before: int | None = None) -> Checkpoint | None:
-        """The newest undamaged checkpoint before the step ``before``. Sets newer, damaged ones aside, and logs it."""
+        """The newest undamaged checkpoint before the step ``before``. Damaged ones are set aside with a warning."""
         for checkpoint in reversed(self.all()):
             if before is not None and checkpoint.step >= before:
                 continue
@@ -113,9 +112,9 @@ class Checkpoints:
 
     @contextmanager
     def writing(self, step: int, ranks: Ranks) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """A folder for the engines' shards and a dict for the trainer's state; both become the checkpoint ``step`` when
-        the block ends well on every rank. Every rank enters it; the first one's dict counts. Raises CheckpointFailed on
-        every rank where the disk of one is full, or fails."""
+        """Yields a folder for the engines' shards and a dict for the trainer's state (the first rank's counts). Every
+        rank enters it; they become the checkpoint ``step`` when the block succeeds on all ranks. Raises
+        CheckpointFailed on every rank where a disk is full, or fails."""
         partial = self.root / f"step_{step}.tmp"
         state: dict[str, Any] = {}
         try:
@@ -128,7 +127,7 @@ class Checkpoints:
                 yield partial, state
             files: dict[str, tuple[int, int]] = {}
             with self._all_or_none(ranks, step):
-                files = _summary(partial, ranks)
+                files = _checksums(partial, ranks)
             for others in ranks.all_gather(files):
                 files |= others
             with self._all_or_none(ranks, step):
@@ -136,12 +135,12 @@ class Checkpoints:
                     self._finish(partial, step, {**state, _FILES: files})
         except BaseException:
             if ranks.is_first:
-                shutil.rmtree(partial, ignore_errors=True)  # what is half written may be what fills the disk
+                shutil.rmtree(partial, ignore_errors=True)  # a partial checkpoint may be what fills the disk
             raise
 
     @contextmanager
     def _all_or_none(self, ranks: Ranks, step: int) -> Iterator[None]:
-        """Leave the block together: where the disk failed one rank, no other goes on, or waits for it."""
+        """Raise CheckpointFailed on all ranks where one has a disk error, so that no rank waits for it."""
         failure: OSError | None = None
         try:
             yield
@@ -156,36 +155,35 @@ class Checkpoints:
     def _finish(self, partial: Path, step: int, state: dict[str, Any]) -> None:
         (partial / STATE).write_text(json.dumps({**state, _CRC: _crc_of(json.loads(json.dumps(state)))}, indent=1))
         for path in sorted(partial.rglob("*"), reverse=True):
-            _flush(path)
-        _flush(partial)
+            _fsync(path)
+        _fsync(partial)
         final = self.root / f"step_{step}"
         replaced = self.root / f"step_{step}.old.tmp"
         if final.exists():  # the same step again, after resuming from an older one
             final.rename(replaced)
         partial.rename(final)
-        _flush(self.root)
+        _fsync(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
-        for old in self.all()[:-_KEPT]:
+        for old in self.all()[:-_MAX_CHECKPOINTS]:
             gone = old.folder.with_suffix(".tmp")
-            old.folder.rename(gone)  # a folder that is removed in part must not look like a checkpoint
+            old.folder.rename(gone)  # a partially removed folder must not look like a checkpoint
             shutil.rmtree(gone, ignore_errors=True)
 
 
-def _summary(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
-    """Length and checksum of each file that this rank wrote, by its name; what is no rank's is the first one's."""
+def _checksums(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:
+    """Size and checksum by file name, of this rank's shards; the first rank has all other files too."""
 
-    def is_ours(path: Path) -> bool:
-        rank = _OF_RANK.match(path.name)
+    def is_own(path: Path) -> bool:
+        rank = _SHARD_NAME.match(path.name)
         return (int(rank[1]) % ranks.size if rank else 0) == ranks.rank
 
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_ours(path)]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and is_own(path)]
     crcs = _crcs(paths)
     return {str(path.relative_to(folder)): (path.stat().st_size, crc) for path, crc in zip(paths, crcs, strict=True)}
 
 
 def _crcs(paths: Iterable[Path]) -> list[int]:
-    """Of each file the CRC-32 of those of its parts. They are read side by side: a core computes some gigabytes a
-    second."""
+    """For each file the CRC-32 of the CRC-32s of its parts, which are computed in parallel."""
     with ThreadPoolExecutor(_READERS, thread_name_prefix="checksum") as readers:
         files = [
             [readers.submit(_crc_of_part, path, begin) for begin in range(0, path.stat().st_size, _PART)]
@@ -204,11 +202,11 @@ def _crc_of_part(path: Path, begin: int) -> int:
 
 
 def _crc_of(state: Mapping[str, Any]) -> int:
-    """The checksum of values as JSON has them."""
+    """The checksum of a state that was read from JSON."""
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
-def _flush(path: Path) -> None:
+def _fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

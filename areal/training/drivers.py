@@ -1,7 +1,6 @@
-"""The built-in drivers, one a trainer type: ``main(args)`` as a driver of one's own would be.
+"""The built-in drivers, one for each trainer type. Workflow and reward come from the configuration.
 
-What a driver of one's own says in code (the workflow, the reward) is said in the configuration here. Trainers are
-imported once the configuration and the data are there: a fault in those is not to wait for torch.
+Trainers are imported after the configuration and the data are loaded, so that their errors do not wait for torch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def ppo(args: Sequence[str]) -> None:
 
 
 def evaluate(args: Sequence[str]) -> None:
-    """Rollouts of the validation set, no training."""
+    """Rollouts of the validation set, without training."""
     config = load_expr_config(args, PPOConfig)[0]
     rows = _rows(config, None, "valid")
     from areal.training.trainers.rollouts import Evaluation
@@ -43,7 +42,7 @@ def sft(args: Sequence[str]) -> None:
 
 
 def rw(args: Sequence[str]) -> None:
-    """A reward model of preferences."""
+    """Reward model training on preferences."""
     _offline(args, RWConfig, "RWTrainer", "rw")
 
 
@@ -72,10 +71,10 @@ def _online(config: PPOConfig) -> None:
 
 
 def _workflow(config: PPOConfig) -> dict[str, Any]:
-    """The keywords of ``train``. A workflow gets what it takes of ``tokenizer``, ``gconfig``, ``reward_fn`` and its
-    ``reward_weights`` from the configuration, where ``workflow_kwargs`` do not say it. Raises UsageFault."""
+    """The keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``gconfig``, ``reward_fn`` and
+    ``reward_weights`` come from the configuration; ``workflow_kwargs`` take precedence. Raises UsageFault."""
     if config.is_online and config.workflow == PPOConfig.workflow:
-        return {}  # conversations come from elsewhere
+        return {}  # users make the conversations
     chosen = configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
     workflow = WORKFLOWS.resolve(chosen)
     takes = inspect.signature(workflow).parameters if inspect.isclass(workflow) else {}

@@ -1,15 +1,16 @@
-"""Which prompts a run has trained on, and which it still owes: no prompt is lost or trained twice.
+"""The prompts that a run has consumed, so that across crashes no prompt is lost or trained on twice.
 
-A run's prompts are numbered by position: position p is row ``order(p)`` of the data set. Positions are handed out in
-ascending order, end in any, and survive a crash as "everything below ``frontier``, and these few above it". A run that
-resumes hands out first what is neither, so what was in flight is neither skipped nor biased to short answers.
+Prompts are numbered by position: position p is row ``order(p)`` of the data set. Positions are taken in ascending order
+and end in any order. A checkpoint stores "all below ``frontier``, and these few above it" as spent. A resumed run first
+takes the positions in between that are not spent, so prompts in flight are neither skipped nor biased to short
+responses.
 
-    owed, or unseen -> out -> trained | rejected | given up     (spent: never handed out again)
-                        `---> owed
+    returned, or unseen -> in_flight -> trained | rejected | given up     (spent: never taken again)
+                               `------> returned
 
-A prompt whose rollout failed, or was too old to train on, is owed again; one that the workflow or dynamic sampling
-refused is spent. A prompt that fails each of ``MOST_TRIES`` times is given up, or it would go round for ever.
-Invariant: ``taken == trained + rejected + returned + given_up + len(out)``.
+A prompt whose rollout failed, or was too stale, is returned; one that the workflow or dynamic sampling rejected is
+spent. A prompt that fails ``MAX_TRIES`` times is given up.
+Invariant: ``taken == trained + rejected + returned + given_up + len(in_flight)``.
 """
 
 from __future__ import annotations
@@ -22,15 +23,13 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-MOST_TRIES = 3
+MAX_TRIES = 3
 
 
 @dataclass(frozen=True)
 class DataOrder:
-    """The order of a data set of ``count`` rows, over epochs: a new permutation each where ``shuffle``.
-
-    ``drop_last`` leaves out what does not fill a batch of ``batch_size`` at the end of an epoch.
-    """
+    """The order of a data set of ``count`` rows over epochs. ``shuffle``: each epoch has a new permutation.
+    ``drop_last``: the last, incomplete batch of an epoch is left out."""
 
     count: int
     batch_size: int = 1
@@ -74,7 +73,7 @@ def _permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 @dataclass
 class Counts:
-    """Numbers of positions by outcome; ``taken`` counts each time that one was handed out."""
+    """Numbers of positions by outcome; ``taken`` counts every ``take``."""
 
     taken: int = 0
     trained: int = 0
@@ -85,49 +84,50 @@ class Counts:
 
 @dataclass
 class Frontier:
-    """``take`` hands a position out; each of the others ends that, and raises ValueError for one that is not out."""
+    """``take`` puts a position in flight. The other methods end it, and raise ValueError for one that is not in
+    flight."""
 
     frontier: int = 0  # everything below is spent
     beyond: set[int] = field(default_factory=set)  # spent, above the frontier
-    out: set[int] = field(default_factory=set)
-    owed: list[int] = field(default_factory=list)  # ascending
-    unseen: int = 0  # never handed out, from here on
-    tries: dict[int, int] = field(default_factory=dict)  # that failed, of positions that are not spent
+    in_flight: set[int] = field(default_factory=set)
+    returned: list[int] = field(default_factory=list)  # ascending
+    unseen: int = 0  # the lowest position that was never taken
+    tries: dict[int, int] = field(default_factory=dict)  # failures of positions that are not spent
     counts: Counts = field(default_factory=Counts)
 
     def take(self) -> int:
-        """The position to be worked on next."""
-        if self.owed:
-            position = self.owed.pop(0)
+        """The next position: a returned one, else a new one."""
+        if self.returned:
+            position = self.returned.pop(0)
         else:
             position = self.unseen
             self.unseen += 1
-        self.out.add(position)
+        self.in_flight.add(position)
         self.counts.taken += 1
         return position
 
     def consume(self, positions: Iterable[int]) -> None:
-        """These have been trained on."""
+        """The positions were trained on."""
         for position in positions:
             self._spend(position)
             self.counts.trained += 1
 
     def reject(self, position: int) -> None:
-        """Nothing to train on came of it, and nobody is to blame."""
+        """The workflow or dynamic sampling rejected the rollout."""
         self._spend(position)
         self.counts.rejected += 1
 
     def give_back(self, position: int) -> None:
-        """Not trained on after all. It will be handed out again, before new ones."""
-        self._back(position)
-        bisect.insort(self.owed, position)
+        """The position was not trained on, and is taken again before new ones."""
+        self._land(position)
+        bisect.insort(self.returned, position)
         self.counts.returned += 1
 
-    def fail(self, position: int, *, hopeless: bool = False) -> bool:
-        """Given back, or given up after ``MOST_TRIES`` such ends, at once where it is ``hopeless``. Whether it was
+    def fail(self, position: int, *, is_permanent: bool = False) -> bool:
+        """Return the position, or give it up after ``MAX_TRIES`` failures, or one ``is_permanent``. Whether it was
         given up."""
         tried = self.tries.get(position, 0) + 1
-        if not hopeless and tried < MOST_TRIES:
+        if not is_permanent and tried < MAX_TRIES:
             self.give_back(position)
             self.tries[position] = tried
             return False
@@ -136,74 +136,74 @@ class Frontier:
         return True
 
     def _spend(self, position: int) -> None:
-        self._back(position)
+        self._land(position)
         self.tries.pop(position, None)
         self.beyond.add(position)
         while self.frontier in self.beyond:
             self.beyond.remove(self.frontier)
             self.frontier += 1
 
-    def _back(self, position: int) -> None:
-        if position not in self.out:
-            raise ValueError(f"position {position} is not out")
-        self.out.remove(position)
+    def _land(self, position: int) -> None:
+        if position not in self.in_flight:
+            raise ValueError(f"position {position} is not in flight")
+        self.in_flight.remove(position)
 
     @property
     def spent(self) -> int:
-        """The number of positions that are not handed out again."""
+        """The number of positions that are never taken again."""
         return self.frontier + len(self.beyond)
 
     def state(self) -> dict[str, Any]:
-        """As JSON. What is out counts as owed, and as not taken: whoever resumes does not have it any more."""
-        ended = asdict(self.counts) | {"taken": self.counts.taken - len(self.out)}
+        """The state as JSON. Positions in flight count as not taken: a resumed run takes them again."""
+        counts = asdict(self.counts) | {"taken": self.counts.taken - len(self.in_flight)}
         tries = [[position, count] for position, count in sorted(self.tries.items())]
         return {
             "frontier": self.frontier,
             "beyond": sorted(self.beyond),
             "unseen": self.unseen,
             "tries": tries,
-            "counts": ended,
+            "counts": counts,
         }
 
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Frontier:
         frontier, unseen, beyond = int(state["frontier"]), int(state["unseen"]), set(state["beyond"])
-        owed = [position for position in range(frontier, unseen) if position not in beyond]
+        returned = [position for position in range(frontier, unseen) if position not in beyond]
         spent = frontier + len(beyond)
-        told = {"taken": spent, "trained": spent} | dict(state.get("counts", {}))  # older ones do not tell
-        counts = Counts(**{each.name: int(told.get(each.name, 0)) for each in fields(Counts)})
-        return cls(frontier, beyond, set(), owed, unseen, dict(state.get("tries", [])), counts)
+        stored = {"taken": spent, "trained": spent} | dict(state.get("counts", {}))  # none in older checkpoints
+        counts = Counts(**{each.name: int(stored.get(each.name, 0)) for each in fields(Counts)})
+        return cls(frontier, beyond, set(), returned, unseen, dict(state.get("tries", [])), counts)
 
 
 @dataclass
 class FailureWindow:
-    """Whether the last prompts came to anything: pure. ``window`` ends are looked at."""
+    """Counts the prompts that were given up among the last ``window`` ends."""
 
     window: int
     first_cause: str | None = None
-    _lost: deque[bool] = field(default_factory=deque)
+    _given_up: deque[bool] = field(default_factory=deque)
 
     def ended(self, count: int = 1) -> None:
-        """Trained on, or rejected."""
+        """Record prompts that were trained on or rejected."""
         for _ in range(count):
-            self._note(False)
+            self._record(False)
 
     def given_up(self, cause: str) -> None:
         self.first_cause = self.first_cause or cause
-        self._note(True)
+        self._record(True)
 
-    def _note(self, lost: bool) -> None:
-        self._lost.append(lost)
-        if len(self._lost) > self.window:
-            self._lost.popleft()
-        if not any(self._lost):
+    def _record(self, given_up: bool) -> None:
+        self._given_up.append(given_up)
+        if len(self._given_up) > self.window:
+            self._given_up.popleft()
+        if not any(self._given_up):
             self.first_cause = None
 
     @property
-    def lost(self) -> int:
-        return sum(self._lost)
+    def count(self) -> int:
+        return sum(self._given_up)
 
     @property
-    def hopeless(self) -> bool:
-        """Most of the last ``window`` prompts were given up."""
-        return 2 * self.lost > self.window
+    def is_exceeded(self) -> bool:
+        """Whether most of the last ``window`` prompts were given up."""
+        return 2 * self.count > self.window

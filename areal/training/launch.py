@@ -1,11 +1,11 @@
 """``python -m areal.training.launch --processes N -- ARGS``: N ranks of ``python -m areal.training ARGS``, by torchrun.
 
-``--nodes M --run ID --port PORT``: as many on each of M nodes, which meet at the first one's address
-(``$AREAL_FIRST_NODE``) by torchrun's c10d. Each node has a launcher of its own.
+``--nodes M --run ID --port PORT``: N ranks on each of M nodes, which rendezvous at the first node's address
+(``$AREAL_FIRST_NODE``) by torchrun's c10d. Each node has its own launcher.
 
-Where one fails, the others fail at it, in their next collective, and torchrun adds a traceback of its own. A user is
-told one cause, with its exit status, as of a run of one process: ranks leave notes of what they would have said, and
-the launcher says the first that is no consequence of another.
+Where one rank fails, the others fail in their next collective, and torchrun adds a traceback. Ranks therefore write
+their errors to files, and the launcher prints only the first error that is not a consequence of another rank's end,
+with its exit status.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from pathlib import Path
 
 from areal.runtime.backends.base import FIRST_NODE_VARIABLE, NODE_ADDRESS_VARIABLE, NODE_RANK_VARIABLE
 
-_NOTES = "AREAL_RANK_NOTES"
+_ERRORS = "AREAL_RANK_NOTES"
 _SIOCGIFADDR = 0x8915
-_MEET_S = 1800  # until all nodes are there
-_TERMINATED = 128 + signal.SIGTERM
-_FAILED = 1
+_RENDEZVOUS_S = 1800
+TERMINATED = 128 + signal.SIGTERM
+FAILED = 1
 
 
 @dataclass(frozen=True)
-class Note:
-    """``lost``: this rank ended for another did."""
+class RankError:
+    """``is_consequence``: this rank ended because another one did."""
 
     rank: int
     at: float
     text: str
     status: int
-    lost: bool = False
+    is_consequence: bool = False
 
 
 def is_rank() -> bool:
@@ -51,85 +51,85 @@ def is_rank() -> bool:
 
 
 def is_quiet_rank() -> bool:
-    """Whether another rank logs what is the same on all of them."""
+    """Whether another rank logs what is the same on all ranks."""
     return is_rank() and os.environ.get("RANK", "0") != "0"
 
 
-def leave_note(text: str, status: int, *, lost: bool = False) -> bool:
-    """Whether there is a launcher that will say ``text``."""
-    folder = os.environ.get(_NOTES)
+def report_error(text: str, status: int, *, is_consequence: bool = False) -> bool:
+    """Write a rank's error for the launcher; False where there is no launcher."""
+    folder = os.environ.get(_ERRORS)
     if folder is None:
         return False
-    note = Note(int(os.environ.get("RANK", "0")), time.time(), text, status, lost)
+    error = RankError(int(os.environ.get("RANK", "0")), time.time(), text, status, is_consequence)
     with suppress(OSError):
-        Path(folder, f"{note.rank}.json").write_text(json.dumps(asdict(note)))
+        Path(folder, f"{error.rank}.json").write_text(json.dumps(asdict(error)))
         return True
     return False
 
 
-def cause(notes: Sequence[Note], first: tuple[int, int]) -> tuple[str, int]:
-    """What to say and the exit status, of what the ranks said and of the (rank, exit status) that was seen to end
-    first."""
-    own = sorted((note for note in notes if not note.lost), key=lambda note: note.at)
-    if own:
-        return own[0].text, own[0].status
+def root_cause(errors: Sequence[RankError], first: tuple[int, int]) -> tuple[str, int]:
+    """The message and the exit status, from the ranks' errors, else from the (rank, exit status) that ended first."""
+    causes = sorted((error for error in errors if not error.is_consequence), key=lambda error: error.at)
+    if causes:
+        return causes[0].text, causes[0].status
     rank, status = first
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return f"error: rank {rank} {how}\n", status if status > 0 else _FAILED
+    return f"error: rank {rank} {how}\n", status if status > 0 else FAILED
 
 
 def _rendezvous(nodes: int, run: str, port: int, environ: Mapping[str, str]) -> list[str]:
-    """torchrun's flags. The first node hosts the store; the ranks of every node listen at its own address."""
+    """torchrun's flags. The first node hosts the store; ranks listen at the address of their node."""
     first, here = environ[FIRST_NODE_VARIABLE], environ[NODE_ADDRESS_VARIABLE]
-    at = f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
-    hosts = int(environ.get(NODE_RANK_VARIABLE, "0") == "0")
-    about = ["--rdzv-backend=c10d", f"--rdzv-endpoint={at}", f"--rdzv-id={run}", f"--local-addr={here}"]
-    return [f"--nnodes={nodes}", *about, f"--rdzv-conf=is_host={hosts},join_timeout={_MEET_S},read_timeout={_MEET_S}"]
+    endpoint = f"[{first}]:{port}" if ":" in first else f"{first}:{port}"
+    is_host = int(environ.get(NODE_RANK_VARIABLE, "0") == "0")
+    flags = [f"--nnodes={nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run}"]
+    timeouts = f"join_timeout={_RENDEZVOUS_S},read_timeout={_RENDEZVOUS_S}"
+    return [*flags, f"--local-addr={here}", f"--rdzv-conf=is_host={is_host},{timeouts}"]
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address; None where it cannot be told."""
+    """The name of the network interface with an IPv4 address, if found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                asked = struct.pack("256s", name.encode()[:15])
-                if socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, asked)[20:24]) == address:
+                request = struct.pack("256s", name.encode()[:15])
+                if socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]) == address:
                     return name
     return None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    ours = words.index("--")
+    end = words.index("--")
     parser = argparse.ArgumentParser(prog="python -m areal.training.launch")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--run", default="")
     parser.add_argument("--port", type=int, default=0)
-    given = parser.parse_args(words[:ours])
+    given = parser.parse_args(words[:end])
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.disable(logging.ERROR)  # of torchrun, in this process: it tells what the exception says
-    nowhere = f"--log-dir={os.devnull}"  # the ranks write to our log: a folder of theirs would stay empty, in /tmp
+    logging.disable(logging.ERROR)  # torchrun's, in this process, repeat the exception
+    log_dir = f"--log-dir={os.devnull}"  # ranks write to this process's log: a folder would stay empty, in /tmp
     if given.nodes > 1 and (name := interface_of(os.environ[NODE_ADDRESS_VARIABLE])) is not None:
-        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # a node's name need not lead to that address
+        for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # the node's name may resolve to another address
             os.environ.setdefault(variable, name)
-    meeting = ["--standalone"] if given.nodes == 1 else _rendezvous(given.nodes, given.run, given.port, os.environ)
-    words = [*meeting, f"--nproc-per-node={given.processes}", nowhere, "-m", "areal.training", *words[ours + 1 :]]
+    rendezvous = ["--standalone"] if given.nodes == 1 else _rendezvous(given.nodes, given.run, given.port, os.environ)
+    words = [*rendezvous, f"--nproc-per-node={given.processes}", log_dir, "-m", "areal.training", *words[end + 1 :]]
     run = os.environ.get("AREAL_RUN_FOLDER", "")
     with tempfile.TemporaryDirectory(prefix=".ranks-", dir=run if Path(run).is_dir() else None) as folder:
-        os.environ[_NOTES] = folder
+        os.environ[_ERRORS] = folder
         try:
             torchrun.run(torchrun.parse_args(words))  # type: ignore[no-untyped-call]
         except SignalException:
             sys.stderr.write("stopped\n")
-            return _TERMINATED
+            return TERMINATED
         except ChildFailedError as error:
             rank, failure = error.get_first_failure()
-            notes = [Note(**json.loads(path.read_text())) for path in Path(folder).glob("*.json")]
-            text, status = cause(notes, (rank, failure.exitcode))
+            errors = [RankError(**json.loads(path.read_text())) for path in Path(folder).glob("*.json")]
+            text, status = root_cause(errors, (rank, failure.exitcode))
             sys.stderr.write(text)
             return status
     return 0

@@ -1,8 +1,7 @@
-"""A run's numbers: a line of JSON a step, and whatever trackers the config asks for.
+"""A run's metrics: one JSON line for each step, and the configured trackers.
 
-A run that resumes from an older checkpoint takes some steps again: their lines are taken out when it does, and whoever
-reads takes the last line of each step (``areal.state.job_metrics``).
-"""
+A run that resumes from an older checkpoint repeats some steps: it removes their lines, and readers take the last line
+of each step (``areal.state.job_metrics``)."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Tracker(Protocol):
 
 
 class MetricsLog:
-    """Written by the first rank. A full disk costs the line, not the run."""
+    """``metrics.jsonl``, written by the first rank. A line is lost on a full disk."""
 
     def __init__(self, path: Path, attempt: int, trackers: list[Tracker]) -> None:
         self._path = path
@@ -51,7 +50,7 @@ class MetricsLog:
         self._trackers = trackers
 
     def rewind(self, step: int) -> None:
-        """Leave out the lines of later steps: a run that resumes after ``step`` takes them again."""
+        """Remove the lines of steps after ``step``: a resumed run repeats them."""
         kept = [line for line in _lines(self._path) if line["step"] <= step]
         with contextlib.suppress(OSError):
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
@@ -59,12 +58,12 @@ class MetricsLog:
             self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
-        """``total``: how many steps the run has."""
+        """``total``: the number of steps of the run."""
         line: dict[str, Any] = {"step": step, "attempt": self._attempt, "time": time.time()}
         if total is not None:
             line["total_steps"] = total
-        if said := bottleneck(metrics):
-            line["bottleneck"] = said
+        if text := bottleneck(metrics):
+            line["bottleneck"] = text
         numbers = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
         with contextlib.suppress(OSError):
             self._file.write(json.dumps({**line, **numbers}) + "\n")
@@ -80,7 +79,7 @@ class MetricsLog:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines that are whole."""
+    """The complete lines."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -90,34 +89,34 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class Timings:
-    """Seconds by what they were spent on, of one step."""
+    """Seconds of a step by phase."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def of(self, what: str) -> Iterator[None]:
+    def of(self, phase: str) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
         finally:
-            self._seconds[what] = self._seconds.get(what, 0.0) + time.monotonic() - began
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - began
 
     def pop(self) -> Metrics:
         seconds, self._seconds = self._seconds, {}
-        return {f"time/{what}": value for what, value in seconds.items()}
+        return {f"time/{phase}": value for phase, value in seconds.items()}
 
 
 def open_trackers(config: BaseExperimentConfig, folder: Path) -> list[Tracker]:
     """Raises UsageFault naming the package that a tracker needs."""
-    asked, trackers = config.stats_logger, list[Tracker]()
-    if asked.tensorboard.path is not None:
-        trackers.append(_TensorBoard(asked.tensorboard.path))
-    if asked.wandb.mode != "disabled":
+    logger, trackers = config.stats_logger, list[Tracker]()
+    if logger.tensorboard.path is not None:
+        trackers.append(_TensorBoard(logger.tensorboard.path))
+    if logger.wandb.mode != "disabled":
         trackers.append(_open_wandb(config, folder))
-    if asked.swanlab.mode != "disabled":
+    if logger.swanlab.mode != "disabled":
         trackers.append(_open_swanlab(config, folder))
-    if asked.trackio.mode != "disabled":
+    if logger.trackio.mode != "disabled":
         trackers.append(_open_trackio(config))
     return trackers
 
@@ -231,7 +230,7 @@ _AGES = {"staleness/mean": "mean", "staleness/max": "max"}
 
 
 class Prometheus:
-    """A tracker, as those of ``areal.training.metrics``: it shows each number that the last steps had."""
+    """A tracker that exports the newest metrics."""
 
     def __init__(self, metrics: Registry, total_steps: int) -> None:
         gauge = metrics.gauge
@@ -272,8 +271,8 @@ class Prometheus:
 
 @contextlib.contextmanager
 def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> Iterator[tuple[Prometheus, str]]:
-    """The tracker, and the address at which it is scraped while the block runs. Raises UsageFault where others could
-    reach it and there is no key."""
+    """The tracker, and its URL while the block runs. Raises UsageFault without a key on an address other than
+    loopback."""
     asked = config.stats_logger.prometheus
     loopback = is_loopback(asked.host)
     service = Service("trainer", key=None if loopback else _key(config), loopback=loopback)
@@ -292,10 +291,10 @@ def labels(config: BaseExperimentConfig) -> dict[str, str]:
 
 
 def _key(config: BaseExperimentConfig) -> AdminKey | None:
-    """The key of the service that is trained for: whoever may scrape the one may scrape the other."""
+    """The configured key, by default the inference service's: one scraper reads both."""
     rollout = getattr(config, "rollout", None)
-    of_service = (rollout.admin_api_key_file or os.environ.get(KEY_FILE)) if rollout is not None else None
-    return load_admin_key(config.stats_logger.prometheus.key_file or of_service or None)
+    service_key = (rollout.admin_api_key_file or os.environ.get(KEY_FILE)) if rollout is not None else None
+    return load_admin_key(config.stats_logger.prometheus.key_file or service_key or None)
 
 
 # -- progress: one line a step, and the bottleneck sentence
@@ -318,14 +317,13 @@ _SHOWN = (
 
 
 def bottleneck(metrics: Mapping[str, float]) -> str:
-    """Such as "waited 71% for rollouts"; "training" where nothing else took a quarter of the step. Said here
-    once: whoever shows it later reads it in ``metrics.jsonl``."""
+    """Such as "waited 71% for rollouts"; "training" where no wait took a quarter of the step."""
     whole = metrics.get("time/step", 0.0)
     if whole <= 0:
         return ""
-    waits = {what: metrics.get(name, 0.0) / whole for name, what in _WAITS.items()}
-    what, share = max(waits.items(), key=lambda item: item[1])
-    return f"waited {share:.0%} for {what}" if share >= 0.25 else "training"
+    waits = {cause: metrics.get(name, 0.0) / whole for name, cause in _WAITS.items()}
+    cause, share = max(waits.items(), key=lambda item: item[1])
+    return f"waited {share:.0%} for {cause}" if share >= 0.25 else "training"
 
 
 def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
@@ -338,7 +336,7 @@ def step_line(step: int, total: int, metrics: Mapping[str, float]) -> str:
 
 @dataclass
 class ProgressLine:
-    """On a terminal one line that changes; elsewhere a line for each hundredth of the run, and the last."""
+    """One changing line on a terminal; elsewhere a line for each percent of the run."""
 
     total: int
     stream: TextIO = field(default_factory=lambda: sys.stderr)

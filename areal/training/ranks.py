@@ -1,9 +1,7 @@
 """The processes of one training run, from torchrun's environment; a single process needs no process group.
 
-The group is made once and passed on; nothing here is global but torch's own default group. A plain ``python driver.py``
-starts itself again as many ranks as its configuration lays out (``actor.backend: fsdp:d4``), as ``areal train run``
-does; other launches must agree with it.
-"""
+The process group is created once and passed on. A plain ``python driver.py`` replaces itself by the number of ranks in
+its configuration (``actor.backend: fsdp:d4``), as ``areal train run`` does; other launchers must start that number."""
 
 from __future__ import annotations
 
@@ -25,26 +23,26 @@ from torch import Tensor
 from areal.api.alloc_mode import train_backend
 from areal.errors import UsageFault
 from areal.resources.backend import Part
+from areal.training.run_folder import FOLDER_VARIABLE
 
 T = TypeVar("T")
-UNCUT = Part("fsdp")  # the whole model on each rank
+UNSHARDED = Part("fsdp")  # the whole model on each rank
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """``group`` is None in a run of one process: then every collective is the identity.
+    """``group`` is None in a run of one process; then every collective is the identity.
 
-    ``layout`` cuts a model over ``devices_per_replica`` ranks, which together are one data-parallel rank: they get the
-    same rows and have the same outputs, losses and metrics. Tensor-parallel ranks are neighbors, then come context,
-    data and pipeline: rank = tensor + T (context + C (data + D pipeline)). ``nodes``: machines, each with as many of
-    the ranks, in their order.
+    ``layout`` divides a model over ``devices_per_replica`` ranks, which together are one data-parallel rank: they get
+    the same rows and have the same outputs, losses and metrics. rank = tensor + T (context + C (data + D pipeline)).
+    ``nodes``: machines with equal numbers of consecutive ranks.
     """
 
     rank: int
     size: int
     device: torch.device
     group: dist.ProcessGroup | None = None
-    layout: Part = UNCUT
+    layout: Part = UNSHARDED
     nodes: int = 1
 
     def __post_init__(self) -> None:
@@ -68,7 +66,7 @@ class Ranks:
 
     @property
     def is_replica_first(self) -> bool:
-        """Whether this is the first rank of its data-parallel rank."""
+        """Whether this is the first device of its data-parallel rank."""
         return self.rank % self._inner == 0 and self.rank < self._inner * self.data_size
 
     @property
@@ -86,12 +84,12 @@ class Ranks:
     def all_max(self, number: int) -> int:
         if self.group is None:
             return number
-        most = torch.tensor(number, device=self.device)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=self.group)
-        return int(most)
+        highest = torch.tensor(number, device=self.device)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX, group=self.group)
+        return int(highest)
 
     def broadcast(self, value: Any) -> Any:
-        """The first rank's ``value``, on every rank. Pickle among the ranks of one run, never from elsewhere."""
+        """The first rank's ``value``, on every rank. Uses pickle, only among the ranks of one run."""
         if self.group is None:
             return value
         box = [value]
@@ -99,7 +97,7 @@ class Ranks:
         return box[0]
 
     def all_gather(self, value: T) -> list[T]:
-        """The ``value`` of each rank, in their order, on every rank. Pickle, as above."""
+        """The ``value`` of each rank, in rank order, on every rank. Uses pickle too."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size
@@ -107,7 +105,7 @@ class Ranks:
         return values
 
     def data_gather(self, value: T) -> list[T]:
-        """The ``value`` of each data-parallel rank, in their order, on every rank."""
+        """The ``value`` of each data-parallel rank, in rank order, on every rank."""
         return [each for each, counts in self.all_gather((value, self.is_replica_first)) if counts]
 
 
@@ -117,14 +115,11 @@ def one_process(device: str | None = None) -> Ranks:
 
 @contextmanager
 def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterator[Ranks]:
-    """The ranks that torchrun started, joined over NCCL where there is a GPU and gloo where there is none. Raises
-    UsageFault where they are no multiple of a replica of ``layout``.
-
-    ``timeout_s`` is how long a collective may wait for a rank that does not come.
-    """
+    """Join the ranks that torchrun started, over NCCL with a GPU and gloo without. ``timeout_s``: of a collective.
+    Raises UsageFault where their number does not match the replicas of ``layout``."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        yield replace(one_process(), layout=layout or UNCUT)
+        yield replace(one_process(), layout=layout or UNSHARDED)
         return
     local, nodes = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("GROUP_WORLD_SIZE", "1"))
     on_node = int(os.environ.get("LOCAL_WORLD_SIZE", size // nodes))
@@ -137,10 +132,10 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s))
-    ranks = Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNCUT, nodes)
+    ranks = Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNSHARDED, nodes)
     try:
         yield ranks
-        dist.barrier()  # gloo aborts, or hangs, where a rank leaves while another is still in the last collective
+        dist.barrier()  # gloo aborts or hangs where a rank leaves while another is in the last collective
     finally:
         dist.destroy_process_group()
         # The last reference to the group: its threads end here. One that still frees a tensor when the interpreter
@@ -149,33 +144,31 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
 
 
 def require_shared(folder: Path, ranks: Ranks) -> None:
-    """Every node sees what the first rank writes into ``folder``, which exists there: checkpoints are of all ranks.
-    Raises UsageFault on all of them, naming nodes that do not."""
+    """Check that all nodes share ``folder``, which all ranks write checkpoints to. Raises UsageFault on all ranks,
+    naming the nodes that do not see the first rank's files."""
     if ranks.nodes == 1:
         return
     name: str = ranks.broadcast(f".shared-{secrets.token_hex(8)}")
     if ranks.is_first:
         (folder / name).touch()
-    ranks.all_gather(None)  # it is there now
-    blind = sorted(
+    ranks.all_gather(None)  # the file exists now
+    missing = sorted(
         {node for node, sees in ranks.all_gather((socket.gethostname(), (folder / name).exists())) if not sees}
     )
     if ranks.is_first:
         (folder / name).unlink()
-    if blind:
+    if missing:
         raise UsageFault(
-            f"{folder} of the first node is not there on {', '.join(blind)}: a run over several nodes has one folder",
+            f"{folder} of the first node is not there on {', '.join(missing)}: a run over several nodes has one folder",
             hint="fileroot, or AREAL_HOME for a job, on a file system that all nodes share",
         )
 
 
 # -- layout
 
-_JOB = "AREAL_RUN_FOLDER"  # a job has as many as its manifest says
-
 
 def layout_of(config: Any) -> Part | None:
-    """None where the configuration says nothing about it."""
+    """The configured layout of the training ranks, if any."""
     engine = getattr(config, "actor", None) or getattr(config, "model", None)
     backend, allocation = getattr(engine, "backend", "") or "", config.allocation_mode or ""
     return train_backend(backend, allocation) if backend or allocation else None
@@ -187,24 +180,24 @@ def processes_of(config: Any) -> int | None:
 
 
 def require_layout(ranks: Ranks, part: Part, role: str) -> None:
-    """All models of a run are on the same ranks, and get the same rows. Raises UsageFault for one that is cut over
-    another number of them; its data-parallel size is that of the run."""
-    wanted, cut = (tuple(getattr(each, name) for name in _CUTS) for each in (part, ranks.layout))
-    if wanted != cut:
+    """All models of a run have the same ranks and rows. Raises UsageFault for a model with other tensor, pipeline or
+    context parallelism; its data-parallel size is ignored."""
+    wanted, actual = (tuple(getattr(each, name) for name in _MODEL_AXES) for each in (part, ranks.layout))
+    if wanted != actual:
         raise UsageFault(
             f"{role}.backend {part} and the run's layout {ranks.layout} cut a model differently",
             hint=f"{role}.backend={ranks.layout}, or leave it out; all models of a run have one layout",
         )
 
 
-_CUTS = ("tensor", "pipeline", "context")
+_MODEL_AXES = ("tensor", "pipeline", "context")
 
 
 def ensure_layout(config: Any) -> None:
-    """Returns in a process of a run that is laid out as ``config`` says. The main script of a single process is
-    replaced by the ranks; any other process raises UsageFault."""
+    """Replace the main script of a single process by the ranks of ``config``'s layout. Returns where the processes
+    match the layout, or a job controls them. Raises UsageFault for other mismatches."""
     wanted, started = processes_of(config), int(os.environ.get("WORLD_SIZE", "1"))
-    if wanted is None or wanted == started or _JOB in os.environ:
+    if wanted is None or wanted == started or FOLDER_VARIABLE in os.environ:
         return
     script = _main_script()
     if started > 1 or script is None:

@@ -1,11 +1,11 @@
 """The folder of a run: config, logs of each attempt, metrics, trajectories, checkpoints, plots.
 
-config.yaml          what the run was told, resolved
-metrics.jsonl        a line a step
-trajectories/        what was sampled, and why rollouts failed
-version              the newest of the weights that were published
+config.yaml          the resolved configuration
+metrics.jsonl        a line for each step
+trajectories/        sampled trajectories and failures of rollouts
+version              the newest published version of the weights
 checkpoints/step_N   to resume from
-models/step_N        to serve: Hugging Face folders
+models/step_N        Hugging Face folders to serve
 logs/attempt_N       and ``latest``
 """
 
@@ -80,15 +80,15 @@ class RunFolder:
         partial.rename(latest)
 
     def write_config(self, config: BaseExperimentConfig) -> None:
-        """Write the configuration of this attempt with every default; as ``--config`` it starts the same run again."""
-        replace_file(self.config, yaml.safe_dump(_written(config), sort_keys=False).encode())
+        """Write the configuration of this attempt with all defaults; as ``--config`` it starts the same run again."""
+        replace_file(self.config, yaml.safe_dump(_plain(config), sort_keys=False).encode())
 
     def note_version(self, version: int) -> None:
-        """This version of the weights is about to be published: no later attempt may give it to others."""
+        """Reserve a version before it is published: no later attempt may use it for other weights."""
         replace_file(self._version, f"{version}\n".encode())
 
     def published_version(self) -> int | None:
-        """The last one that was noted."""
+        """The last noted version."""
         try:
             return int(self._version.read_text())
         except (FileNotFoundError, ValueError):
@@ -99,21 +99,21 @@ class RunFolder:
         return self.root / "version"
 
 
-def _written(value: Any) -> Any:
-    """As YAML has it: a function or class by its name, a section that has two names by its first; secrets (fields that
-    are not shown either) are left out."""
+def _plain(value: Any) -> Any:
+    """The value as YAML types: functions and classes by name, a section with two names under its first. Secrets (fields
+    with ``repr=False``) are left out."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.repr}
         first = {id(each): name for name, each in reversed(fields.items())}
         return {
-            name: _written(each)
+            name: _plain(each)
             for name, each in fields.items()
             if not dataclasses.is_dataclass(each) or first[id(each)] == name
         }
     if isinstance(value, Mapping):
-        return {str(key): _written(each) for key, each in value.items()}
+        return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_written(each) for each in value]
+        return [_plain(each) for each in value]
     if isinstance(value, Enum):
         return value.value
     if value is None or isinstance(value, str | int | float | bool):
@@ -122,7 +122,7 @@ def _written(value: Any) -> Any:
 
 
 def run_folder(config: BaseExperimentConfig) -> RunFolder:
-    """The one that a TrainJob was given, else below ``cluster.fileroot``."""
+    """The TrainJob's folder, else one below ``cluster.fileroot``."""
     attempt = int(os.environ.get(ATTEMPT_VARIABLE, "1"))
     if (given := os.environ.get(FOLDER_VARIABLE)) is not None:
         if config.cluster.fileroot:
@@ -132,18 +132,18 @@ def run_folder(config: BaseExperimentConfig) -> RunFolder:
     return RunFolder(root.absolute(), attempt)
 
 
-# -- Hugging Face model folders: the files that go beside every version of the weights
+# -- Hugging Face model folders: the files besides the weights
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".safetensors.index.json", ".bin.index.json", ".gguf")
 
 
 def config_files(folder: Path) -> tuple[Path, ...]:
-    """Configuration, tokenizer and chat template of ``folder``."""
+    """The configuration, tokenizer and chat template files of ``folder``."""
     return tuple(path for path in sorted(folder.iterdir()) if path.is_file() and not path.name.endswith(_WEIGHTS))
 
 
 def copy_missing(source: str, target: Path) -> None:
-    """Bring the tokenizer of ``source`` (a folder, or an id of the hub) to ``target``, overwriting nothing there."""
+    """Copy the tokenizer of ``source`` (a folder or a hub id) to ``target`` without overwriting files."""
     for path in config_files(model_folder(source)):
         if not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)

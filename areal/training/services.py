@@ -1,11 +1,10 @@
 """The services of a run: a weight-update gateway beside its trainer, and an inference service where none is given.
 
-The gateway is started beside the trainer, dies with it, and is found by its discovery file. A driver started by hand,
-``python driver.py``, that is given no inference service starts one as a job does (``areal train run``): the
-configuration names the engine (``rollout.backend``, else ``allocation_mode``) and ``areal inf run`` starts it under
-supervision. It is stopped when the driver ends, however it ends; what a killed driver left is removed by the next run
-of that name. With ``shutdown_server_on_exit: false`` it serves on, and the next run takes it as it is.
-"""
+The gateway is a child process of the trainer, ends with it, and is found by its discovery file. A driver started by
+hand (``python driver.py``) without an inference service starts one as a job does (``areal train run``): ``areal inf
+run`` with the engine of ``rollout.backend``, else ``allocation_mode``. The service is stopped when the driver ends; the
+next run of that name removes one that a killed driver left. With ``shutdown_server_on_exit: false`` it keeps serving,
+and the next run uses it."""
 
 from __future__ import annotations
 
@@ -56,13 +55,13 @@ _END_S = 10.0
 
 
 def own_address() -> str:
-    """Where this process is called by others: the address of its node in a cluster, else loopback."""
+    """The address of this process for others: of its node in a cluster, else loopback."""
     return os.environ.get(NODE_ADDRESS_VARIABLE) or "127.0.0.1"
 
 
 @contextlib.contextmanager
 def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Iterator[str]:
-    """Its address while the block runs. ``folder`` gets the discovery file; the configuration lies beside ``log``."""
+    """Run a gateway; its address. The discovery file is written to ``folder``, the configuration next to ``log``."""
     for attempt in range(_ATTEMPTS):
         config = WeightUpdateConfig(
             host=own_address(),
@@ -78,18 +77,18 @@ def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Ite
             _wait_ready(process, address, log)
             break
         except BaseException as error:
-            _end(process, _END_S)
+            _terminate(process, _END_S)
             if not isinstance(error, ArealError) or attempt == _ATTEMPTS - 1:
                 raise
     try:
         yield address
     finally:
-        _end(process, _END_S)
+        _terminate(process, _END_S)
 
 
 def _start(argv: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """A process that ends with this one. It has a group of its own: Ctrl-C and torchrun's signals are for the trainer,
-    which still has a step to publish, or weights to take back."""
+    """A process that ends with this one. It has its own process group: Ctrl-C and torchrun's signals must reach only
+    the trainer, which may still publish a step or disconnect."""
     parent = os.getpid()
     with log.open("ab") as out:
         return subprocess.Popen(
@@ -114,7 +113,7 @@ def _wait_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> No
     raise ArealError(f"the weight-update gateway ended with status {process.returncode}", hint=f"see {log}")
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _terminate(process: subprocess.Popen[bytes], grace_s: float) -> None:
     process.terminate()
     try:
         process.wait(grace_s)
@@ -126,14 +125,14 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
 # -- publication of the trainer's weights
 
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.15, torch.float16: 0.05}
-_PROBED_EVERY = 25  # updates; the first one always
+_PROBE_INTERVAL = 25  # updates; the first one is always checked
 
 
 @contextlib.contextmanager
 def connect_pair(
     mode: str, folder: RunFolder, model_folder: str, service: ServiceAddress, current_address: Callable[[], str]
 ) -> Iterator[TrainerPair]:
-    """``service``: with the model that is trained. ``current_address`` gives it now. Used by the first rank."""
+    """Connect the trainer to ``service``, on the first rank. ``current_address``: of a service that may move."""
     key = service.key
     if service.model is None:
         raise UsageFault("which of the service's models is trained is not said", hint="rollout.model=NAME")
@@ -154,9 +153,9 @@ def connect_pair(
 
 
 def _disconnect(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path, ...], folder: RunFolder) -> None:
-    """Leave the served weights behind as a folder, for engines that start after the trainer has ended."""
+    """Keep the served weights as a folder, for engines that start after the trainer has ended."""
     file = publisher.staged_file(pair.delivered) if pair.delivered is not None else None
-    if file is None:  # nothing is served, or a failed update has staged another version over it
+    if file is None:  # nothing was delivered, or a failed update has replaced the staged version
         pair.disconnect(comes_back=pair.delivered is not None)
         return
     place = folder.root / "served" / f"v{pair.delivered}"
@@ -174,7 +173,7 @@ def _disconnect(pair: TrainerPair, publisher: WeightPublisher, files: tuple[Path
 
 @contextlib.contextmanager
 def _admin_key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]:
-    """The key as a file of our own, 0600, for the processes that we start."""
+    """The key as a file with mode 0600, for child processes."""
     if key is None:
         yield None
         return
@@ -191,40 +190,41 @@ def _admin_key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]
 def publish(
     engine: TrainEngine, pair: TrainerPair | None, version: int, sample: torch.Tensor | None
 ) -> Delivery | None:
-    """Carry the engine's weights over as ``version``. Every rank calls it, for all take part in gathering; the first
-    has the ``pair`` and hears the outcome. ``sample`` [T]: tokens over which the engines are compared with us."""
-    compared = None
+    """Publish the engine's weights as ``version``. Every rank calls it, because all take part in gathering; the first
+    has the ``pair`` and gets the result. ``sample`` [T]: tokens whose log-probabilities the inference engines must
+    match."""
+    check = None
     if sample is not None:
-        compared = probe(engine.next_token_logprobs(sample), sample, _TOLERANCES[engine.dtype])
+        check = probe(engine.next_token_logprobs(sample), sample, _TOLERANCES[engine.dtype])
     weights = engine.named_tensors(engine.dtype)
     if pair is None:
         for _ in weights:
             pass
         return None
-    return pair.publish(version, weights, compared)
+    return pair.publish(version, weights, check)
 
 
 def is_probed(version: int, first: int) -> bool:
-    return version == first or version % _PROBED_EVERY == 0
+    return version == first or version % _PROBE_INTERVAL == 0
 
 
-# -- an inference service of the run's own
+# -- the run's own inference service
 
-_WHAT = "the run's own inference service"
+_SERVICE = "the run's own inference service"
 _HINT = "rollout.gateway_addr=http://HOST:PORT names one that is there"
 _STOP_S = 60.0
 
 
 @contextlib.contextmanager
 def own_service(config: PPOConfig, folder: RunFolder) -> Iterator[None]:
-    """While the block runs, ``config.rollout`` names a service that is there: the one that is given, else one of our
-    own. Raises ArealError as ``areal inf run`` does."""
-    engine = _engine(config)
+    """Start an inference service for the block where none is configured, and set it in ``config.rollout``. Raises
+    ArealError as ``areal inf run`` does."""
+    engine = _engine_allocation(config)
     if config.rollout.gateway_addr or os.environ.get(ADDRESS) or engine is None:
         yield
         return
     run = f"{config.experiment_name}-{config.trial_name}".lower()
-    name = re.sub(r"[^a-z0-9]+", "-", run).strip("-")[:40].strip("-")  # as a resource may be called
+    name = re.sub(r"[^a-z0-9]+", "-", run).strip("-")[:40].strip("-")  # a valid resource name
     config.rollout.model = config.rollout.model or name
     config.rollout.admin_api_key_file = str(_key_file(folder))
     _log.info("no inference service is given: %s is started, %s", name, engine)
@@ -234,41 +234,46 @@ def own_service(config: PPOConfig, folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _engine(config: PPOConfig) -> str | None:
-    """The allocation of its engines; None where nothing lays any out."""
+def _engine_allocation(config: PPOConfig) -> str | None:
+    """The allocation of the service's engines; None where none is configured."""
     part = config.rollout.backend or config.allocation_mode
     generates = AllocationMode.from_str(part).gen if part else None
     return None if generates is None or generates.engine == "external" else str(generates)
 
 
 def _start_service(config: PPOConfig, name: str, engine: str) -> str:
-    """Its address, when the model answers."""
+    """Start the service and wait for the model; its address."""
     model = ["--model", config.rollout.model, "--backend", engine]
     for flag, path in (("--model-path", config.actor.path), ("--tokenizer-path", config.tokenizer_path)):
-        model += [flag, str(hub.model_folder(path).absolute())]  # of a name on a hub: the commit that the trainer has
+        model += [flag, str(hub.model_folder(path).absolute())]  # a hub id: the commit that the trainer has
     kind = engine.partition(":")[0]
     section: Mapping[str, Any] = {"sglang": config.sglang, "vllm": config.vllm}.get(kind, {})
     if arguments := engine_arguments(kind, section, config.actor.dtype):
         model += ["--engine-args", json.dumps(arguments)]
     found = bool(_areal("get", f"inferenceservice/{name}", "-o", "name", absent=True))
     if found and config.rollout.shutdown_server_on_exit:
-        # Its engines would wait for the weights that the driver before us published last, and nobody has them now.
+        # Its engines would wait for the last weights of the previous driver, which no longer exist.
         _areal("inf", "stop", "--service", name, "-y")
         found = False
-    how = [] if found else ["--port", str(free_port())]  # a service keeps the one it has
-    how += ["--admin-api-key-file", config.rollout.admin_api_key_file, "--timeout", f"{config.rollout.setup_timeout}s"]
-    _areal("inf", "run", name, "-d", *how, *model, "-y")
+    flags = [] if found else ["--port", str(free_port())]  # an existing service keeps its port
+    flags += [
+        "--admin-api-key-file",
+        config.rollout.admin_api_key_file,
+        "--timeout",
+        f"{config.rollout.setup_timeout}s",
+    ]
+    _areal("inf", "run", name, "-d", *flags, *model, "-y")
     address: str = json.loads(_areal("get", f"inferenceservice/{name}", "-o", "json"))["status"]["address"]
     return address
 
 
 def _areal(*words: str, absent: bool = False) -> str:
-    return run_areal(*words, what=_WHAT, hint=_HINT, absent=absent)
+    return run_areal(*words, what=_SERVICE, hint=_HINT, absent=absent)
 
 
 @contextlib.contextmanager
 def _supervised(name: str, folder: RunFolder) -> Iterator[None]:
-    """The service ends with the block, or with this process."""
+    """Stop the service with the block, or with this process."""
     guard = _start([*AREAL, "inf", "run", name], folder.logs / "service.log")
     try:
         yield
@@ -277,11 +282,11 @@ def _supervised(name: str, folder: RunFolder) -> Iterator[None]:
             _areal("inf", "stop", "--service", name, "-y")
         except ArealError as error:
             _log.warning("the run's service %s was not stopped: %s", name, error.message)
-        _end(guard, _STOP_S)
+        _terminate(guard, _STOP_S)
 
 
 def _key_file(folder: RunFolder) -> Path:
-    """Its admin key, made once for a run's folder, 0600."""
+    """The service's admin key file with mode 0600, created once for a run folder."""
     path = folder.root / "service.key"
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

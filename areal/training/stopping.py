@@ -1,8 +1,8 @@
-"""SIGTERM as a request: a run ends where it is whole, so that it can write down where it stands.
+"""SIGTERM as a stop request, so that a run can finish its step and write a checkpoint.
 
-Outside ``deferred`` a request is an interrupt at once. Inside it waits to be asked for, but where the run only waits
-itself (``interruptible``). A second request ends the process there and then. Signals are the process's: so is this.
-"""
+Outside ``deferred`` a request interrupts immediately. Inside, the run polls ``requested``; waits that may be
+interrupted are ``interruptible``. A second request ends the process. The state is global to the process, as signals
+are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was told to stop."""
+    """A stop was requested."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ _requests = _Requests()
 
 
 def on_sigterm() -> None:
-    """Take SIGTERM as a request from now on. Runs on the main thread."""
+    """Handle SIGTERM as a stop request. Call on the main thread."""
     signal.signal(signal.SIGTERM, _request)
 
 
@@ -41,7 +41,7 @@ def _request(number: int, frame: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
     if _requests.interrupts:
-        _requests.interrupts = False  # what cleans up is not interrupted
+        _requests.interrupts = False  # cleanup is not interrupted
         raise Stopped
 
 
@@ -56,7 +56,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raises Stopped, also for a request that came before."""
+    """Raises Stopped, also for an earlier request."""
     before, _requests.interrupts = _requests.interrupts, True
     try:
         if requested():

@@ -32,7 +32,7 @@ from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 from areal.training.algorithms.losses import dpo_loss, token_outputs
 from areal.training.batches import micro_batches
-from areal.training.engines import cut_of, learning_rate
+from areal.training.engines import micro_batch_limits, learning_rate
 from areal.training.engines.huggingface import clip_gradients, make_optimizer
 from areal.training.trainers.ppo import critic_loss
 from tests.api.test_fields import EXPERIMENTS, classes_below, fields_of, marks_of
@@ -248,7 +248,7 @@ CUTS: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def cut(**settings: Any) -> list[list[int]]:
-    return micro_batches([5, 9, 2, 7, 8, 3, 4, 6], cut_of(MicroBatchSpec(**settings), None))
+    return micro_batches([5, 9, 2, 7, 8, 3, 4, 6], micro_batch_limits(MicroBatchSpec(**settings), None))
 
 
 @pytest.mark.parametrize("name", CUTS)

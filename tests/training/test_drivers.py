@@ -75,7 +75,7 @@ def test_trainer_samples_whole_groups_that_differ_where_it_is_told_to(
     def asked(config: Any, **how: Any) -> Any:
         raise Asked(how)
 
-    monkeypatch.setattr("areal.training.trainers.ppo.RolloutController", asked)
+    monkeypatch.setattr("areal.training.trainers.rollouts.RolloutController", asked)
     same, other = ({"rewards": torch.tensor(each)} for each in ([1.0, 1.0], [0.0, 1.0]))
     for wanted in (True, False):
         flags = (f"gconfig.drop_incomplete_group={wanted}", f"actor.dynamic_sampling={wanted}", "total_train_steps=1")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from areal.training.frontier import MOST_TRIES, DataOrder, FailureWindow, Frontier
+from areal.training.frontier import MAX_TRIES, DataOrder, FailureWindow, Frontier
 
 
 class Run(RuleBasedStateMachine):
@@ -24,32 +24,32 @@ class Run(RuleBasedStateMachine):
         position = self.frontier.take()
         assert position not in self.spent
 
-    @precondition(lambda self: self.frontier.out)
+    @precondition(lambda self: self.frontier.in_flight)
     @rule(data=st.data())
     def consume(self, data) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.frontier.out)), min_size=1, unique=True))
+        chosen = data.draw(st.lists(st.sampled_from(sorted(self.frontier.in_flight)), min_size=1, unique=True))
         self.frontier.consume(chosen)
         self.spent += chosen
 
-    @precondition(lambda self: self.frontier.out)
+    @precondition(lambda self: self.frontier.in_flight)
     @rule(data=st.data())
     def reject(self, data) -> None:
-        chosen = data.draw(st.sampled_from(sorted(self.frontier.out)))
+        chosen = data.draw(st.sampled_from(sorted(self.frontier.in_flight)))
         self.frontier.reject(chosen)
         self.spent.append(chosen)
 
-    @precondition(lambda self: self.frontier.out)
+    @precondition(lambda self: self.frontier.in_flight)
     @rule(data=st.data())
     def give_back(self, data) -> None:
-        self.frontier.give_back(data.draw(st.sampled_from(sorted(self.frontier.out))))
+        self.frontier.give_back(data.draw(st.sampled_from(sorted(self.frontier.in_flight))))
 
-    @precondition(lambda self: self.frontier.out)
-    @rule(data=st.data(), hopeless=st.booleans())
-    def fail(self, data, hopeless: bool) -> None:
-        chosen = data.draw(st.sampled_from(sorted(self.frontier.out)))
+    @precondition(lambda self: self.frontier.in_flight)
+    @rule(data=st.data(), is_permanent=st.booleans())
+    def fail(self, data, is_permanent: bool) -> None:
+        chosen = data.draw(st.sampled_from(sorted(self.frontier.in_flight)))
         self.failed[chosen] = self.failed.get(chosen, 0) + 1
-        gone = self.frontier.fail(chosen, hopeless=hopeless)
-        assert gone == (hopeless or self.failed[chosen] == MOST_TRIES)
+        gone = self.frontier.fail(chosen, is_permanent=is_permanent)
+        assert gone == (is_permanent or self.failed[chosen] == MAX_TRIES)
         if gone:
             self.spent.append(chosen)
 
@@ -64,20 +64,20 @@ class Run(RuleBasedStateMachine):
 
     @invariant()
     def every_position_below_the_unseen_is_in_one_place(self) -> None:
-        places = self.spent + sorted(self.frontier.out) + self.frontier.owed
+        places = self.spent + sorted(self.frontier.in_flight) + self.frontier.returned
         assert sorted(places) == list(range(self.frontier.unseen))
 
     @invariant()
     def counts_add_up(self) -> None:
         counts = self.frontier.counts
         assert counts.taken == counts.trained + counts.rejected + counts.given_up + counts.returned + len(
-            self.frontier.out
+            self.frontier.in_flight
         )
         assert self.frontier.spent == counts.trained + counts.rejected + counts.given_up == len(self.spent)
 
     @invariant()
     def owed_come_first_and_in_order(self) -> None:
-        assert self.frontier.owed == sorted(self.frontier.owed)
+        assert self.frontier.returned == sorted(self.frontier.returned)
 
 
 TestRun = Run.TestCase
@@ -97,7 +97,7 @@ def test_run_over_prompts_of_which_some_always_fail_ends(batch, steps, poisoned,
                 frontier.fail(position)
             else:
                 ready.append(position)
-            assert frontier.counts.taken <= batch * steps + len(flaky) + len(poisoned) * MOST_TRIES
+            assert frontier.counts.taken <= batch * steps + len(flaky) + len(poisoned) * MAX_TRIES
         frontier.consume(ready)
         trained += ready
     assert sorted(trained) == [p for p in range(max(trained) + 1) if p not in poisoned]
@@ -105,7 +105,7 @@ def test_run_over_prompts_of_which_some_always_fail_ends(batch, steps, poisoned,
 
 def test_state_of_an_older_release_is_all_trained_on() -> None:
     frontier = Frontier.restored({"frontier": 3, "beyond": [5], "unseen": 7})
-    assert frontier.owed == [3, 4, 6]
+    assert frontier.returned == [3, 4, 6]
     assert frontier.counts.trained == frontier.spent == 4
 
 
@@ -113,13 +113,13 @@ def test_prospects_are_hopeless_once_most_of_the_last_prompts_are_given_up() -> 
     prospects = FailureWindow(4)
     for cause in ("first", "second"):
         prospects.given_up(cause)
-    assert not prospects.hopeless
+    assert not prospects.is_exceeded
     prospects.ended(2)
     prospects.given_up("third")
-    assert (prospects.lost, prospects.hopeless) == (2, False)
+    assert (prospects.count, prospects.is_exceeded) == (2, False)
     prospects.given_up("fourth")
     prospects.given_up("fifth")
-    assert prospects.hopeless and prospects.first_cause == "first"
+    assert prospects.is_exceeded and prospects.first_cause == "first"
 
 
 def test_prospects_forget_a_cause_that_is_behind_them() -> None:
@@ -131,7 +131,7 @@ def test_prospects_forget_a_cause_that_is_behind_them() -> None:
 
 
 def test_consume_what_is_not_out_is_an_error() -> None:
-    with pytest.raises(ValueError, match="position 3 is not out"):
+    with pytest.raises(ValueError, match="position 3 is not in flight"):
         Frontier().consume([3])
 
 

@@ -15,7 +15,7 @@ import torch
 from areal.api.cli_args import GRPOConfig, SFTConfig, load_expr_config
 from areal.errors import ArealError, UsageFault
 from areal.resources.backend import Part
-from areal.training.__main__ import _driver
+from areal.training.__main__ import load_driver
 from areal.training.ranks import Ranks, ensure_layout, join_ranks, processes_of, require_layout
 
 REPOSITORY = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def test_driver_may_be_a_file(tmp_path: Path, text: str, name: str, said: str) -
 )
 def test_driver_that_is_none_is_refused(path: str, said: str) -> None:
     with pytest.raises(ArealError, match=said):
-        _driver(path)
+        load_driver(path)
 
 
 def test_launcher_of_areal_is_train_run(tmp_path: Path, driver: Path) -> None:

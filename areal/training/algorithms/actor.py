@@ -1,5 +1,5 @@
-"""The policy's loss over a micro-batch by the settings of a ``PPOActorConfig``, its metrics, and the correction of
-samples of an older policy."""
+"""The policy loss of a ``PPOActorConfig`` over a micro-batch, its metrics, and the correction for samples of an older
+policy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from areal.api.algorithm_api import LossFn, LossInputs
 from areal.api.engine_api import TokenOutputs
-from areal.errors import UsageFault
 from areal.loading import load_function
 from areal.training.algorithms.advantages import kl_estimate
 from areal.training.algorithms.losses import (
@@ -20,6 +19,7 @@ from areal.training.algorithms.losses import (
     PolicyObjective,
     masked_mean,
     policy_loss,
+    require_token_tensor,
 )
 from areal.training.batches import Batch
 
@@ -49,22 +49,21 @@ def objective(config: PPOActorConfig) -> PolicyObjective:
 
 @dataclass
 class ActorLoss:
-    """Called with (outputs, micro-batch); sums up what it saw until ``pop_sums``.
+    """A loss function of (outputs, micro-batch) that accumulates its metrics until ``pop_sums``.
 
-    ``version`` is that of the weights before the update. ``share``: the part of the update's weight that micro-batches
-    have, where rows without a gradient were left out; the mean is over all. A micro-batch has ``logprobs`` (of the
-    behavior policy), ``advantages``, ``loss_mask``, ``versions``, ``proximal`` where that was computed,
-    ``token_temperatures`` where not all are 1, ``ref_logprobs`` where there is a reference, and ``second_moment_mask``
-    where the configuration has an ``m2_threshold``. ``kl_factor`` multiplies ``kl_loss_coef``.
+    ``version``: of the weights before the update. ``share``: the micro-batches' part of the update's weight, below 1
+    where rows without a gradient were skipped. ``kl_factor`` multiplies ``kl_loss_coef``. A micro-batch has
+    ``logprobs`` (of the behavior policy), ``advantages``, ``loss_mask``, ``versions``, and, where they are used,
+    ``proximal``, ``token_temperatures``, ``ref_logprobs`` and ``second_moment_mask``.
     """
 
     config: PPOActorConfig
     version: int = 0
     share: float = 1.0
     kl_factor: float = 1.0
-    loss_fn: LossFn | None = None  # instead of the built-in objectives
+    loss_fn: LossFn | None = None  # replaces the built-in objectives
     _names: list[str] = field(default_factory=list)
-    _sums: Tensor | None = None  # of each name over tokens, and the tokens last
+    _sums: Tensor | None = None  # by name, over tokens; the last one is the number of tokens
 
     def __post_init__(self) -> None:
         self._objective = objective(self.config)
@@ -84,19 +83,19 @@ class ActorLoss:
         result = policy_loss(logprobs, proximal, micro["advantages"], mask, self._objective, weights)
         per_token = result.per_token
         if self.loss_fn is not None:
-            per_token = self._own(self.loss_fn, logprobs, proximal, micro) * weights
+            per_token = self._custom_loss(self.loss_fn, logprobs, proximal, micro) * weights
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropies
         if config.kl_loss_coef and "ref_logprobs" in micro:
             kl = kl_estimate(logprobs, micro["ref_logprobs"], config.kl_loss_type)
             per_token = per_token + config.kl_loss_coef * self.kl_factor * kl
-        # The mean is over all tokens of the mask, also those left out: the others must not count for more.
+        # Rejected tokens stay in the denominator: the others must not count for more.
         loss = self._aggregation.mean(per_token, mask) * self.share
         approximation = {}
         if config.prox_logp_method == "metrics":
-            guessed = interpolate_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
-            approximation = {"prox_logp_error": (guessed - proximal).abs()}
-        self._note(
+            interpolated = interpolate_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
+            approximation = {"prox_logp_error": (interpolated - proximal).abs()}
+        self._record(
             mask,
             **approximation,
             importance_weight=result.ratio,
@@ -113,13 +112,10 @@ class ActorLoss:
         """The weight of a micro-batch's mean."""
         return self._aggregation.weight(micro["loss_mask"].bool())
 
-    def _own(self, loss_fn: LossFn, logprobs: Tensor, proximal: Tensor, micro: Batch) -> Tensor:
+    def _custom_loss(self, loss_fn: LossFn, logprobs: Tensor, proximal: Tensor, micro: Batch) -> Tensor:
         mask = micro["loss_mask"].bool()
-        given = LossInputs(logprobs, proximal, micro["logprobs"], micro["advantages"], mask, micro, self.config)
-        per_token = loss_fn(given)
-        if not isinstance(per_token, Tensor) or per_token.shape != mask.shape:
-            found = list(per_token.shape) if isinstance(per_token, Tensor) else type(per_token).__name__
-            raise UsageFault(f"the loss_fn gave {found}: it must be a loss for each token, {list(mask.shape)}")
+        inputs = LossInputs(logprobs, proximal, micro["logprobs"], micro["advantages"], mask, micro, self.config)
+        per_token = require_token_tensor("loss_fn", loss_fn(inputs), "a loss", mask)
         return torch.where(mask, per_token, torch.zeros_like(per_token))
 
     def _proximal(self, logprobs: Tensor, micro: Batch) -> Tensor:
@@ -132,37 +128,37 @@ class ActorLoss:
         return logprobs.detach()
 
     @torch.no_grad()
-    def _note(self, mask: Tensor, **per_token: Tensor) -> None:
-        seen = torch.stack([*per_token.values(), torch.ones_like(mask, dtype=torch.float32)])
-        sums = torch.where(mask, seen, 0.0).sum((1, 2)).double()
+    def _record(self, mask: Tensor, **per_token: Tensor) -> None:
+        values = torch.stack([*per_token.values(), torch.ones_like(mask, dtype=torch.float32)])
+        sums = torch.where(mask, values, 0.0).sum((1, 2)).double()
         self._sums = sums if self._sums is None else self._sums + sums
         self._names = list(per_token)
 
     def pop_sums(self) -> tuple[list[str], Tensor]:
-        """Names, and their sums over tokens with the number of tokens last; then begins anew."""
+        """The names and their sums over tokens, with the number of tokens last; resets them."""
         assert self._sums is not None
         sums, self._sums = self._sums, None
         return self._names, sums
 
 
-# -- rows with a gradient. A policy's loss is its advantages times something: a row whose advantages are all 0 (all
-# answers of its group were right, or all wrong) is not computed. It still counts in the mean.
+# -- rows with a gradient. A policy loss is proportional to advantages: a row whose advantages are all 0 (all responses
+# of its group were right, or all wrong) is not computed. It still counts in the mean.
 
 
 def rows_with_gradient(batch: Batch, config: PPOActorConfig, *, own_loss: bool = False) -> list[int]:
-    """Never none: every rank takes part in every update. All of them where a loss has a part without
+    """At least one row, because every rank takes part in every update. All rows where the loss has a term without
     advantages."""
     every = list(range(len(batch["advantages"])))
-    beyond = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
-    if beyond or own_loss:
+    has_other_terms = config.entropy_coeff or config.loss_fn or (config.kl_loss_coef and "ref_logprobs" in batch)
+    if has_other_terms or own_loss:
         return every
-    taught: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
-    return taught or every[:1]
+    chosen: list[int] = (batch["advantages"] * batch["loss_mask"]).any(1).nonzero()[:, 0].tolist()
+    return chosen or every[:1]
 
 
 # -- samples of an older policy: w = pi_proximal / pi_behavior multiplies the clipped objective of decoupled PPO (arXiv
-# 2505.24298). Where it explodes, the token is left out or the weight clamped; the denominator of the loss stays, or the
-# kept tokens would count for more.
+# 2505.24298). Where it is too large, the token is masked or the weight clamped. The denominator of the loss stays the
+# same, or the kept tokens would count for more.
 
 Metric = Literal["ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"]
 _LOG_BOUND = 20.0
@@ -170,7 +166,7 @@ _LOG_BOUND = 20.0
 
 @dataclass(frozen=True)
 class Correction:
-    """``weights`` [B, T], without gradient; ``kept`` [B, T]: what is still trained on."""
+    """``weights`` [B, T], without gradient; ``kept`` [B, T]: the tokens that are trained on."""
 
     weights: Tensor
     kept: Tensor
@@ -179,13 +175,12 @@ class Correction:
 def correction(
     proximal: Tensor, behavior: Tensor, loss_mask: Tensor, rejection: RejectionSamplingConfig | None
 ) -> Correction:
-    """``proximal`` and ``behavior`` log probabilities [B, T]. A token whose behavior log probability is not finite
-    cannot be corrected for and is left out. Tokens, or whole sequences, whose metric lies outside [lower, upper] are
-    masked, or their weight is clamped.
+    """``proximal`` and ``behavior`` log probabilities [B, T]. Tokens with a log probability that is not finite are
+    masked. Tokens, or whole sequences, whose metric lies outside [lower, upper] are masked, or their weight is clamped.
 
-    Level sequence: each sequence has one metric, its tokens' by ``agg``, and one weight, which all of its tokens have.
-    The weight aggregates log ratios: ``mean`` is the geometric mean of the tokens' ratios, ``sum`` their product (the
-    probability ratio of the whole sequence), ``max`` the largest.
+    Level sequence: the metric and the weight of a sequence aggregate those of its tokens by ``agg``. The weight
+    aggregates log ratios: ``mean`` is the geometric mean of the tokens' ratios, ``sum`` their product (the probability
+    ratio of the whole sequence), ``max`` the largest.
     """
     known = torch.isfinite(behavior) & torch.isfinite(proximal)
     kept = loss_mask.bool() & known
@@ -195,9 +190,9 @@ def correction(
     measured = _metric(log_ratio, behavior, rejection.metric)
     log_weight = log_ratio
     if rejection.level == "sequence":
-        log_weight = _of_sequence(log_ratio, kept, rejection.agg)
+        log_weight = _aggregate(log_ratio, kept, rejection.agg)
         ratio = rejection.metric == "ratio"
-        measured = _exp(log_weight) if ratio else _of_sequence(measured, kept, rejection.agg)
+        measured = _exp(log_weight) if ratio else _aggregate(measured, kept, rejection.agg)
     weights = _exp(log_weight)
     if rejection.action == "clamp":
         return Correction(weights.clamp(min=rejection.lower, max=rejection.upper) * kept, kept)
@@ -226,7 +221,7 @@ def _metric(log_ratio: Tensor, behavior: Tensor, metric: Metric) -> Tensor:
 
 
 def _binary_kl(proximal: Tensor, behavior: Tensor) -> Tensor:
-    """The larger of both KL divergences between the coins "this token, or another"."""
+    """The larger of both KL divergences between Bernoulli distributions "this token, or another"."""
     p, b = (logp.exp().clamp(1e-7, 1 - 1e-7) for logp in (proximal, behavior))
     b = torch.where(torch.isfinite(b), b, p)
     forward = p * (p / b).log() + (1 - p) * ((1 - p) / (1 - b)).log()
@@ -234,8 +229,8 @@ def _binary_kl(proximal: Tensor, behavior: Tensor) -> Tensor:
     return torch.maximum(forward, backward)
 
 
-def _of_sequence(values: Tensor, kept: Tensor, aggregate: Literal["mean", "sum", "max"]) -> Tensor:
-    """[B, T] -> [B, T]: each row has its kept tokens' aggregate everywhere."""
+def _aggregate(values: Tensor, kept: Tensor, aggregate: Literal["mean", "sum", "max"]) -> Tensor:
+    """[B, T] -> [B, T]: the aggregate of a row's kept tokens, at every token."""
     if aggregate == "mean":
         whole = masked_mean(values, kept, dim=1)
     elif aggregate == "sum":
@@ -252,8 +247,8 @@ def squared_log_ratios(proximal: Tensor, behavior: Tensor, loss_mask: Tensor) ->
 
 def second_moment_bound(squares: Tensor, threshold: float) -> float:
     """M2PO (arXiv 2510.01161) leaves out the largest of ``squares`` [N] until the mean of the others is below
-    ``threshold``: the largest that is kept, -1 where none is. Equal squares are kept or left out together. ``squares``
-    are those of a whole batch, of all micro-batches and ranks, so that how it is cut changes nothing."""
+    ``threshold``. Returns the largest that is kept, -1 where none is. Equal squares are kept or left out together.
+    ``squares`` are those of a whole batch over all ranks, so that the result does not depend on its division."""
     ordered = squares[torch.isfinite(squares)].sort().values
     if not len(ordered):
         return -1.0
@@ -264,8 +259,8 @@ def second_moment_bound(squares: Tensor, threshold: float) -> float:
 
 
 def interpolate_proximal(behavior: Tensor, current: Tensor, versions: Tensor, version: int) -> Tensor:
-    """A-3PO (arXiv 2512.06547): the proximal log probabilities without a forward pass, between those of the behavior
-    and the current policy. ``versions`` [B, T] sampled each token, ``version`` is being optimized.
+    """A-3PO (arXiv 2512.06547): the proximal log probabilities without a forward pass, interpolated between those of
+    the behavior and the current policy. ``versions`` [B, T] sampled each token; ``version`` is being optimized.
 
     alpha = (v_proximal - v_behaviour) / (v - v_behaviour) with v_proximal = v - 1, within [0, 1].
     """
@@ -275,9 +270,9 @@ def interpolate_proximal(behavior: Tensor, current: Tensor, versions: Tensor, ve
 
 
 def add_second_moment_mask(
-    batch: Mapping[str, Tensor], threshold: float, gather: Callable[[Tensor], list[Tensor]] = lambda mine: [mine]
+    batch: Mapping[str, Tensor], threshold: float, gather: Callable[[Tensor], list[Tensor]] = lambda local: [local]
 ) -> dict[str, Tensor]:
-    """``batch`` with ``second_moment_mask`` [B, T], the tokens that M2PO keeps. ``gather``: what every rank passes."""
+    """Add ``second_moment_mask`` [B, T], the tokens that M2PO keeps. ``gather`` collects a tensor from all ranks."""
     squares = squared_log_ratios(batch["proximal"], batch["logprobs"], batch["loss_mask"])
     bound = second_moment_bound(torch.cat(gather(squares)), threshold)
     kept = torch.zeros_like(batch["loss_mask"], dtype=torch.bool)

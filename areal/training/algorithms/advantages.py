@@ -1,11 +1,11 @@
-"""From sampled rows to advantages and returns, by the settings of a ``PPOActorConfig``.
+"""Advantages and returns of sampled rows, by the settings of a ``PPOActorConfig``.
 
-In order (``prepare``): shape each reward; normalize rewards over their group or the batch; leave truncated answers
-without a reward, or out of the loss, where that is asked for; spread rewards over tokens, less a penalty on the
-divergence from the reference; estimate advantages; normalize those.
+``prepare`` runs in this order: shape rewards; normalize them over their group or the batch; zero the rewards of
+truncated responses or mask these, if configured; assign rewards to tokens, minus the KL penalty; estimate advantages;
+normalize advantages.
 
-Groups are what the rollout says they are: a group that lost members to a filter or a failure is normalized over the
-rest, and a single member has an advantage of zero. Results do not depend on the layout of ranks.
+A group that lost members to a filter or a failure is normalized over the rest; a single member has advantage zero.
+Results do not depend on the layout of ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from areal.api.algorithm_api import AdvantageFn, AdvantageInputs
 from areal.errors import UsageFault
 from areal.loading import load_function
+from areal.training.algorithms.losses import require_token_tensor
 
 if TYPE_CHECKING:
     from areal.api.cli_args import NormConfig, PPOActorConfig
@@ -57,13 +58,13 @@ def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k
         return log_ratio
     if estimator == "k2":
         return log_ratio.square() / 2
-    # Beyond what a float can hold it goes on in a straight line: finite, and still pulled back.
+    # Linear beyond the bound: finite, and still with a gradient.
     beyond = torch.relu(-log_ratio - _LOG_BOUND) * math.exp(_LOG_BOUND)
     return torch.expm1((-log_ratio).clamp(max=_LOG_BOUND)) + beyond + log_ratio
 
 
 def token_rewards(rewards: Tensor, loss_mask: Tensor, penalty: Tensor | None = None) -> Tensor:
-    """Put ``rewards`` [B] on the last generated token of each row; ``penalty`` [B, T] is taken off each token."""
+    """Rewards [B, T]: ``rewards`` [B] at the last generated token of each row, minus ``penalty`` [B, T]."""
     spread = torch.zeros(loss_mask.shape, dtype=torch.float32, device=rewards.device)
     rows = torch.arange(len(rewards), device=rewards.device)
     positions = torch.arange(loss_mask.shape[1], device=rewards.device)
@@ -72,35 +73,34 @@ def token_rewards(rewards: Tensor, loss_mask: Tensor, penalty: Tensor | None = N
     return spread if penalty is None else spread - penalty * loss_mask
 
 
-# -- centering and scaling over a group or a batch
+# -- normalization over a group or a batch
 
 Level = Literal["batch", "group"] | None
 Reduce = Callable[[Tensor], Tensor]
 
 
-def alone(sums: Tensor) -> Tensor:
+def identity(sums: Tensor) -> Tensor:
     """The reduction of a single rank."""
     return sums
 
 
-def normalize(values: Tensor, mask: Tensor, groups: Tensor, how: NormConfig, reduce: Reduce = alone) -> Tensor:
+def normalize(values: Tensor, mask: Tensor, groups: Tensor, norm: NormConfig, reduce: Reduce = identity) -> Tensor:
     """``values`` and ``mask`` [B, T] or [B], ``groups`` [B] of integers -> like ``values``, zero outside the mask.
-    ``mean_leave1out`` compares each with the mean of the others (RLOO, arXiv 2402.14740).
+    ``mean_leave1out`` subtracts the mean of the others (RLOO, arXiv 2402.14740).
 
-    A group lives on one rank. ``reduce`` adds up (count, sum, sum of squares) of a batch over all ranks; every rank
-    calls it equally often.
+    A group is on one rank. ``reduce`` sums a tensor over all ranks; every rank calls it equally often.
     """
     flat = values.double().reshape(values.shape[0], -1)
     active = mask.reshape(flat.shape).to(flat.dtype)
-    means, counts = _means(flat, active, groups, how.mean_level, reduce)
+    means, counts = _means(flat, active, groups, norm.mean_level, reduce)
     centred = flat - means
-    if how.mean_leave1out and how.mean_level is not None:
+    if norm.mean_leave1out and norm.mean_level is not None:
         # x - mean of the others = (x - mean of all) * n / (n - 1)
         centred = torch.where(counts > 1, centred * counts / (counts - 1).clamp(min=1), torch.zeros_like(centred))
-    if how.mean_level == "group":
+    if norm.mean_level == "group":
         centred = torch.where(counts > 1, centred, torch.zeros_like(centred))
-    if how.std_level is not None:
-        centred = centred / (_deviations(flat, active, groups, how, reduce) + how.eps)
+    if norm.std_level is not None:
+        centred = centred / (_deviations(flat, active, groups, norm, reduce) + norm.eps)
     return (centred * active).to(values.dtype).reshape(values.shape)
 
 
@@ -112,13 +112,13 @@ def _means(flat: Tensor, active: Tensor, groups: Tensor, level: Level, reduce: R
     return total / count.clamp(min=1), count
 
 
-def _deviations(flat: Tensor, active: Tensor, groups: Tensor, how: NormConfig, reduce: Reduce) -> Tensor:
-    # Around the true mean of this level, in two passes: a sum of squares around zero loses small spreads.
-    count, total = _sums(active, flat * active, groups, how.std_level, reduce)
+def _deviations(flat: Tensor, active: Tensor, groups: Tensor, norm: NormConfig, reduce: Reduce) -> Tensor:
+    # In two passes, around the mean: a sum of squares around zero loses small deviations to rounding.
+    count, total = _sums(active, flat * active, groups, norm.std_level, reduce)
     around = (flat - total / count.clamp(min=1)) * active
-    _, squares = _sums(active, around.square(), groups, how.std_level, reduce)
-    degrees = (count - 1).clamp(min=1) if how.std_unbiased else count.clamp(min=1)
-    return torch.where(count > 1, (squares / degrees).sqrt(), torch.ones_like(squares))  # one alone has no spread
+    _, squares = _sums(active, around.square(), groups, norm.std_level, reduce)
+    degrees = (count - 1).clamp(min=1) if norm.std_unbiased else count.clamp(min=1)
+    return torch.where(count > 1, (squares / degrees).sqrt(), torch.ones_like(squares))  # one value has no deviation
 
 
 def _sums(active: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
@@ -131,13 +131,13 @@ def _sums(active: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduce
     return by_group[:, :1], by_group[:, 1:]
 
 
-# -- generalized advantage estimation (arXiv 1506.02438), a timestep being a token or a turn. Only generated tokens
-# are timesteps: a tool's answer between two of them costs no time.
+# -- generalized advantage estimation (arXiv 1506.02438). A timestep is a generated token or turn; a tool's output
+# between two of them is none.
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """``advantages`` and ``returns`` [B, T]; both zero where nothing was generated."""
+    """``advantages`` and ``returns`` [B, T]; both zero at tokens that were not generated."""
 
     advantages: Tensor
     returns: Tensor
@@ -153,7 +153,7 @@ def gae_by_token(
     bootstrap: Tensor | None = None,
 ) -> Advantages:
     """``rewards``, ``values``, ``loss_mask`` [B, T]; ``bootstrap`` [B]: the value of the state after the last token
-    where an answer was cut off, 0 where it ended by itself. ``gae_lambda`` may be [B].
+    of a truncated response, 0 of a finished one. ``gae_lambda`` may be [B].
 
     delta_t = r_t + discount * V_next - V_t;  A_t = delta_t + discount * lambda * A_next
     """
@@ -181,9 +181,8 @@ def gae_by_turn(
     gae_lambda: float | Tensor,
     bootstrap: Tensor | None = None,
 ) -> Advantages:
-    """As ``gae_by_token`` with one timestep for each generated turn: its reward is the sum over its tokens, its value
-    that of its first token, and all of its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated turns.
-    """
+    """``gae_by_token`` with one timestep for each generated turn: its reward is the sum over its tokens, its value that
+    of its first token, and its tokens share its advantage. ``turn_ids`` [B, T], -1 outside generated turns."""
     turns = int(turn_ids.max()) + 1 if turn_ids.numel() else 0
     if turns <= 0:
         return Advantages(torch.zeros_like(rewards), torch.zeros_like(rewards))
@@ -203,33 +202,32 @@ def gae_by_turn(
 
 # -- adaptive coefficient of the KL penalty (Ziegler et al., arXiv 1909.08593, section 2.2)
 
-_MOST = 0.2  # the relative error that counts
+_MAX_ERROR = 0.2  # relative
 
 
 @dataclass
 class KLController:
-    """Holds the KL divergence from the reference near ``target``; None: the coefficient stays. ``horizon``: over how
-    many sequences the coefficient may grow by a fifth, at most once in a step. ``factor`` multiplies the configured
-    coefficient."""
+    """Keeps the KL divergence from the reference near ``target``; None disables it. ``factor`` multiplies the
+    configured coefficient; it changes by at most a fifth over ``horizon`` sequences, and in a step."""
 
     target: float | None = None
     horizon: int = 10_000
     factor: float = 1.0
 
     def update(self, kl: float, sequences: int) -> None:
-        """``kl``: the mean over the tokens of a batch of so many sequences."""
+        """``kl``: the mean over the tokens of a batch of ``sequences``."""
         if self.target is not None:
-            error = min(max(kl / self.target - 1, -_MOST), _MOST)
-            self.factor *= 1 + error * min(sequences / self.horizon, 1.0)  # it stays above 0
+            error = min(max(kl / self.target - 1, -_MAX_ERROR), _MAX_ERROR)
+            self.factor *= 1 + error * min(sequences / self.horizon, 1.0)  # always above 0
 
 
-# -- by the settings of a ``PPOActorConfig``
+# -- the whole preparation of a batch
 
 
 @dataclass(frozen=True)
 class AuxiliaryOutputs:
-    """Outputs of other models for the same rows: ``reference`` log-probabilities [B, T], ``values`` [B, T] of the state
-    in which each token was chosen, ``after`` [B] of the state after the last token."""
+    """Outputs of other models for the same rows: ``reference`` log-probabilities [B, T]; critic ``values`` [B, T] of
+    the state before each token, and ``after`` [B] of the state after the last token."""
 
     reference: Tensor | None = None
     values: Tensor | None = None
@@ -241,23 +239,23 @@ def prepare(
     groups: Tensor,
     config: PPOActorConfig,
     auxiliary: AuxiliaryOutputs,
-    reduce: Reduce = alone,
+    reduce: Reduce = identity,
     *,
     kl_factor: float = 1.0,
     advantage_fn: AdvantageFn | None = None,
 ) -> dict[str, Tensor]:
-    """``batch`` with ``advantages``, ``returns``, ``shaped_rewards`` and, where there is a reference, its
-    ``ref_logprobs`` and ``kl``. ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch:
-    answers that were cut off. ``kl_factor`` multiplies ``kl_ctl``; ``advantage_fn`` estimates instead of GAE."""
-    assert not isinstance(config.adv_norm, bool), "the configuration has made a norm of its older flag"
+    """Add ``advantages``, ``returns``, ``shaped_rewards`` and, with a reference, ``ref_logprobs`` and ``kl``.
+    ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch: responses that were cut off.
+    ``kl_factor`` multiplies ``kl_ctl``; ``advantage_fn`` replaces GAE."""
+    assert not isinstance(config.adv_norm, bool), "the configuration has replaced the older flag by a norm"
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
     rewards = shape_rewards(batch["rewards"].float(), mask.sum(1), config)
     if config.reward_norm is not None:
         rewards = normalize(rewards, torch.ones_like(rewards), groups, config.reward_norm, reduce)
-    if config.mask_no_eos_with_zero:  # after the norm, where 0 is neither reward nor punishment
+    if config.mask_no_eos_with_zero:  # after the norm, where 0 is neutral
         rewards = torch.where(truncated, torch.zeros_like(rewards), rewards)
-    if config.mask_truncated_completions:  # after the rewards: a group's baseline has them
+    if config.mask_truncated_completions:  # after the rewards, which stay in the group's baseline
         mask = mask & ~truncated[:, None]
         batch = {**batch, "loss_mask": batch["loss_mask"] * mask}
     kl = None
@@ -268,7 +266,7 @@ def prepare(
     if advantage_fn is None and config.advantage_fn:
         advantage_fn = load_function(config.advantage_fn, "actor.advantage_fn")
     if advantage_fn is not None:
-        estimated = _own(advantage_fn, rewards, penalty, groups, batch, mask, config, auxiliary)
+        estimated = _custom_advantages(advantage_fn, rewards, penalty, groups, batch, mask, config, auxiliary)
     else:
         estimated = _advantages(rewards, penalty, batch, mask, truncated, config, auxiliary)
     advantages = estimated.advantages
@@ -278,7 +276,7 @@ def prepare(
 
 
 def _truncated(batch: Mapping[str, Tensor], config: PPOActorConfig) -> Tensor:
-    """[B]: answers that were cut off. Raises UsageFault where nobody says it and a setting needs it."""
+    """[B]: responses that were cut off. Raises UsageFault where a setting needs the missing column."""
     if "truncated" in batch:
         return batch["truncated"].bool()
     for name in ("mask_truncated_completions", "mask_no_eos_with_zero"):
@@ -303,7 +301,7 @@ def _advantages(
     after = None if auxiliary.after is None else torch.where(truncated, auxiliary.after, 0.0)
     discount, gae_lambda = config.discount, _gae_lambda(config.gae_lambda, mask)
     if config.gae_timestep_unit == "turn":
-        # The penalty stays with its own token: a turn's worth is what it led to.
+        # The penalty applies to its own token only, not to the turn.
         if "turn_ids" not in batch:
             raise UsageFault("actor.gae_timestep_unit turn needs turns, and the trajectories have no `turn_ids`")
         spread, turns = token_rewards(rewards, mask), batch["turn_ids"].long()
@@ -311,13 +309,13 @@ def _advantages(
         return turned if penalty is None else Advantages(turned.advantages - penalty, turned.returns)
     spread = token_rewards(rewards, mask, penalty)
     if auxiliary.values is None and config.discount == 1.0 and config.gae_lambda == 1.0:
-        # Without a critic and a discount an advantage is the sum of what is still to come.
-        coming = spread.flip(1).cumsum(1).flip(1) * mask
-        return Advantages(coming, coming)
+        # Without a critic and a discount an advantage is the sum of the following rewards.
+        following = spread.flip(1).cumsum(1).flip(1) * mask
+        return Advantages(following, following)
     return gae_by_token(spread, values, mask, discount=discount, gae_lambda=gae_lambda, bootstrap=after)
 
 
-def _own(
+def _custom_advantages(
     advantage_fn: AdvantageFn,
     rewards: Tensor,
     penalty: Tensor | None,
@@ -329,22 +327,20 @@ def _own(
 ) -> Advantages:
     values = torch.zeros(mask.shape) if auxiliary.values is None else auxiliary.values
     spread = token_rewards(rewards, mask, penalty)
-    advantages = advantage_fn(AdvantageInputs(rewards, spread, groups, values, mask, batch, config))
-    if not isinstance(advantages, Tensor) or advantages.shape != mask.shape:
-        found = list(advantages.shape) if isinstance(advantages, Tensor) else type(advantages).__name__
-        raise UsageFault(f"the advantage_fn gave {found}: it must be an advantage for each token, {list(mask.shape)}")
-    advantages = torch.where(mask, advantages.float(), 0.0)
+    result = advantage_fn(AdvantageInputs(rewards, spread, groups, values, mask, batch, config))
+    result = require_token_tensor("advantage_fn", result, "an advantage", mask)
+    advantages = torch.where(mask, result.float(), 0.0)
     return Advantages(advantages, (advantages + values) * mask)
 
 
-def _gae_lambda(said: float | str, mask: Tensor) -> float | Tensor:
-    """A number, or what the named function makes of the answers' lengths: [B] -> [B]. Raises UsageFault."""
-    if not isinstance(said, str):
-        return said
-    found = load_function(said, "actor.gae_lambda")(mask.sum(1))
+def _gae_lambda(setting: float | str, mask: Tensor) -> float | Tensor:
+    """A number, or the result [B] of the named function for the lengths [B] of responses. Raises UsageFault."""
+    if not isinstance(setting, str):
+        return setting
+    found = load_function(setting, "actor.gae_lambda")(mask.sum(1))
     lambdas = torch.as_tensor(found, dtype=torch.float32, device=mask.device)
     if lambdas.shape not in ((), mask.shape[:1]) or not bool(((lambdas >= 0) & (lambdas <= 1)).all()):
         raise UsageFault(
-            f"gae_lambda {said} gave {found!r} for {len(mask)} answers: it must be a number between 0 and 1 for each"
+            f"gae_lambda {setting} gave {found!r} for {len(mask)} answers: it must be a number between 0 and 1 for each"
         )
     return lambdas

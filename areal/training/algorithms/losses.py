@@ -1,7 +1,7 @@
-"""Losses, all pure: from logits to log-probabilities, from tokens to sequences to one number.
+"""Pure functions from logits to log-probabilities, and from losses of tokens to one number.
 
-The engine normalizes over all micro-batches and ranks: a loss is the mean over one micro-batch, its weight how much
-that mean counts. So every aggregation is the same however a batch is cut.
+A loss is the mean over one micro-batch, and comes with the weight of that mean. The engine normalizes over all
+micro-batches and ranks, so the result does not depend on how a batch is divided.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from areal.api.engine_api import TokenOutputs
+from areal.errors import UsageFault
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean of ``values`` where ``mask``; 0 where nothing is. With ``dim`` that dimension is kept, as 1."""
+    """Mean of ``values`` where ``mask``; 0 for an empty mask. With ``dim`` that dimension is kept, as 1."""
     active = mask.to(values.dtype)
     kept = torch.where(mask.bool(), values, torch.zeros_like(values))
     if dim is None:
@@ -26,12 +27,20 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return kept.sum(dim, keepdim=True) / active.sum(dim, keepdim=True).clamp(min=1)
 
 
+def require_token_tensor(name: str, value: object, kind: str, mask: Tensor) -> Tensor:
+    """The result of a user's function ``name``, one ``kind`` for each token of ``mask`` [B, T]. Raises UsageFault."""
+    if not isinstance(value, Tensor) or value.shape != mask.shape:
+        found = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise UsageFault(f"the {name} gave {found}: it must be {kind} for each token, {list(mask.shape)}")
+    return value
+
+
 def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
     """[B, T] -> [B]: the sum of ``values`` over each row's mask."""
     return torch.where(mask.bool(), values, torch.zeros_like(values)).sum(1)
 
 
-# -- log-probabilities and entropies of given tokens, without a float32 copy of all logits at once
+# -- log-probabilities and entropies of given tokens, without a float32 copy of all logits
 
 _CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
 
@@ -39,22 +48,22 @@ _CHUNK_VALUES = 1 << 26  # logits handled at once: 256 MiB of float32
 def token_logprobs(logits: Tensor, input_ids: Tensor, temperatures: Tensor | None = None) -> Tensor:
     """``logits`` [B, T, V], ``input_ids`` [B, T] -> float32 [B, T]; column 0 is 0.
 
-    ``temperatures`` [B, T], above 0: what each token was sampled at, so that both sides speak of one distribution;
-    None: 1.
+    ``temperatures`` [B, T], above 0: the sampling temperature of each token, so that the log-probabilities are of the
+    distribution that it was sampled from; None means 1.
     """
-    return _by_chunks(_of_targets, logits, temperatures, input_ids[:, 1:].reshape(-1))
+    return _by_chunks(_target_logprobs, logits, temperatures, input_ids[:, 1:].reshape(-1))
 
 
 def token_entropies(logits: Tensor, temperatures: Tensor | None = None) -> Tensor:
-    """Entropy in nats of the distribution that token t was drawn from: [B, T, V] -> float32 [B, T]; column 0 is 0."""
+    """Entropy in nats of the distribution of token t: [B, T, V] -> float32 [B, T]; column 0 is 0."""
     return _by_chunks(_entropy, logits, temperatures)
 
 
 def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tensor | None, *targets: Tensor) -> Tensor:
-    """[B, T] of ``score(logits, *targets, divisors)`` of some rows at a time; ``targets`` are flat, ``divisors`` the
-    temperatures of these rows, [rows, 1]."""
+    """[B, T] of ``score(logits, *targets, divisors)``, called with chunks of rows; ``targets`` are flat, ``divisors``
+    are the temperatures [rows, 1]."""
     batch, length, vocabulary = logits.shape
-    rows = _rows(vocabulary)
+    rows = _chunk_rows(vocabulary)
     scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
     given = (torch.split(each, rows) for each in targets)
     divisors: Sequence[Tensor | None] = [None] * len(scored)
@@ -65,19 +74,19 @@ def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tenso
     return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
 
 
-def _rows(vocabulary: int) -> int:
+def _chunk_rows(vocabulary: int) -> int:
     return max(1, _CHUNK_VALUES // vocabulary)
 
 
-def _of_targets(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
+def _target_logprobs(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
     if logits.requires_grad and logits.dtype != torch.float32:
-        # The float32 copy is made again in the backward pass rather than kept for every chunk.
-        kept: Tensor = checkpoint(_gathered, logits, targets, divisors, use_reentrant=False)
+        # The float32 copy is recomputed in the backward pass instead of kept for every chunk.
+        kept: Tensor = checkpoint(_cross_entropy, logits, targets, divisors, use_reentrant=False)
         return kept
-    return _gathered(logits, targets, divisors)
+    return _cross_entropy(logits, targets, divisors)
 
 
-def _gathered(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
+def _cross_entropy(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
     return -torch.nn.functional.cross_entropy(_scaled(logits, divisors), targets, reduction="none")
 
 
@@ -91,7 +100,7 @@ def _entropy(logits: Tensor, divisors: Tensor | None) -> Tensor:
 
 
 def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
-    """Of a model's logits [b, t, V] for ``micro``, of all tokens: the contract of engines by its definition."""
+    """The outputs of all tokens of ``micro`` from logits [b, t, V]: the reference for the contract of engines."""
     temperatures = micro.get("token_temperatures")
     mask = micro["loss_mask" if "loss_mask" in micro else "attention_mask"].bool()
     every = token_logprobs(logits, micro["input_ids"], temperatures), token_entropies(logits, temperatures)
@@ -102,7 +111,7 @@ def token_outputs(logits: Tensor, micro: Mapping[str, Tensor]) -> TokenOutputs:
 
 
 def sft_loss(logprobs: Tensor, loss_mask: Tensor) -> Tensor:
-    """Negative log likelihood of each token of the mask: [B, T], to be averaged over the mask."""
+    """Negative log-likelihood of each token of the mask: [B, T], to be averaged over the mask."""
     return torch.where(loss_mask.bool(), -logprobs, torch.zeros_like(logprobs))
 
 
@@ -118,14 +127,14 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: T
 
 @dataclass(frozen=True)
 class PairLoss:
-    """``per_pair`` [N], to be averaged; ``margins`` [N]: how much better the chosen one does; right above 0."""
+    """``per_pair`` [N], to be averaged; ``margins`` [N], chosen minus rejected: above 0 the preference is right."""
 
     per_pair: Tensor
     margins: Tensor
 
 
 def reward_model_loss(scores: Tensor) -> PairLoss:
-    """Bradley-Terry: ``scores`` [2N], chosen and rejected in turn, of the last token of each answer."""
+    """Bradley-Terry: ``scores`` [2N] of the last token of each answer, chosen and rejected in turn."""
     margins = scores[0::2] - scores[1::2]
     return PairLoss(-torch.nn.functional.logsigmoid(margins), margins.detach())
 
@@ -139,7 +148,7 @@ def dpo_loss(
     kind: Literal["sigmoid", "ipo"] = "sigmoid",
 ) -> PairLoss:
     """Direct preference optimization (arXiv 2305.18290): ``logprobs`` and ``reference`` [2N, T] of chosen and rejected
-    answers in turn. ``label_smoothing`` is the share of labels thought wrong (conservative DPO). ``ipo``: the squared
+    answers in turn. ``label_smoothing``: the assumed share of wrong labels (conservative DPO). ``ipo``: the squared
     distance of the mean log ratios' difference from 1 / (2 beta) (arXiv 2310.12036)."""
     gained = sequence_sums(logprobs - reference, loss_mask)
     if kind == "ipo":
@@ -151,7 +160,7 @@ def dpo_loss(
     return PairLoss(-(1 - label_smoothing) * right - label_smoothing * wrong, margins.detach())
 
 
-# -- from losses of tokens to one loss: ``loss_agg_mode``
+# -- aggregation of token losses: ``loss_agg_mode``
 
 AggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -165,7 +174,7 @@ class Aggregation:
     seq-mean-token-sum       mean over sequences of the sum over their tokens           (REINFORCE, RLOO)
     seq-mean-token-sum-norm  the same / ``scale``, a constant                           (Dr.GRPO, arXiv 2503.20783)
 
-    A sequence without a token in the mask does not count.
+    Sequences with an empty mask do not count.
     """
 
     mode: AggMode = "token-mean"
@@ -188,9 +197,9 @@ class Aggregation:
 
 
 # -- policies: u = pi_theta / pi_proximal is clipped, w = pi_proximal / pi_behavior is a constant weight.
-# Standard PPO has the behavior policy for the proximal one, and w = 1.
+# In standard PPO the proximal policy is the behavior policy, and w = 1.
 
-_LOG_BOUND = 30.0  # a ratio's value stays finite, also its square in a gradient's norm
+_LOG_BOUND = 30.0  # keeps ratios finite, and their squares in the gradient norm
 
 
 @dataclass(frozen=True)
@@ -198,7 +207,7 @@ class PolicyObjective:
     """``clip`` is (below, above) 1. ``dual_clip`` bounds the loss of a negative advantage (arXiv 1912.09729).
 
     kind: ``ppo`` (arXiv 1707.06347), ``cispo`` (arXiv 2506.13585), ``sapo`` (arXiv 2511.20347).
-    level: one ratio a token, or one a sequence (GSPO, arXiv 2507.18071).
+    level: one ratio for each token or each sequence (GSPO, arXiv 2507.18071).
     """
 
     kind: Literal["ppo", "cispo", "sapo"] = "ppo"
@@ -216,7 +225,7 @@ class PolicyObjective:
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """``per_token`` [B, T] is to be averaged over the loss mask; ``clipped`` [B, T] says where the clip held."""
+    """``per_token`` [B, T], to be averaged over the loss mask; ``clipped`` [B, T]: the tokens that were clipped."""
 
     per_token: Tensor
     ratio: Tensor
@@ -231,12 +240,12 @@ def policy_loss(
     objective: PolicyObjective,
     weights: Tensor | None = None,
 ) -> PolicyLoss:
-    """All [B, T], token aligned. Only ``logprobs`` has a gradient. ``weights``: the behavior correction, 0 where a
-    token was left out."""
+    """All [B, T], aligned by token. Only ``logprobs`` has a gradient. ``weights``: the behavior correction, 0 for
+    masked tokens."""
     active = loss_mask.bool()
     log_ratio = torch.where(active, logprobs - proximal, torch.zeros_like(logprobs))
     if objective.level == "sequence":
-        # The value is the sequence's geometric mean; each token's own gradient flows in proportion (GSPO, eq. 7).
+        # The ratio is the sequence's geometric mean; gradients flow to its tokens in proportion (GSPO, eq. 7).
         log_ratio = masked_mean(log_ratio, active, dim=1).expand_as(log_ratio)
         advantages = masked_mean(advantages, active, dim=1).expand_as(advantages)
     ratio = bounded_exp(log_ratio)
@@ -248,8 +257,8 @@ def policy_loss(
 
 
 def bounded_exp(log_ratio: Tensor) -> Tensor:
-    """exp, its value bounded to stay finite. Beyond the bound the gradient is that at the bound, not 0: a token that is
-    far too likely must be pushed back, however far it is."""
+    """exp with a bounded value. Beyond the bound the gradient is that at the bound instead of 0, so that a token that
+    is far too likely is still pushed back."""
     value = log_ratio.detach().clamp(-_LOG_BOUND, _LOG_BOUND).exp()
     return value * (1 + (log_ratio - log_ratio.detach()))
 

@@ -1,4 +1,4 @@
-"""Train engines behind one contract, ``areal.api.engine_api.TrainEngine``, opened here alone."""
+"""Train engines behind the contract ``areal.api.engine_api.TrainEngine``, and what all of them share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from typing import TYPE_CHECKING
 
 from areal.api.alloc_mode import train_backend
+from areal.api.engine_api import NonFinite
+from areal.errors import UsageFault
 from areal.resources.kinds import TRAIN_ENGINES
 from areal.training.batches import MicroBatches
 
@@ -18,20 +20,35 @@ if TYPE_CHECKING:
 def open_engine(
     config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1, allocation_mode: str = ""
 ) -> TrainEngine:
-    """The engine that ``config.backend``, else ``allocation_mode``, names (``fsdp`` where neither does), on this rank.
-    ``total_steps``: optimizer steps that the learning rate's schedule spans. Raises UsageFault, NotFound."""
+    """This rank's engine by ``config.backend``, else ``allocation_mode``, else ``fsdp``. ``total_steps``: optimizer
+    steps of the learning rate schedule. Raises UsageFault, NotFound."""
     name = train_backend(config.backend, allocation_mode).engine
     engine: TrainEngine = TRAIN_ENGINES.make(name, config, ranks, total_steps)
     return engine
 
 
-def cut_of(spec: MicroBatchSpec, most: int | None) -> MicroBatches:
-    """``most``: tokens of a micro-batch where the configuration has no limit."""
+def without_optimizer(path: str, role: str = "actor") -> UsageFault:
+    return UsageFault(
+        f"the model {path} is to be trained, and its optimizer is null",
+        hint=f"{role}.optimizer={{lr: 1e-5}}; a model that is trained needs one",
+    )
+
+
+def non_finite(update: int, path: str, loss: float, norm: float) -> NonFinite:
+    return NonFinite(
+        f"update {update} of {path}: loss {loss:g}, gradient norm {norm:g}; "
+        "stopped before the optimizer's step, the weights are those of the update before",
+        hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
+    )
+
+
+def micro_batch_limits(spec: MicroBatchSpec, default_tokens: int | None) -> MicroBatches:
+    """``default_tokens``: the limit of a micro-batch where the configuration has none."""
     return MicroBatches(
         count=spec.n_mbs or 1,
         granularity=spec.granularity,
         divisor=spec.n_mbs_divisor or 1,
-        max_tokens=spec.max_tokens_per_mb or most,
+        max_tokens=spec.max_tokens_per_mb or default_tokens,
         algorithm=spec.packing_algorithm,
     )
 
@@ -39,8 +56,8 @@ def cut_of(spec: MicroBatchSpec, most: int | None) -> MicroBatches:
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """The learning rate of update number ``step`` (from 0) of ``total_steps``.
 
-    It rises linearly over the warm-up, reaching ``lr`` with its last update, and then falls to ``min_lr_ratio`` of it
-    by ``lr_scheduler_type``, reached with the last one. Beyond ``total_steps`` it stays there.
+    It rises linearly to ``lr`` at the last update of the warm-up, then falls by ``lr_scheduler_type`` to
+    ``min_lr_ratio * lr`` at update ``total_steps``, and stays there.
     """
     proportion, least = config.warmup_steps_proportion, config.min_lr_ratio
     warmup = min(total_steps, math.ceil(proportion * total_steps)) if proportion > 0 else 0

@@ -1,8 +1,7 @@
 """The FSDP2 engine: Hugging Face models, sharded by ``torch.distributed.fsdp.fully_shard``, from 1 to N ranks.
 
-FSDP averages gradients over data-parallel ranks, hence the factor of their number in ``_backward``. Checkpoints are
-written by torch.distributed.checkpoint: each rank's shards, which any number of ranks reads back.
-"""
+FSDP averages gradients over data-parallel ranks, so ``_backward`` multiplies by their number. Checkpoints are written
+by torch.distributed.checkpoint as one shard for each rank, which any number of ranks can read."""
 
 from __future__ import annotations
 
@@ -21,21 +20,23 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, TokenOutputs, Update, WeightFn
-from areal.errors import UsageFault
+from areal.api.engine_api import CheckpointUnreadable, LossFn, TokenOutputs, Update, WeightFn
 from areal.training.algorithms.losses import token_outputs
 from areal.training.batches import (
     Batch,
     PackedRows,
-    common_cut,
     lengths,
     pack,
+    put_rows,
     select,
+    synchronized_micro_batches,
+    target_mask,
     to_device,
 )
-from areal.training.engines import cut_of, learning_rate
+from areal.training.engines import learning_rate, micro_batch_limits, non_finite, without_optimizer
 from areal.training.engines.head import Head, Targets, install_head
 from areal.training.engines.huggingface import (
+    base_model,
     checkpoint_tensors,
     clip_gradients,
     dtype_by_name,
@@ -51,7 +52,7 @@ from areal.training.ranks import Ranks
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
 
-# On a CPU a large micro-batch is no faster than a few, which have rows of like length together and less padding.
+# On a CPU several small micro-batches are as fast as a large one, and group rows of similar length with less padding.
 _CPU_TOKENS = 2048
 
 _COUNTERS = "engine"
@@ -70,7 +71,7 @@ class FSDPEngine:
     model: torch.nn.Module = field(init=False)
     optimizer: torch.optim.Optimizer | None = field(init=False, default=None)
     _packs: bool = field(init=False)
-    _head: Head | None = field(init=False, default=None)  # None: the model makes logits of all tokens
+    _head: Head | None = field(init=False, default=None)  # None: the model computes the logits of all tokens
 
     def __post_init__(self) -> None:
         model = load_model(self.config, self.ranks)
@@ -80,7 +81,7 @@ class FSDPEngine:
         self.model = shard_model(model, self.config, self.ranks)
         if self.config.optimizer is not None:
             self.optimizer = make_optimizer(self.model, self.config.optimizer)
-        self._leave_evaluation()
+        self._restore_mode()
 
     @property
     def is_trained(self) -> bool:
@@ -97,16 +98,15 @@ class FSDPEngine:
     # -- forward
 
     def outputs(self, batch: Mapping[str, Tensor], packed: PackedRows | None = None) -> TokenOutputs:
-        """``packed``: the rows as they are computed. Rows that are not packed need no mask: a causal one never looks to
-        the right, where the padding is, and attention without a mask is several times as fast."""
+        """``packed``: the batch's rows, packed. Rows that are not packed need no attention mask: a causal model never
+        attends to the padding on the right, and attention without a mask is several times as fast."""
         if self.config.is_critic:
             values = self._run(batch, packed)
             return TokenOutputs.of_critic((packed.unpacked(values) if packed else values)[..., 0].float())
         if self._head is None:
             logits = self._run(batch, packed)
             return token_outputs(packed.unpacked(logits) if packed else logits, batch)
-        wanted = batch["loss_mask" if "loss_mask" in batch else "attention_mask"].bool().clone()
-        wanted[:, 0] = False  # it follows nothing
+        wanted = target_mask(batch)
         rows, columns = wanted.nonzero(as_tuple=True)
         places = packed.places[rows, columns - 1] if packed else rows * wanted.shape[1] + columns - 1
         temperatures = batch.get("token_temperatures")
@@ -120,7 +120,7 @@ class FSDPEngine:
         return TokenOutputs.of_policy(whole[..., 0], whole[..., 1])
 
     def _run(self, batch: Mapping[str, Tensor], packed: PackedRows | None) -> Tensor:
-        """The output of the model's head for every token that is computed."""
+        """The output of the model's head for every computed token."""
         with self._precision():
             if packed is None:
                 plain: Tensor = self.model(input_ids=batch["input_ids"], use_cache=False).logits
@@ -130,7 +130,7 @@ class FSDPEngine:
             return outputs
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
-        """Rows of the batch, on the ranks' device."""
+        """The rows ``part`` of the batch, on the rank's device."""
         chosen, device = select(batch, part), self.ranks.device
         rows = pack(chosen, last=self.config.is_critic) if self._packs else None
         return to_device(chosen, device), rows.to(device) if rows is not None else None
@@ -139,16 +139,14 @@ class FSDPEngine:
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
         whole: Tensor | None = None
         with self._evaluating():
-            for part, counts in self._cut(batch):
+            for part, counts in self._micro_batches(batch):
                 micro, packed = self._micro(batch, part)
                 result = of(self.outputs(micro, packed), micro)
                 if whole is None:
                     shape = batch["attention_mask"].shape[: result.dim()]
                     whole = torch.zeros(shape, dtype=result.dtype, device=result.device)
-                if counts and result.dim() > 1:
-                    whole[part, : result.shape[1]] = result
-                elif counts:
-                    whole[part] = result
+                if counts:
+                    put_rows(whole, part, result)
         assert whole is not None, "every rank has a micro-batch"
         return whole
 
@@ -161,15 +159,12 @@ class FSDPEngine:
 
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         if self.optimizer is None or self.config.optimizer is None:
-            raise UsageFault(
-                f"the model {self.config.path} is to be trained, and its optimizer is null",
-                hint="actor.optimizer={lr: 1e-5}; a model that is trained needs one",
-            )
+            raise without_optimizer(self.config.path)
         rate = learning_rate(self.config.optimizer, self.steps, self.total_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
-        micros = [(*self._micro(batch, part), real) for part, real in self._cut(batch)]
+        micros = [(*self._micro(batch, part), real) for part, real in self._micro_batches(batch)]
         weights = [loss_weight_fn(micro).double() * real for micro, _, real in micros]
         total = self.ranks.all_sum(torch.stack(weights).sum()).clamp(min=1e-12)
         losses = [
@@ -179,11 +174,7 @@ class FSDPEngine:
         norm = clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping, self.ranks.group)
         loss = self.ranks.all_sum(torch.stack(losses).sum())
         if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
-            raise NonFinite(
-                f"update {self.steps + 1} of {self.config.path}: loss {float(loss):g}, gradient norm {float(norm):g}; "
-                "stopped before the optimizer's step, the weights are those of the update before",
-                hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
-            )
+            raise non_finite(self.steps + 1, self.config.path, float(loss), float(norm))
         self.optimizer.step()
         self.steps += 1
         return Update(float(loss), float(norm), rate, len(micros))
@@ -191,9 +182,9 @@ class FSDPEngine:
     def _backward(
         self, micro: Batch, packed: PackedRows | None, loss_fn: LossFn, share: Tensor, *, last: bool
     ) -> Tensor:
-        """Add this micro-batch's gradient; its part of the whole loss. A share of 0 still runs both passes: the other
+        """Add the micro-batch's gradient; its part of the loss. A share of 0 still runs both passes, because the other
         ranks' collectives wait for them."""
-        if self.ranks.group is not None:  # gradients travel with the last micro-batch only
+        if self.ranks.group is not None:  # gradients are reduced once, with the last micro-batch
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         loss = loss_fn(self.outputs(micro, packed), micro)
         part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
@@ -204,7 +195,7 @@ class FSDPEngine:
     def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
         parts: list[Tensor] = []
         with self._evaluating():
-            for part, real in self._cut(batch):
+            for part, real in self._micro_batches(batch):
                 micro, packed = self._micro(batch, part)
                 weight = loss_weight_fn(micro).double() * real
                 parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
@@ -214,7 +205,7 @@ class FSDPEngine:
     # -- weights
 
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        model = _base(self.model)
+        model: Any = base_model(self.model)
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
         merged = _merged_adapters(model) if self.config.use_lora else {}
         for name, tensor in model.state_dict().items():
@@ -231,7 +222,7 @@ class FSDPEngine:
         weights = {name: tensor.cpu().contiguous() for name, tensor in self.named_tensors(self.dtype)}
         if not self.ranks.is_first:
             return
-        model = _base(self.model)
+        model: Any = base_model(self.model)
         generation = getattr(model, "generation_config", None)
         configs = [model.config, *([generation] if generation is not None else [])]
         write_model(weights, configs, folder, tokenizer)
@@ -243,10 +234,10 @@ class FSDPEngine:
             with _no_process_group_expected():
                 save(self._state(), checkpoint_id=folder, no_dist=self.ranks.group is None)
         except CheckpointException as error:
-            refused = next(filter(None, (_disk_error(cause) for cause, _ in error.failures.values())), None)
-            if refused is None:
+            disk_error = next(filter(None, (_disk_error(cause) for cause, _ in error.failures.values())), None)
+            if disk_error is None:
                 raise
-            raise refused from None  # one sentence for whoever runs out of space, not the stacks of all ranks
+            raise disk_error from None  # one sentence for a full disk, not the stacks of all ranks
 
     def load_checkpoint(self, folder: Path) -> None:
         state = self._state()
@@ -261,7 +252,7 @@ class FSDPEngine:
         )
         counters = state[_COUNTERS]
         self.steps, self.version = int(counters["steps"]), int(counters["version"])
-        torch.set_rng_state(counters["random"].cpu())  # the ranks of a run draw alike
+        torch.set_rng_state(counters["random"].cpu())  # the same on all ranks
 
     def _state(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self._optimizers())
@@ -277,9 +268,10 @@ class FSDPEngine:
 
     # -- micro-batches and modes
 
-    def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        how = cut_of(self.config.mb_spec, _CPU_TOKENS if self.ranks.device.type == "cpu" else None)
-        return common_cut(lengths(batch), how, self.ranks.all_max)
+    def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
+        default_tokens = _CPU_TOKENS if self.ranks.device.type == "cpu" else None
+        limits = micro_batch_limits(self.config.mb_spec, default_tokens)
+        return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.ranks.group is not None or self.dtype == torch.float32:
@@ -292,30 +284,24 @@ class FSDPEngine:
         try:
             yield
         finally:
-            self._leave_evaluation()
+            self._restore_mode()
 
-    def _leave_evaluation(self) -> None:
+    def _restore_mode(self) -> None:
         if self.optimizer is not None:
             set_training(self.model, self.config)
         else:
             self.model.eval()
 
 
-def _base(model: nn.Module) -> Any:
-    """The Hugging Face model under the adapters."""
-    peeled = getattr(model, "get_base_model", None)
-    return peeled() if peeled is not None else model
-
-
 def _gathered(tensor: Tensor) -> Tensor:
-    """A sharded tensor whole, on every rank."""
+    """The full tensor, on every rank."""
     full = getattr(tensor, "full_tensor", None)
     whole: Tensor = full() if full is not None else tensor
     return whole
 
 
 def _merged_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Weight name -> B A * scale, for every adapted layer."""
+    """B A * scale of every adapted layer, by weight name."""
     deltas: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         get_delta = getattr(module, "get_delta_weight", None)
@@ -327,19 +313,19 @@ def _merged_adapters(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def _no_process_group_expected() -> Iterator[None]:
-    """torch warns that a run of one process has no process group."""
+    """Suppress torch's warning that a run of one process has no process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
         yield
 
 
 def _disk_error(error: BaseException) -> OSError | None:
-    """The OSError behind a failed write. On a full disk torch's writer of archives complains of its own position."""
+    """The OSError behind a failed write. On a full disk torch's archive writer raises a RuntimeError without one."""
     reason: BaseException | None = error
     while reason is not None:
         if isinstance(reason, OSError):
             return reason
         reason = reason.__cause__ or reason.__context__
     if isinstance(error, RuntimeError) and any(word in str(error) for word in _TORCH_WRITERS):
-        return OSError(errno.EIO, f"a file could not be written whole ({error})")  # of another rank: without its cause
+        return OSError(errno.EIO, f"a file could not be written whole ({error})")  # another rank's error has no cause
     return None

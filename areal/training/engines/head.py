@@ -1,10 +1,10 @@
-"""The language model's head and what a loss needs of it: of each target token its log-probability, and the entropy of
-the distribution that it was drawn from. Logits are made for these tokens alone, a part at a time, and made again in
-the backward pass, as flash attention does with its scores: no [B, T, V] is ever there.
+"""The language model's head, fused with the outputs that a loss needs: the log-probability of each target token and the
+entropy of its distribution. Logits are computed for target tokens only, one part at a time, and recomputed in the
+backward pass, as flash attention does with its scores. A [B, T, V] tensor never exists.
 
-At most ``_SHARE`` of the tokens are at work at once, each with two rows of float32 logits, so the memory beside weights
-and their gradients is about an eighth of all logits in float32. A head whose vocabulary is cut over a group of ranks
-adds up over it what a softmax needs, in two reductions a part.
+A part has at most 1 / ``_SHARE`` of the tokens, each with two rows of float32 logits, so the memory besides weights and
+their gradients is about an eighth of all logits in float32. A head that is sharded over the vocabulary needs two
+all-reduces for each part.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from areal.training.engines.huggingface import base_model
+
 _SHARE = 16  # parts of a micro-batch
-_LEAST, _MOST = 1 << 20, 1 << 26  # logits of a part: none smaller than 4 MiB of float32, none larger than 256
+_LEAST, _MOST = 1 << 20, 1 << 26  # logits of a part: between 4 and 256 MiB of float32
 
 
 @dataclass(frozen=True)
 class Targets:
-    """``places`` [N]: tokens, of all that are computed, whose logits are wanted; ``ids`` [N]: the tokens after them;
-    ``temperatures`` [N] float32, above 0, None: 1."""
+    """``places`` [N]: indices among all computed tokens; ``ids`` [N]: the tokens after them; ``temperatures`` [N]:
+    float32, above 0; None means 1."""
 
     places: Tensor
     ids: Tensor
@@ -39,8 +41,8 @@ def token_statistics(
     group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
     """``hidden`` [N, H], ``weight`` [V, H] of its dtype, ``ids`` and ``temperatures`` [N] -> log-probabilities and
-    entropies, float32 [N]. With ``group``, ``weight`` has the rows from ``first`` of a vocabulary that its ranks share,
-    and everything else is the same on all of them, gradients of ``hidden`` too."""
+    entropies, float32 [N]. With ``group``, ``weight`` is this rank's shard of the vocabulary, from token ``first`` on;
+    all other inputs, outputs and gradients are the same on its ranks."""
     found: tuple[Tensor, Tensor]
     found = _Statistics.apply(hidden, weight, ids, temperatures, first, group)  # type: ignore[no-untyped-call]
     return found
@@ -86,10 +88,10 @@ class _Statistics(torch.autograd.Function):
         of_logprobs, of_entropies = grads
         if of_logprobs is None:
             of_logprobs = torch.zeros_like(norms)
-        if of_entropies is not None and not bool(of_entropies.any()):  # a loss without them
+        if of_entropies is not None and not bool(of_entropies.any()):  # the loss does not use entropies
             of_entropies = None
         to_hidden = torch.zeros_like(hidden)
-        # Sums of many parts: in float32, whatever the weights are in.
+        # Sums of many parts are kept in float32, whatever the dtype of the weights.
         to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         for part in _parts(len(hidden), len(weight)):
             logits = _logits(hidden, weight, temperatures, part).sub_(norms[part, None])
@@ -126,14 +128,14 @@ def _logits(hidden: Tensor, weight: Tensor, temperatures: Tensor | None, part: s
 
 
 def _columns(ids: Tensor, first: int, count: int) -> tuple[Tensor, Tensor]:
-    """Of each id its row of this part of the vocabulary, and whether it is one of them."""
+    """The row of each id in this shard of the vocabulary, and whether the shard has it."""
     own = (ids >= first) & (ids < first + count)
     return torch.where(own, ids - first, 0), own
 
 
 class Head(nn.Module):
-    """In the place of a model's ``lm_head``, with its weight. While ``targets`` is set the model's logits are not
-    logits, but [N, 2]: the log-probability and the entropy of each target."""
+    """Replaces a model's ``lm_head`` and keeps its weight. While ``targets`` is set the output is not logits but [N,
+    2]: the log-probability and the entropy of each target."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()
@@ -142,7 +144,7 @@ class Head(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         weight, group, first = self.weight, None, 0
-        if hasattr(weight, "device_mesh"):  # a DTensor, cut over the vocabulary
+        if hasattr(weight, "device_mesh"):  # a DTensor, sharded over the vocabulary
             from torch.distributed.tensor import DTensor
             from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -162,7 +164,7 @@ class Head(nn.Module):
 
 
 def _all_columns(local: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Tensor:
-    """Logits of the whole vocabulary, without a gradient, from each rank's part of it."""
+    """All-gather the logits of the whole vocabulary, without a gradient."""
     size = dist.get_world_size(group)
     widest = -(-vocabulary // size)
     padded = nn.functional.pad(local, (0, widest - local.shape[-1])).contiguous()
@@ -172,10 +174,10 @@ def _all_columns(local: Tensor, vocabulary: int, group: dist.ProcessGroup) -> Te
 
 
 def install_head(model: Any) -> Head | None:
-    """Put a ``Head`` in the place of the model's own. None where the model has another kind of one, or does something
-    else with its logits (soft caps, scales, biases): then it is left as it is."""
-    peeled = model.get_base_model() if hasattr(model, "get_base_model") else model
-    plain = peeled.get_output_embeddings() if hasattr(peeled, "get_output_embeddings") else None
+    """Replace the model's head by a ``Head``. Returns None and changes nothing where the head is not a plain linear
+    layer, or the model changes its logits (soft caps, scales, biases)."""
+    base: Any = base_model(model)
+    plain = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(plain) is not nn.Linear or plain.bias is not None:
         return None
     seen: list[Tensor] = []
@@ -191,5 +193,5 @@ def install_head(model: Any) -> Head | None:
     if len(seen) != 1 or not torch.equal(seen[0], logits):
         return None
     head = Head(plain.weight)
-    peeled.set_output_embeddings(head)
+    base.set_output_embeddings(head)
     return head

@@ -1,4 +1,4 @@
-"""A Hugging Face model as it is trained: dtype, adapters, checkpointed activations, shards; and its optimizer."""
+"""Prepares a Hugging Face model for training: dtype, adapters, activation checkpointing, sharding, optimizer."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 
 def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
-    """The model in the dtype of its master weights (``optimizer_dtype``), on the ranks' device, not sharded yet."""
+    """Load the unsharded model in the dtype of its master weights (``optimizer_dtype``) onto the rank's device."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForTokenClassification
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
-    path = _folder(config.path)
+    path = _model_path(config.path)
     loader = AutoModelForTokenClassification if config.is_critic else AutoModelForCausalLM
-    about = _about(AutoConfig, path)
+    about = _load_config(AutoConfig, path)
     if config.is_critic:
         about.num_labels = 1
-    settings = _attention(config.attn_impl)
+    settings = _attention_arguments(config.attn_impl)
     dtype = dtype_by_name(config.optimizer_dtype)
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
         model = loader.from_pretrained(path, config=about, dtype=dtype, **settings)
     model.config.use_cache = False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # names that transformers 5 has still, for us and for peft
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5 deprecates names that peft still uses
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if config.use_lora:
@@ -64,10 +64,10 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
 
 
 def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
-    """Training mode; with ``disable_dropout`` without anything random in it: the outputs are those of evaluation.
+    """Training mode; with ``disable_dropout`` the outputs are those of evaluation mode.
 
-    Modules whose activations are checkpointed do so in training mode only. They stay in it, alone, not what they
-    contain: dropout that they apply by themselves, or noise of a router, is a number among their attributes.
+    Modules checkpoint their activations in training mode only, so these modules stay in it, without their children.
+    Dropout or router noise that they apply themselves is a float attribute, which is set to 0.
     """
     model.train(not config.disable_dropout)
     for module in model.modules() if config.disable_dropout else ():
@@ -79,8 +79,8 @@ def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
 
 
 def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
-    """``model`` with its parameters spread over the ranks, one unit for each decoder layer: over tensor-parallel ranks,
-    then over data-parallel ones. One rank has it whole. Raises UsageFault for a layout that the model cannot have."""
+    """Shard the parameters over tensor-parallel, then data-parallel ranks, one FSDP unit for each decoder layer. A
+    single rank keeps the whole model. Raises UsageFault for an unsupported layout."""
     layout = ranks.layout
     if layout.pipeline * layout.context * layout.expert > 1:
         raise UsageFault(f"fsdp has data and tensor parallelism only, and the layout is {layout}", hint="megatron")
@@ -94,9 +94,9 @@ def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn
     sizes = (copies, ranks.data_size // copies, layout.tensor)
     meshes = init_device_mesh(ranks.device.type, sizes, mesh_dim_names=("dp_replicate", "dp_shard", "tp"))
     if layout.tensor > 1:
-        from areal.training.engines.tensor_parallel import cut_tensors
+        from areal.training.engines.tensor_parallel import apply_tensor_parallelism
 
-        cut_tensors(model, meshes["tp"])
+        apply_tensor_parallelism(model, meshes["tp"])
     mesh = meshes["dp_replicate", "dp_shard"] if copies > 1 else meshes["dp_shard"]
     policy = MixedPrecisionPolicy(
         param_dtype=dtype_by_name(config.dtype),
@@ -109,36 +109,43 @@ def shard_model(model: nn.Module, config: TrainEngineConfig, ranks: Ranks) -> nn
     return model
 
 
-_STATE_BYTES = 16  # of a parameter: weight, gradient and two moments in float32
+_STATE_BYTES = 16  # per parameter: weight, gradient and two moments in float32
 
 
 def copies_of_shards(ranks: Ranks, state: int, memory: int) -> int:
-    """Hybrid sharding (HSDP): 1, or one copy of the model's state on each node, so that only gradients travel between
-    nodes. That pays where the links within a node are the faster ones, and is done where a rank's part of ``state``
-    bytes takes at most a third of its ``memory``."""
+    """The number of replicas for hybrid sharding (HSDP): 1, or one on each node, so that only gradients are sent
+    between nodes, where links are slower. A replica on each node is used where a rank's part of ``state`` bytes takes
+    at most a third of its ``memory``."""
     within, rest = divmod(ranks.data_size, ranks.nodes)
     fits = not rest and state // ranks.layout.tensor <= within * memory // 3
     return ranks.nodes if fits else 1
 
 
 def _memory(ranks: Ranks) -> int:
-    """Bytes of this rank, the least of all ranks."""
+    """Memory in bytes of a rank, the minimum over all ranks."""
     if ranks.device.type == "cuda":
-        mine = torch.cuda.get_device_properties(ranks.device).total_memory
+        local = torch.cuda.get_device_properties(ranks.device).total_memory
     else:
-        mine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * ranks.nodes // ranks.size
-    return -ranks.all_max(-mine)
+        local = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * ranks.nodes // ranks.size
+    return -ranks.all_max(-local)
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The Hugging Face model without LoRA adapters."""
+    get_base: Any = getattr(model, "get_base_model", None)
+    base: nn.Module = model if get_base is None else get_base()
+    return base
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks that repeat: the members of the longest list of modules."""
+    """The members of the longest ``nn.ModuleList``."""
     stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(stacks, key=len, default=[])
 
 
-def _attention(asked: str) -> dict[str, Any]:
-    """What the model is loaded with. Flash attention computes the same as the model's own choice, where it is not
-    installed too. Raises UsageFault."""
+def _attention_arguments(asked: str) -> dict[str, Any]:
+    """The ``attn_implementation`` argument. Without flash-attn installed the model's default is used: its results are
+    the same. Raises UsageFault for an unknown name."""
     from transformers import AttentionInterface
     from transformers.utils import is_flash_attn_2_available  # type: ignore[attr-defined]
 
@@ -163,8 +170,8 @@ def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **about: Any
 ) -> tuple[Tensor, None]:
     """Causal attention of transformers' ``sdpa``: queries, keys and values [B, heads, T, D] to [B, T, heads, D].
-    With ``packed`` rows [1, heads, L, D] to [1, L, heads, D]: each row of the batch sees the tokens that are its own
-    and those of its prompt, and a token that several rows share is that of any of them."""
+    With ``packed`` rows [1, heads, L, D] to [1, L, heads, D]: each row of the batch attends to its prompt and its own
+    tokens. The output of a shared token is the same in all of its rows, and is taken from one."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     rows: PackedRows | None = about.pop("packed", None)
@@ -181,14 +188,13 @@ def packed_attention(
 
 
 def prepare_packing(model: nn.Module) -> bool:
-    """Whether rows of this model can be packed, which it is then set up for: where attention is full, positions can be
-    told, and two rows that share their first token are computed as they are alone."""
+    """Set up the model for packed rows, and return whether it supports them: it needs full attention, ``position_ids``,
+    and equal logits for two rows with a shared first token, packed and alone."""
     about: Any = model.config
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    told = "position_ids" in inspect.signature(inner.forward).parameters
+    takes_positions = "position_ids" in inspect.signature(base_model(model).forward).parameters
     full = set(getattr(about, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    whole = full and not getattr(about, "sliding_window", None)
-    if not (told and whole and about._attn_implementation == "sdpa"):
+    full = full and not getattr(about, "sliding_window", None)
+    if not (takes_positions and full and about._attn_implementation == "sdpa"):
         return False
     from transformers import AttentionInterface
 
@@ -211,8 +217,8 @@ def prepare_packing(model: nn.Module) -> bool:
         except TypeError:  # its layers take no further arguments
             packed = None
     model.train(training)
-    off = None if packed is None else (rows.unpacked(packed) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
-    if off is None or not float(off) < _ROUNDING * torch.finfo(wanted.dtype).eps ** 0.5:
+    error = None if packed is None else (rows.unpacked(packed) - wanted).abs().max() / wanted.std().clamp(min=1e-12)
+    if error is None or not float(error) < _ROUNDING * torch.finfo(wanted.dtype).eps ** 0.5:
         about._attn_implementation = "sdpa"
         return False
     return True
@@ -244,7 +250,7 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
     return adapted
 
 
-def _folder(path: str) -> str:
+def _model_path(path: str) -> str:
     if not path:
         raise UsageFault("nothing says which model is trained", hint="actor.path=FOLDER, or a Hugging Face id")
     looks_local = path.startswith((".", "/", "~"))
@@ -262,10 +268,10 @@ def _check_weights(path: str) -> None:
         )
 
 
-def _about(loader: Any, path: str) -> Any:
+def _load_config(loader: Any, path: str) -> Any:
     try:
         return loader.from_pretrained(path)
-    except (OSError, ValueError) as error:  # neither a model's folder nor one on the hub that can be had
+    except (OSError, ValueError) as error:  # neither a local model nor one that the hub serves
         raise NotFound(f"{path} is no model: {str(error).splitlines()[0]}") from error
 
 
@@ -280,7 +286,7 @@ def dtype_by_name(name: str) -> torch.dtype:
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Vectors (norms, biases) are not decayed."""
+    """Vectors (norms, biases) have no weight decay. Raises UsageFault."""
     if config.type not in ("adam", "adamw", "sgd"):
         raise UsageFault(f"unknown optimizer {config.type!r}: it is one of adam, adamw, sgd")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -295,27 +301,24 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, most: float, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Scale the gradients to a norm of at most ``most``; the norm as it was, over all ranks, as a scalar tensor.
-
-    One sum over the ranks of ``group``, the same number on all of them: what is whole on several ranks must be scaled
-    alike, or it would drift apart.
-    """
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Scale the gradients to a norm of at most ``max_norm`` (0: no limit). Returns the unclipped norm over all ranks,
+    as a scalar tensor that is identical on every rank: replicated parameters would diverge otherwise."""
     trained = [each for part in optimizer.param_groups for each in part["params"] if each.grad is not None]
     parts: list[Tensor] = []
     copies: list[int] = []
     for each in trained:
         grad: Any = each.grad
-        spread = isinstance(grad, DTensor)
-        parts.append(grad.to_local() if spread else grad)
-        sizes = zip(grad.device_mesh.shape, grad.placements, strict=True) if spread else ()
+        sharded = isinstance(grad, DTensor)
+        parts.append(grad.to_local() if sharded else grad)
+        sizes = zip(grad.device_mesh.shape, grad.placements, strict=True) if sharded else ()
         copies.append(math.prod(size for size, placement in sizes if placement.is_replicate()))
     squares = torch.stack([norm.float() for norm in torch._foreach_norm(parts)]).square()
     total = (squares / torch.tensor(copies, device=squares.device)).sum()
     if group is not None:
         dist.all_reduce(total, group=group)
     norm = total.sqrt()
-    torch.nn.utils.clip_grads_with_norm_(trained, most if most > 0 else float("inf"), norm)
+    torch.nn.utils.clip_grads_with_norm_(trained, max_norm if max_norm > 0 else float("inf"), norm)
     return norm
 
 
@@ -323,21 +326,21 @@ def clip_gradients(optimizer: torch.optim.Optimizer, most: float, group: dist.Pr
 
 
 def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a Hugging Face checkpoint that transformers keeps as one weight of ``model``: the experts of a
-    mixture are one parameter in memory, and a matrix each in a checkpoint, which is what other engines read."""
+    """The tensors of a Hugging Face checkpoint for one parameter of ``model``: transformers 5 merges the experts of a
+    mixture into one parameter, and checkpoints, which other engines read, have one matrix for each."""
     try:
         from transformers.core_model_loading import revert_weight_conversion
-    except ImportError:  # before transformers 5 a checkpoint's names were the model's
+    except ImportError:  # before transformers 5 parameters and checkpoint tensors are the same
         yield name, weight
         return
     parts = revert_weight_conversion(model, {name: weight})
     for saved, part in parts.items():
-        yield saved, part if len(parts) == 1 else part.clone()  # parts share one storage: safetensors refuses that
+        yield saved, part if len(parts) == 1 else part.clone()  # safetensors rejects tensors that share storage
 
 
 def write_model(weights: dict[str, Tensor], configs: Sequence[Any], folder: Path, tokenizer: str = "") -> None:
-    """A folder that ``from_pretrained`` reads, whole or absent: what ``folder`` held is replaced. ``configs``: what has
-    a ``save_pretrained``. ``tokenizer``: a folder or an id of the hub whose tokenizer goes along. Raises OSError."""
+    """Replace ``folder`` atomically by one for ``from_pretrained``. ``configs`` have a ``save_pretrained``. The
+    tokenizer of the folder or hub id ``tokenizer`` is copied. Raises OSError."""
     partial = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)
     try:
@@ -348,7 +351,7 @@ def write_model(weights: dict[str, Tensor], configs: Sequence[Any], folder: Path
         if tokenizer:
             copy_missing(tokenizer, partial)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)  # what is half written may be what fills the disk
+        shutil.rmtree(partial, ignore_errors=True)  # a partial folder may be what fills the disk
         raise
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)

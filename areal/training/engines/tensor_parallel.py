@@ -1,9 +1,9 @@
 """Tensor parallelism of Hugging Face's Llama, Qwen2 and Qwen3 by torch's ``parallelize_module``.
 
-Attention heads and the columns of the MLP are cut over the ranks of a tensor mesh, the embedding and the head over the
-vocabulary; between layers every rank has the whole hidden states. Norms are not cut, but are DTensors too, so that all
-parameters have one mesh and one norm of the gradient: those of queries and keys see other heads on each rank, and their
-gradients are sums over ranks.
+Attention heads and MLP columns are sharded over the ranks of a tensor mesh, the embedding and the head over the
+vocabulary; between layers every rank has the whole hidden states. Norms are replicated DTensors, so that all parameters
+have one mesh and one gradient norm. The norms of queries and keys see other heads on each rank, so their gradients are
+summed over ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from areal.errors import UsageFault
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
 
-class _Whole(ParallelStyle):
-    """Computed alike on every rank."""
+class _Replicated(ParallelStyle):
+    """The module computes the same on every rank."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def take(_: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> tuple[Tensor, ...]:
@@ -40,8 +40,8 @@ class _Whole(ParallelStyle):
         return distribute_module(module, device_mesh, None, take, give)  # type: ignore[arg-type]
 
 
-def cut_tensors(model: Any, mesh: DeviceMesh) -> None:
-    """In place, before FSDP. Raises UsageFault for a model that cannot be cut so."""
+def apply_tensor_parallelism(model: Any, mesh: DeviceMesh) -> None:
+    """Shard the model in place, before FSDP. Raises UsageFault for an unsupported model."""
     size, about = mesh.size(), model.config
     if about.model_type not in ARCHITECTURES:
         raise UsageFault(
@@ -57,7 +57,7 @@ def cut_tensors(model: Any, mesh: DeviceMesh) -> None:
                 hint=f"t has to divide {count}",
             )
     layer: dict[str, ParallelStyle] = {
-        "input_layernorm": _Whole(),
+        "input_layernorm": _Replicated(),
         "self_attn": PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": Replicate()},
             desired_input_kwarg_layouts={"hidden_states": Replicate()},
@@ -65,7 +65,7 @@ def cut_tensors(model: Any, mesh: DeviceMesh) -> None:
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **{f"self_attn.{name}_norm": SequenceParallel(sequence_dim=2, use_local_output=True) for name in "qk"},
         "self_attn.o_proj": RowwiseParallel(),
-        "post_attention_layernorm": _Whole(),
+        "post_attention_layernorm": _Replicated(),
         "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
         **{f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")},
         "mlp.down_proj": RowwiseParallel(),
@@ -76,10 +76,10 @@ def cut_tensors(model: Any, mesh: DeviceMesh) -> None:
         parallelize_module(each, mesh, layer)
     tied = getattr(model, "lm_head", None) is not None and model.lm_head.weight is model.model.embed_tokens.weight
     parallelize_module(
-        model.model, mesh, {"embed_tokens": RowwiseParallel(input_layouts=Replicate()), "norm": _Whole()}
+        model.model, mesh, {"embed_tokens": RowwiseParallel(input_layouts=Replicate()), "norm": _Replicated()}
     )
     if hasattr(model, "score"):
-        parallelize_module(model, mesh, {"score": _Whole()})
+        parallelize_module(model, mesh, {"score": _Replicated()})
     elif tied:
         model.lm_head.weight = model.model.embed_tokens.weight
     else:

@@ -1,14 +1,14 @@
-"""``Trainer``: the loop that every algorithm shares, its timers, checkpoints, evaluation and log.
+"""``Trainer``: the training loop of all algorithms, with timers, checkpoints, evaluation and metrics.
 
-An algorithm supplies ``train_step`` (one step, its metrics) and what of itself belongs in a checkpoint. The loop
-resumes from the newest checkpoint where ``recover`` says so; everything that may happen between two steps happens in
-``_after_step``, in one order, on all ranks.
+An algorithm implements ``train_step`` and its own checkpoint state. The loop resumes from the newest checkpoint where
+``recover`` allows it. ``_after_step`` saves, evaluates and checkpoints between steps, in one order, on all ranks.
 """
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import copy
 import gc
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from areal.api.io_struct import StepInfo
 from areal.errors import ArealError, UsageFault
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
-from areal.training.engines import open_engine
+from areal.training.engines import open_engine, without_optimizer
 from areal.training.frontier import DataOrder
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Timings, open_trackers, prometheus
 from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout, require_shared
@@ -34,7 +34,7 @@ from areal.training.run_folder import run_folder
 
 
 class Period(Protocol):
-    """Steps, epochs and seconds, whichever passes first; None never does."""
+    """Steps, epochs and seconds, whichever passes first; None disables one."""
 
     freq_steps: int | None
     freq_epochs: int | None
@@ -43,17 +43,16 @@ class Period(Protocol):
 
 @dataclass
 class Timer:
-    """Asked once after every step. ``now`` is a monotonic clock of the caller's, of the first rank's where there are
-    several: all have to fire together."""
+    """Call ``due`` once after every step. ``now`` is the first rank's monotonic clock: all ranks must fire together."""
 
-    every: Period
+    period: Period
     steps: int = 0  # since it fired
     epochs: int = 0
     fired_at: float | None = None
 
     @property
-    def never(self) -> bool:
-        return (self.every.freq_steps, self.every.freq_epochs, self.every.freq_secs) == (None, None, None)
+    def is_disabled(self) -> bool:
+        return (self.period.freq_steps, self.period.freq_epochs, self.period.freq_secs) == (None, None, None)
 
     def due(self, *, epoch_ended: bool, now: float) -> bool:
         if self.fired_at is None:
@@ -61,11 +60,11 @@ class Timer:
         self.steps += 1
         self.epochs += epoch_ended
         passed = (
-            (self.steps, self.every.freq_steps),
-            (self.epochs, self.every.freq_epochs),
-            (now - self.fired_at, self.every.freq_secs),
+            (self.steps, self.period.freq_steps),
+            (self.epochs, self.period.freq_epochs),
+            (now - self.fired_at, self.period.freq_secs),
         )
-        fires = any(period is not None and count >= period for count, period in passed)
+        fires = any(limit is not None and count >= limit for count, limit in passed)
         if fires:
             self.steps, self.epochs, self.fired_at = 0, 0, now
         return fires
@@ -78,7 +77,7 @@ class Timer:
 
 
 class Trainer(abc.ABC):
-    """A context manager: what it opens (ranks, files, services) closes with it."""
+    """A context manager that owns the ranks, files and services that it opens."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Trainer(abc.ABC):
         self.config = config
         self.train_dataset = train_dataset
         self.valid_dataset = valid_dataset
-        self.step = 0  # taken
+        self.step = 0  # completed steps
         self.timings = Timings()
         self.engines: dict[str, TrainEngine] = {}
         self.stack = contextlib.ExitStack()
@@ -102,9 +101,9 @@ class Trainer(abc.ABC):
 
     def _open(self) -> None:
         self.ranks: Ranks = self.stack.enter_context(join_ranks(layout_of(self.config)))
-        torch.manual_seed(self.config.seed)  # the same on every rank: what is new in a model is made before it is cut
+        torch.manual_seed(self.config.seed)  # the same on every rank: new weights are initialized before sharding
         self.folder = run_folder(self.config)
-        data, count = self.config.train_dataset, len(self._needed(self.train_dataset, "train_dataset"))
+        data, count = self.config.train_dataset, len(self._require_rows(self.train_dataset, "train_dataset"))
         try:
             self.order = DataOrder(count, data.batch_size, data.shuffle, data.drop_last, self.config.seed)
         except ValueError as error:
@@ -138,45 +137,42 @@ class Trainer(abc.ABC):
     def __exit__(self, *error: object) -> None:
         self.stack.close()
 
-    # -- what an algorithm says
+    # -- implemented by algorithms
 
     @abc.abstractmethod
     def train_step(self) -> Metrics:
-        """The step number ``self.step`` (from 0), on all ranks. Raises NonFinite where it cannot be taken."""
+        """Take the step number ``self.step`` (from 0), on all ranks. Raises NonFinite."""
 
     def evaluate(self) -> Metrics:
-        """Over ``valid_dataset``; nothing where there is none."""
+        """The metrics of ``valid_dataset``, if any."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """The algorithm's state beside its engines, as JSON, for a checkpoint."""
+        """The algorithm's state for a checkpoint, besides the engines, as JSON."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """The inverse of ``state``."""
-        assert not state, "an algorithm that has a state restores it"
+        """Restore the result of ``state``."""
+        assert not state, "an algorithm with a state overrides this"
 
     # -- the loop
 
     def run(self) -> None:
-        """Train to the end of the run, or to the step in which it is told to stop (then raises Stopped)."""
+        """Train to the end of the run. Raises Stopped after the step in which a stop was requested."""
         for role, engine in self.engines.items():
             if role != "ref" and not engine.is_trained:
-                raise UsageFault(
-                    f"the model {engine.config.path} is to be trained, and its optimizer is null",
-                    hint=f"{role}.optimizer={{lr: 1e-5}}; a model that is trained needs one",
-                )
+                raise without_optimizer(engine.config.path, role)
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
-            self._log(self._evaluated() | self.timings.pop())
+            self._log(self._evaluate() | self.timings.pop())
         gc.collect()
-        gc.freeze()  # the collector need not walk the objects of torch and transformers, 0.16 s each time
+        gc.freeze()  # a collection over the objects of torch and transformers takes 0.16 s
         with stopping.deferred():
             while self.step < self.total_steps:
                 began = time.monotonic()
                 try:
                     metrics = self.train_step()
-                except stopping.Stopped:  # told to before the step had begun
+                except stopping.Stopped:  # requested before the step has begun
                     self._checkpoint_to_stop()
                     raise
                 self.step += 1
@@ -199,24 +195,24 @@ class Trainer(abc.ABC):
             self.checkpoint()
 
     def _after_step(self) -> Metrics:
-        """Save, checkpoint, evaluate: those that are due, on every rank alike."""
+        """Save, evaluate and checkpoint where due, on all ranks."""
         ended = self.step % self.steps_per_epoch == 0
         now = float(self.ranks.broadcast(time.monotonic()))
         due = {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
         last = self.step == self.total_steps
         metrics: Metrics = {}
-        if "save" in due or (last and not self._timers["save"].never):
+        if "save" in due or (last and not self._timers["save"].is_disabled):
             with self.timings.of("save"):
-                metrics |= self._save_or_go_on(last=last)
+                metrics |= self._try_save(last=last)
         if "eval" in due:
-            metrics |= self._evaluated()
+            metrics |= self._evaluate()
         if self.config.recover.enabled and ("checkpoint" in due or last):
             with self.timings.of("checkpoint"):
-                metrics |= self._checkpoint_or_go_on(last=last)
+                metrics |= self._try_checkpoint(last=last)
         return metrics
 
-    def _save_or_go_on(self, *, last: bool) -> Metrics:
-        """A full disk costs a model, not the run, unless it is the last."""
+    def _try_save(self, *, last: bool) -> Metrics:
+        """Save the model. A full disk is a warning, except for the ``last`` model."""
         failure: OSError | None = None
         try:
             self.save(self.folder.models / f"step_{self.step}")
@@ -224,15 +220,15 @@ class Trainer(abc.ABC):
             failure = error
         if not self.ranks.all_max(int(failure is not None)):
             return {}
-        said = f"the model of step {self.step} cannot be written: {failure or 'the first rank failed'}"
+        message = f"the model of step {self.step} cannot be written: {failure or 'the first rank failed'}"
         if last:
-            raise ArealError(said, hint="free space, then areal restart the job")
+            raise ArealError(message, hint="free space, then areal restart the job")
         if self.ranks.is_first:
-            self.progress.say(f"warning: {said}; the run goes on")
+            self.progress.say(f"warning: {message}; the run goes on")
         return {"save/failed": 1.0}
 
-    def _checkpoint_or_go_on(self, *, last: bool) -> Metrics:
-        """A full disk costs a checkpoint, not the run: the next one may find room. What the end leaves has to last."""
+    def _try_checkpoint(self, *, last: bool) -> Metrics:
+        """Write a checkpoint. A full disk is a warning, since the next one may succeed, except for the ``last`` one."""
         try:
             self.checkpoint()
         except CheckpointFailed as error:
@@ -243,12 +239,12 @@ class Trainer(abc.ABC):
             return {"checkpoint/failed": 1.0}
         return {}
 
-    def _evaluated(self) -> Metrics:
+    def _evaluate(self) -> Metrics:
         with self.timings.of("eval"):
             return {f"eval/{name}": value for name, value in self.evaluate().items()}
 
     def _log(self, metrics: Metrics) -> None:
-        """Log the metrics and the numbers that workflows and the driver have recorded on all ranks."""
+        """Log the metrics, and the statistics that workflows and the driver have recorded on all ranks."""
         recorded = stats.numbers_of(stats.merged(self.ranks.data_gather(stats.taken())))
         if self.ranks.is_first:
             self.log.write(self.step, recorded | metrics, self.total_steps)
@@ -263,15 +259,21 @@ class Trainer(abc.ABC):
 
     def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
         """``updates``: optimizer steps in one step of the run."""
-        spanned = max(1, self.total_steps * updates)
+        total_updates = max(1, self.total_steps * updates)
         if config.backend:
             require_layout(self.ranks, train_backend(config.backend), role)
-        engine = open_engine(config, self.ranks, spanned, str(self.ranks.layout))
+        engine = open_engine(config, self.ranks, total_updates, str(self.ranks.layout))
         self.engines[role] = engine
         return engine
 
+    def add_reference(self, config: TrainEngineConfig, path: str) -> TrainEngine:
+        """A frozen model ``ref``, by default the one of ``path``."""
+        reference = copy.deepcopy(config)
+        reference.optimizer, reference.path = None, reference.path or path
+        return self.add_engine("ref", reference)
+
     def save(self, folder: Path) -> None:
-        """The first engine as a Hugging Face folder with its tokenizer."""
+        """Save the first engine's model as a Hugging Face folder with its tokenizer."""
         next(iter(self.engines.values())).save_model(folder, self.config.tokenizer_path)
 
     # -- recovery
@@ -290,10 +292,10 @@ class Trainer(abc.ABC):
             }
 
     def recover(self) -> bool:
-        """Go to the newest checkpoint that is whole and can be loaded, where the run may resume and has one."""
-        newest = self._loaded() if self.config.recover.enabled else None
+        """Resume from the newest valid checkpoint, if the configuration allows it; whether the run resumed."""
+        newest = self._load_newest() if self.config.recover.enabled else None
         if newest is None:
-            if self.ranks.is_first and self.folder.attempt > 1:  # the last one ended before its first checkpoint
+            if self.ranks.is_first and self.folder.attempt > 1:  # the previous attempt has no checkpoint
                 self.log.rewind(-1)
             return False
         state = newest.state()
@@ -303,16 +305,18 @@ class Trainer(abc.ABC):
         self.restore(state["algorithm"])
         changed = {name: value for name, value in asdict(self.order).items() if value != state["data"][name]}
         if self.ranks.is_first and changed:
-            was = ", ".join(f"{name} {state['data'][name]} -> {value}" for name, value in changed.items())
-            self.progress.say(f"warning: the data is not that of the checkpoint ({was}): rows may come twice, or never")
+            diff = ", ".join(f"{name} {state['data'][name]} -> {value}" for name, value in changed.items())
+            self.progress.say(
+                f"warning: the data is not that of the checkpoint ({diff}): rows may come twice, or never"
+            )
         if self.ranks.is_first:
             self.log.rewind(self.step)
             self.progress.say(f"resumed after step {self.step} from {newest.folder}")
         return True
 
-    def _loaded(self) -> Checkpoint | None:
-        """One that cannot be loaded is passed over for the one before, and set aside once that could. Where none can,
-        it is not they who are to blame: raises ArealError."""
+    def _load_newest(self) -> Checkpoint | None:
+        """Load the newest readable checkpoint into the engines. Newer unreadable ones are set aside. Raises ArealError
+        where none is readable: then the configuration is at fault, and all of them are kept."""
         refused: list[tuple[Checkpoint, str]] = []
         while True:
             before = refused[-1][0].step if refused else None
@@ -339,7 +343,7 @@ class Trainer(abc.ABC):
         return found
 
     @staticmethod
-    def _needed(dataset: Sequence[Any] | None, name: str) -> Sequence[Any]:
+    def _require_rows(dataset: Sequence[Any] | None, name: str) -> Sequence[Any]:
         if dataset is None or not len(dataset):
             raise UsageFault(f"this trainer needs a {name} with at least one row")
         return dataset

@@ -1,12 +1,8 @@
-"""Trainers on a fixed data set: supervised fine-tuning, reward models, DPO.
-
-All take batches by position, a loss over them, and its mean over a held-out set.
-"""
+"""Trainers on a fixed data set: supervised fine-tuning, reward models, DPO."""
 
 from __future__ import annotations
 
 import abc
-import copy
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
@@ -29,9 +25,9 @@ from areal.training.trainers.base import Trainer
 
 
 class OfflineTrainer(Trainer):
-    """``rows_a_sample`` neighbors in a batch belong together and stay on one rank."""
+    """``rows_per_sample`` neighboring rows of a batch stay on one rank."""
 
-    rows_a_sample: ClassVar[int] = 1
+    rows_per_sample: ClassVar[int] = 1
 
     def _open(self) -> None:
         super()._open()
@@ -43,7 +39,7 @@ class OfflineTrainer(Trainer):
 
     @abc.abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:
-        """Raises UsageFault naming what a row lacks."""
+        """Raises UsageFault naming the column that a row lacks."""
 
     @abc.abstractmethod
     def loss(self, outputs: TokenOutputs, micro: Batch) -> Tensor:
@@ -55,10 +51,10 @@ class OfflineTrainer(Trainer):
 
     @abc.abstractmethod
     def loss_metrics(self, loss: float) -> Metrics:
-        """The metrics of the batches since this was last called, whose mean loss is ``loss``."""
+        """The metrics of the batches since the last call; ``loss`` is their mean loss."""
 
     def with_reference(self, batch: Batch) -> Batch:
-        """The batch with the reference's outputs, where the loss needs them; computed before the update."""
+        """Add the reference model's outputs before the update, where the loss needs them."""
         return batch
 
     def train(self) -> None:
@@ -71,16 +67,16 @@ class OfflineTrainer(Trainer):
             batch = self.rank_rows(self.collate(rows))
         with self.timings.of("train"):
             update = self.actor.train_batch(self.with_reference(batch), self.loss, self.weight)
-        counted = self.ranks.all_sum(batch["attention_mask"].sum().to(self.ranks.device))
+        tokens = self.ranks.all_sum(batch["attention_mask"].sum().to(self.ranks.device))
         return {
             **self.loss_metrics(update.loss),
             "grad_norm": update.grad_norm,
             "lr": update.learning_rate,
-            "tokens": float(counted),
+            "tokens": float(tokens),
         }
 
     def rank_rows(self, batch: Batch) -> Batch:
-        """The rows of this data-parallel rank. A short last batch is filled up with rows that count for nothing."""
+        """The rows of this data-parallel rank. A short last batch is filled up with rows of weight 0."""
         known, highest = self.actor.vocab_size, int(batch["input_ids"].max())
         if highest >= known:
             raise UsageFault(
@@ -88,7 +84,7 @@ class OfflineTrainer(Trainer):
                 "tokenizers",
                 hint=f"tokenizer_path is {self.config.tokenizer_path}: leave it out to take the model's own",
             )
-        size = self.ranks.data_size * self.rows_a_sample
+        size = self.ranks.data_size * self.rows_per_sample
         if self.ranks.data_size == 1:
             return batch
         count = len(batch["attention_mask"])
@@ -96,7 +92,9 @@ class OfflineTrainer(Trainer):
         if missing:
             batch = select(batch, [*range(count), *(number % count for number in range(missing))])
             batch["loss_mask"][count:] = False
-        return select(batch, split_rows(lengths(batch), self.ranks.data_size, self.rows_a_sample)[self.ranks.data_rank])
+        return select(
+            batch, split_rows(lengths(batch), self.ranks.data_size, self.rows_per_sample)[self.ranks.data_rank]
+        )
 
     def evaluate(self) -> Metrics:
         if not self.valid_dataset:
@@ -116,14 +114,14 @@ class OfflineTrainer(Trainer):
 
 
 class PreferenceTrainer(OfflineTrainer):
-    """Rows have ``chosen_ids`` and ``rejected_ids``: prompt and answer."""
+    """Rows have ``chosen_ids`` and ``rejected_ids``, each with the prompt."""
 
-    rows_a_sample = 2
+    rows_per_sample = 2
 
     def _open(self) -> None:
         super()._open()
         self.actor.config.mb_spec.granularity = 2
-        self._accuracy_counts = torch.zeros(2, dtype=torch.float64)  # (right, counted) since last asked
+        self._accuracy_counts = torch.zeros(2, dtype=torch.float64)  # (right, counted) since the last ``loss_metrics``
 
     def collate(self, rows: Sequence[Any]) -> Batch:
         return paired_batch(rows)
@@ -143,7 +141,7 @@ class PreferenceTrainer(OfflineTrainer):
 
 
 def real_pairs(micro: Batch) -> Tensor:
-    """[N] of [2N, T] rows: False for a pair that only fills a batch up."""
+    """[N] of [2N, T] rows: False for a pair that only fills up a batch."""
     return micro["loss_mask"].any(1)[0::2]
 
 
@@ -170,7 +168,7 @@ class SFTTrainer(OfflineTrainer):
 
 
 class RWTrainer(PreferenceTrainer):
-    """The score is the value head's at an answer's last token."""
+    """The score is the value head's output at the last token of an answer."""
 
     def engine_config(self) -> TrainEngineConfig:
         config = super().engine_config()
@@ -187,15 +185,14 @@ class RWTrainer(PreferenceTrainer):
 
 
 class DPOTrainer(PreferenceTrainer):
-    """Without a ``ref`` the reference is the actor as it was before its first update, also after a resume."""
+    """Without a ``ref`` the reference is the actor's initial model, also after a resume."""
 
     config: DPOConfig
 
     def _open(self) -> None:
         super()._open()
-        reference = copy.deepcopy(self.config.ref or cast(TrainEngineConfig, self.config.actor))
-        reference.optimizer, reference.path = None, reference.path or self.config.actor.path
-        self.reference = self.add_engine("ref", reference)
+        actor = cast(TrainEngineConfig, self.config.actor)
+        self.reference = self.add_reference(self.config.ref or actor, actor.path)
 
     def engine_config(self) -> TrainEngineConfig:
         return self.config.actor

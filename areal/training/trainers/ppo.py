@@ -1,13 +1,12 @@
-"""PPO and its relatives (GRPO without a critic), on rollouts that come while it trains.
+"""PPO and its variants (GRPO without a critic), on rollouts that are sampled during training.
 
-A step, top to bottom: take a batch; ask the reference, the critic and, for decoupled PPO, ourselves; estimate
-advantages; update on minibatches, ``ppo_epochs`` times; have the new weights served. The first rank speaks with the
-rollout controller and the weight-update gateway; every data-parallel rank trains on its share of the groups.
+A step: take a batch; run the reference, the critic and, for decoupled PPO, the proximal policy; estimate advantages;
+update on minibatches, ``ppo_epochs`` times; publish the weights. The first rank talks to the rollout controller and the
+weight-update gateway; every data-parallel rank trains on its share of the groups.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,14 @@ from areal.training.frontier import Frontier
 from areal.training.metrics import Metrics, labels
 from areal.training.services import connect_pair, is_probed, own_service, publish
 from areal.training.trainers.base import Trainer
-from areal.training.trainers.rollouts import PromptStream, RolloutBatch, RolloutSource, Sampling, number_rows
+from areal.training.trainers.rollouts import (
+    PromptStream,
+    RolloutBatch,
+    RolloutSource,
+    Sampling,
+    number_rows,
+    rollout_controller,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -42,8 +48,8 @@ Filter = Callable[[Any], bool]
 
 
 class PPOTrainer(Trainer):
-    """``train`` samples from the service that ``config.rollout`` (or the environment) names, which goes on after the
-    run. Where none is named and the configuration lays out an engine, the run has one of its own."""
+    """``train`` samples from the service that ``config.rollout`` (or the environment) names, which outlives the run.
+    Without one, the run starts the engine that the configuration lays out and stops it at its end."""
 
     config: PPOConfig
 
@@ -56,7 +62,7 @@ class PPOTrainer(Trainer):
         loss_fn: LossFn | None = None,
         advantage_fn: AdvantageFn | None = None,
     ) -> None:
-        """``loss_fn`` and ``advantage_fn``: of one's own, instead of ``actor.loss_fn`` and ``actor.advantage_fn``."""
+        """``loss_fn`` and ``advantage_fn`` override ``actor.loss_fn`` and ``actor.advantage_fn``."""
         self._loss_fn, self._advantage_fn = loss_fn, advantage_fn
         super().__init__(config, train_dataset, valid_dataset)
 
@@ -67,14 +73,14 @@ class PPOTrainer(Trainer):
         if self.train_dataset is None and config.is_online:
             if config.total_train_steps is None:
                 raise UsageFault("online training has no rows that could end it", hint="total_train_steps=N")
-            self.train_dataset = [{}] * config.train_dataset.batch_size  # each stands for a conversation to wait for
+            self.train_dataset = [{}] * config.train_dataset.batch_size  # each row waits for a conversation
         coefficients = {name: getattr(config.actor, name) for name in ("kl_ctl", "kl_loss_coef")}
-        uncharged = [name for name, value in coefficients.items() if value and config.ref is None]
-        for name in uncharged:
-            setattr(config.actor, name, 0.0)  # also in the configuration that the run's folder shows
+        without_reference = [name for name, value in coefficients.items() if value and config.ref is None]
+        for name in without_reference:
+            setattr(config.actor, name, 0.0)  # before the run folder's configuration is written
         super()._open()
         if self.ranks.is_first:
-            for name in uncharged:
+            for name in without_reference:
                 _log.warning(
                     "no KL penalty: actor.%s is %g, and there is no ref to be near to", name, coefficients[name]
                 )
@@ -87,20 +93,18 @@ class PPOTrainer(Trainer):
             self.critic = self.add_engine("critic", config.critic, updates)
         self.reference = None
         if config.ref is not None:
-            reference = copy.deepcopy(config.ref)
-            reference.optimizer, reference.path = None, reference.path or config.actor.path
-            self.reference = self.add_engine("ref", reference)
+            self.reference = self.add_reference(config.ref, config.actor.path)
         self.frontier = Frontier()
         self.loss = ActorLoss(config.actor, loss_fn=self._loss_fn)
-        for name in ("advantage_fn", "gae_lambda"):  # told now, not after the first rollouts
-            if (said := getattr(config.actor, name)) and isinstance(said, str):
-                load_function(said, f"actor.{name}")
+        for name in ("advantage_fn", "gae_lambda"):  # fails now, not after the first rollouts
+            if (function := getattr(config.actor, name)) and isinstance(function, str):
+                load_function(function, f"actor.{name}")
         self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
         self.rollout: RolloutController | None = None
         self.pair: TrainerPair | None = None
 
     def _check_batch_size(self) -> None:
-        """``train_dataset.batch_size`` prompts a step, each with ``gconfig.n_samples`` answers."""
+        """A step has ``train_dataset.batch_size`` prompts, each with ``gconfig.n_samples`` responses."""
         config, batch = self.config, self.config.train_dataset.batch_size
         if config.rollout.consumer_batch_size == 1:
             config.rollout.consumer_batch_size = batch
@@ -126,26 +130,20 @@ class PPOTrainer(Trainer):
         dynamic_filter_fn: Filter | str | None = None,
         total_epochs: int | None = None,
     ) -> None:
-        """``workflow``: an instance, a class, or ``module:name``; ``dynamic_filter_fn``: which trajectories are worth
-        training on, of those that ``actor.dynamic_sampling`` leaves."""
+        """``workflow``: an instance, a class, or ``module:name``. ``dynamic_filter_fn`` accepts or rejects
+        trajectories, after ``actor.dynamic_sampling``."""
         if total_epochs is not None and self.config.total_train_steps is None:
             self.total_steps = total_epochs * self.steps_per_epoch
             self.progress.total = self.total_steps
-        accept = (
-            _both(has_reward_spread, dynamic_filter_fn) if self.config.actor.dynamic_sampling else dynamic_filter_fn
-        )
+        accept = dynamic_filter_fn
+        if self.config.actor.dynamic_sampling:
+            accept = _all_of(has_reward_spread, dynamic_filter_fn)
         group = self.config.gconfig.n_samples
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
         self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
         if self.ranks.is_first:
             self.stack.enter_context(own_service(self.config, self.folder))
-            controller = RolloutController(
-                self.config.rollout,
-                seed=self.config.seed,
-                dump_folder=self.folder.trajectories,
-                drop_incomplete_group=self.config.gconfig.drop_incomplete_group,
-            )
-            self.rollout = self.stack.enter_context(controller)
+            self.rollout = self.stack.enter_context(rollout_controller(self.config, self.folder))
             if self.metrics_url is not None:
                 self.rollout.register_scrape_target(urlsplit(self.metrics_url).netloc, labels(self.config))
             mode = self.config.weight_update_mode or self.config.actor.weight_update_mode
@@ -155,21 +153,21 @@ class PPOTrainer(Trainer):
         self.run()
 
     def recover(self) -> bool:
-        """Also has our weights served: whatever the service has, it is not known to be these. Versions only grow: what
-        an attempt before us published after its newest checkpoint were other weights than those to come."""
+        """Also publishes the weights, since those of the service are unknown. Versions only grow: a previous attempt
+        may have published other weights under the versions after its newest checkpoint."""
         resumed = super().recover()
-        served = self.ranks.broadcast(self._served_before(resumed) if self.rollout is not None else None)
+        served = self.ranks.broadcast(self._highest_version(resumed) if self.rollout is not None else None)
         if self.ranks.is_first:
             remove_steps(self.folder.trajectories, after=self.step if resumed else -1)
         self._first_version = version_to_publish(self.actor.version, served)
         self._publish(torch.arange(1, 9) % self.actor.vocab_size, self._first_version)
         if self.rollout is not None:
-            prompts = PromptStream(self._needed(self.train_dataset, "train_dataset"), self.order, self.frontier)
+            prompts = PromptStream(self._require_rows(self.train_dataset, "train_dataset"), self.order, self.frontier)
             self.source = RolloutSource(
                 self.rollout,
                 prompts,
                 self._sampling,
-                least=self.ranks.data_size,
+                min_rollouts=self.ranks.data_size,
                 temperature=self.config.gconfig.temperature,
             )
         return resumed
@@ -191,13 +189,13 @@ class PPOTrainer(Trainer):
         parts = split_groups(lengths(taken.batch), taken.groups.tolist(), self.ranks.data_size)
         share = parts[self.ranks.data_rank]
         with self.timings.of("prepare"):
-            batch = self._prepared(select(taken.batch, share), taken.groups[share])
-        metrics = self._divergence(batch)
+            batch = self._prepare_batch(select(taken.batch, share), taken.groups[share])
+        metrics = self._kl_metrics(batch)
         with self.timings.of("train"):
             metrics |= self._update(batch)
         with self.timings.of("weights"):
             length = int(taken.batch["attention_mask"][0].sum())
-            probe = taken.batch["input_ids"][0, : max(1, length - 1)]  # a prompt and its answer but for the last token
+            probe = taken.batch["input_ids"][0, : max(1, length - 1)]  # a sequence without its last token
             metrics |= self._publish(probe, self.actor.version + 1)
         self._write(share, batch)
         if self.ranks.is_first:
@@ -206,7 +204,7 @@ class PPOTrainer(Trainer):
         return taken.metrics | metrics
 
     def _write(self, share: Sequence[int], batch: Batch) -> None:
-        """The step's trajectories with their advantages, where ``rollout.dump_to_file`` asks for them."""
+        """Write the step's trajectories with their advantages, where ``rollout.dump_to_file`` is set."""
         if not self.config.rollout.dump_to_file:
             return
         parts = self.ranks.data_gather((share, mean_advantages(batch)))
@@ -216,7 +214,7 @@ class PPOTrainer(Trainer):
             self.source.write(self.folder.trajectories, self.step + 1, in_order)
 
     def _take(self) -> RolloutBatch | None:
-        """The first rank's batch, for all; None where it was told to stop, and on the others."""
+        """The batch, on the first rank; None on the others, and where a stop was requested."""
         if not self.ranks.is_first:
             return None
         try:
@@ -225,42 +223,42 @@ class PPOTrainer(Trainer):
         except stopping.Stopped:
             return None
 
-    def _prepared(self, batch: Batch, groups: Tensor) -> Batch:
-        """Adds advantages, and the log-probabilities of the reference and the proximal policy where they are used."""
+    def _prepare_batch(self, batch: Batch, groups: Tensor) -> Batch:
+        """Add advantages, and the log-probabilities of the reference and the proximal policy where they are used."""
         config = self.config.actor
         reference = self.reference.forward(batch, _logprobs) if self.reference is not None else None
         values, after = self._values(batch) if self.critic is not None else (None, None)
         auxiliary = AuxiliaryOutputs(_cpu(reference), _cpu(values), _cpu(after))
         if values is not None:
             batch = {**batch, "old_values": values.cpu()}
-        if self._recomputes():
+        if self._needs_proximal_pass():
             batch = {**batch, "proximal": self.actor.forward(batch, _logprobs).cpu()}
         factor = self.kl_controller.factor
         batch = prepare(
-            batch, groups, config, auxiliary, self._summed, kl_factor=factor, advantage_fn=self._advantage_fn
+            batch, groups, config, auxiliary, self._sum_over_ranks, kl_factor=factor, advantage_fn=self._advantage_fn
         )
         if config.m2_threshold is not None:
             batch = add_second_moment_mask(batch, config.m2_threshold, self.ranks.data_gather)
         return batch
 
-    def _summed(self, sums: Tensor) -> Tensor:
+    def _sum_over_ranks(self, sums: Tensor) -> Tensor:
         return self.ranks.all_sum(sums.to(self.ranks.device)).cpu()
 
-    def _divergence(self, batch: Batch) -> Metrics:
-        """The KL divergence from the reference, where there is one; it sets the coefficient of the next step."""
+    def _kl_metrics(self, batch: Batch) -> Metrics:
+        """The KL divergence from the reference, if any; it also updates the coefficient for the next step."""
         if "kl" not in batch:
             return {}
         mask = batch["loss_mask"].bool()
         sums = torch.stack([batch["kl"][mask].sum(), mask.sum(), torch.tensor(len(mask))]).double()
-        total, tokens, sequences = self._summed(sums).tolist()
+        total, tokens, sequences = self._sum_over_ranks(sums).tolist()
         kl, config = total / max(tokens, 1.0), self.config.actor
         self.loss.kl_factor = self.kl_controller.factor
         metrics = {"ref_kl": kl, "kl_coef": (config.kl_ctl or config.kl_loss_coef) * self.kl_controller.factor}
         self.kl_controller.update(kl, int(sequences))
         return metrics
 
-    def _recomputes(self) -> bool:
-        """Whether the proximal policy needs a forward pass: not where the update's own first pass is it."""
+    def _needs_proximal_pass(self) -> bool:
+        """Whether the proximal log-probabilities need a forward pass before the update."""
         config = self.config.actor
         if config.use_decoupled_loss:
             first_only = config.ppo_n_minibatches * config.ppo_epochs == 1
@@ -272,15 +270,15 @@ class PPOTrainer(Trainer):
 
     def _values(self, batch: Batch) -> tuple[Tensor, Tensor]:
         assert self.critic is not None
-        every = self.critic.forward(batch, lambda outputs, micro: outputs.values)
-        last = batch["attention_mask"].sum(1, keepdim=True).to(every.device) - 1
-        return _before(every), every.gather(1, last)[:, 0]
+        values = self.critic.forward(batch, lambda outputs, micro: outputs.values)
+        last = batch["attention_mask"].sum(1, keepdim=True).to(values.device) - 1
+        return _state_values(values), values.gather(1, last)[:, 0]
 
     def _update(self, batch: Batch) -> Metrics:
         config, updates = self.config.actor, []
         self.loss.version = self.actor.version
         for part in self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs:
-            updates.append(self._updated(select(batch, part)))
+            updates.append(self._update_minibatch(select(batch, part)))
         metrics = {
             "loss": sum(update.loss for update in updates) / len(updates),
             "grad_norm": max(update.grad_norm for update in updates),
@@ -293,16 +291,16 @@ class PPOTrainer(Trainer):
         metrics["trained_share"] = self.loss.share
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
-    def _updated(self, batch: Batch) -> Update:
+    def _update_minibatch(self, batch: Batch) -> Update:
         """Zero-advantage rows are skipped but stay in the denominator."""
         chosen = select(batch, rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None))
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
-        taught, given = self.ranks.all_sum(counts).tolist()
-        self.loss.share = taught / max(given, 1.0)
+        chosen_weight, total_weight = self.ranks.all_sum(counts).tolist()
+        self.loss.share = chosen_weight / max(total_weight, 1.0)
         return self.actor.train_batch(chosen, self.loss, self.loss.weight)
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
-        """Every rank makes as many steps as the one with the fewest rows."""
+        """Every rank takes as many steps as the one with the fewest rows."""
         fewest = -self.ranks.all_max(-len(minibatches(lengths(batch), count)))
         return minibatches(lengths(batch), fewest)
 
@@ -319,17 +317,17 @@ class PPOTrainer(Trainer):
             "critic/grad_norm": max(update.grad_norm for update in updates),
         }
 
-    def _served_before(self, resumed: bool) -> int | None:
-        """The highest version that anything may have sampled from: what a server has, and what an attempt before us was
-        about to publish. Servers that were killed with it know nothing of that."""
+    def _highest_version(self, resumed: bool) -> int | None:
+        """The highest version that may have been sampled from: of a server, or of a previous attempt's last update,
+        which servers that were killed with it do not report."""
         assert self.rollout is not None
-        told = [self.rollout.served_version()]
+        versions = [self.rollout.served_version()]
         if resumed or self.folder.attempt > 1:
-            told.append(self.folder.published_version())
-        return max((version for version in told if version is not None), default=None)
+            versions.append(self.folder.published_version())
+        return max((version for version in versions if version is not None), default=None)
 
     def _publish(self, sample: Tensor, version: int) -> Metrics:
-        """Publish the actor's weights as ``version``, which rollouts are sampled from then on."""
+        """Publish the actor's weights as ``version``. Later rollouts are sampled from them."""
         if self.rollout is not None:
             self.folder.note_version(version)
         probed = sample if is_probed(version, self._first_version) else None
@@ -343,7 +341,7 @@ class PPOTrainer(Trainer):
     # -- evaluation
 
     def evaluate(self) -> Metrics:
-        """Mean reward over the validation set, sampled from the weights that are served."""
+        """Mean reward over the validation set, sampled from the served weights."""
         if not self.valid_dataset:
             return {}
         metrics: Metrics = {}
@@ -352,14 +350,15 @@ class PPOTrainer(Trainer):
             rows, samples = number_rows(self.valid_dataset), 1
             if self.config.eval_gconfig is not None:
                 samples = self.config.eval_gconfig.n_samples
-            given = self.rollout.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
+            rollouts = self.rollout.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
             if self.config.rollout.dump_to_file:
-                episodes = [every for each in given for every in episodes_of(each, self.rollout.model, step=self.step)]
+                model = self.rollout.model
+                episodes = [sample for each in rollouts for sample in episodes_of(each, model, step=self.step)]
                 write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
-            rewards = torch.cat([each.trajectory["rewards"].float() for each in given] or [torch.tensor([math.nan])])
+            rewards = torch.cat([each.trajectory["rewards"].float() for each in rollouts] or [torch.tensor([math.nan])])
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
-        told: Metrics = self.ranks.broadcast(metrics)
-        return told
+        shared: Metrics = self.ranks.broadcast(metrics)
+        return shared
 
 
 def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:
@@ -367,30 +366,30 @@ def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:
 
 
 def critic_loss(config: PPOCriticConfig) -> Callable[[TokenOutputs, Batch], Tensor]:
-    """The critic's loss: its mean over tokens, from its values, ``old_values`` and ``returns``."""
+    """The value loss, averaged over the tokens of the loss mask."""
 
     def loss(outputs: TokenOutputs, micro: Batch) -> Tensor:
-        values, mask = _before(outputs.values), micro["loss_mask"].bool()
+        values, mask = _state_values(outputs.values), micro["loss_mask"].bool()
         return masked_mean(value_loss(values, micro["old_values"], micro["returns"], mask, config.eps_clip), mask)
 
     return loss
 
 
-def version_to_publish(ours: int, served: int | None) -> int:
-    """Of our weights, which were ``ours`` when they were saved (0 in a run that begins), to a service whose servers
-    have at most ``served``: the same number never means two weights."""
-    return ours if served is None or served <= ours else served + 1
+def version_to_publish(own: int, served: int | None) -> int:
+    """The version for weights that were saved as ``own`` (0 in a new run), where servers have at most ``served``. One
+    version never names two sets of weights."""
+    return own if served is None or served <= own else served + 1
 
 
 def mean_advantages(batch: Mapping[str, Tensor]) -> list[float | None]:
-    """The mean of each row over the tokens that are trained on; None where there are none."""
+    """The mean of each row over the tokens of its loss mask; None where that is empty."""
     mask = batch["loss_mask"].bool()
     sums, counts = torch.where(mask, batch["advantages"], 0.0).sum(1).tolist(), mask.sum(1).tolist()
     return [total / count if count else None for total, count in zip(sums, counts, strict=True)]
 
 
-def _before(values: Tensor) -> Tensor:
-    """Shift values right: the value after token t - 1 is that of the state in which token t is chosen."""
+def _state_values(values: Tensor) -> Tensor:
+    """Shift values right: the critic's output at token t - 1 is the value of the state before token t."""
     return torch.nn.functional.pad(values[:, :-1], (1, 0))
 
 
@@ -399,12 +398,12 @@ def _cpu(values: Tensor | None) -> Tensor | None:
 
 
 def has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
-    """Whether the rewards of a group differ. A group without a spread has no gradient (dynamic sampling)."""
+    """Whether the rewards of a group differ. A group with equal rewards has no gradient (dynamic sampling)."""
     return bool(trajectory["rewards"].max() > trajectory["rewards"].min())
 
 
-def _both(one: Filter, other: Filter | str | None) -> Filter:
-    if other is None:
-        return one
-    also: Filter = load_function(other, "dynamic_filter_fn") if isinstance(other, str) else other
-    return lambda trajectory: one(trajectory) and bool(also(trajectory))
+def _all_of(first: Filter, second: Filter | str | None) -> Filter:
+    if second is None:
+        return first
+    function: Filter = load_function(second, "dynamic_filter_fn") if isinstance(second, str) else second
+    return lambda trajectory: first(trajectory) and bool(function(trajectory))

@@ -1,8 +1,7 @@
-"""The first rank's side of rollouts: the prompts of a run, batches from the controller, the outcome of each prompt;
-and evaluation, which samples and trains nothing.
+"""Rollouts on the first rank: prompts, batches from the controller, the outcome of each prompt; and evaluation.
 
-A prompt that was trained on or rejected is spent. One that failed or was too old is sampled again; where it fails over
-and over it is given up, and where most are, so is the run: it would silently go on with the rest of the data.
+A prompt that was trained on or rejected is spent. One that failed or was too stale is sampled again, and given up after
+repeated failures. The run fails where most prompts are given up: it would silently train on the rest of the data.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from areal.rollout.tensors import concat_padded_tensors
 from areal.training.batches import Batch
 from areal.training.frontier import DataOrder, FailureWindow, Frontier
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, open_trackers
-from areal.training.run_folder import run_folder
+from areal.training.run_folder import RunFolder, run_folder
 from areal.training.services import own_service
 from areal.trajectories.record import Episode
 
@@ -41,7 +40,7 @@ from areal.trajectories.record import Episode
 
 
 class Prompt(dict[str, Any]):
-    """The ``row``-th of the data set; workflows see a plain dict. ``position`` counts prompts over epochs."""
+    """Row ``row`` of the data set, a plain dict to workflows. ``position`` counts prompts over epochs."""
 
     def __init__(self, columns: Mapping[str, Any], position: int, row: int) -> None:
         super().__init__(columns)
@@ -50,12 +49,12 @@ class Prompt(dict[str, Any]):
 
 
 def number_rows(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
-    """For evaluation: the rows in their order, counted from ``start``."""
+    """The rows as prompts for evaluation, numbered from ``start``."""
     return [Prompt(columns, number, number) for number, columns in enumerate(dataset, start)]
 
 
 class PromptStream:
-    """Takes positions from the frontier as they are asked for."""
+    """An endless iterator over prompts that takes positions from the frontier."""
 
     def __init__(self, dataset: Sequence[Mapping[str, Any]], order: DataOrder, frontier: Frontier) -> None:
         self._dataset = dataset
@@ -73,8 +72,8 @@ class PromptStream:
 
 
 _log = logging.getLogger(__name__)
-_FEWEST_ENDS = 8
-NEEDED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "rewards")
+_MIN_WINDOW = 8
+_REQUIRED = ("input_ids", "attention_mask", "loss_mask", "logprobs", "rewards")
 _TYPES = {
     "input_ids": torch.int64,
     "attention_mask": torch.bool,
@@ -92,12 +91,12 @@ _TYPES = {
 
 
 class PromptsFailed(ArealError):
-    """Most prompts fail, each as often as it is tried."""
+    """Most of the last prompts were given up."""
 
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """``groups`` [B]: rows of one episode (one prompt's group) have one number."""
+    """``groups`` [B]: the number of each row's episode (one prompt's group)."""
 
     batch: Batch
     groups: Tensor
@@ -117,36 +116,41 @@ class Sampling:
 
 
 class RolloutSource:
-    """``prompts`` are taken as the controller needs them; what became of each is told to their frontier. ``least``: so
-    many episodes a step needs, one for each rank. ``temperature``: of rows that do not say theirs."""
+    """Takes ``prompts`` as the controller needs them, and records the outcome of each in their frontier.
+    ``min_rollouts`` of a step: one for each rank. ``temperature``: of rows without their own."""
 
     def __init__(
         self,
         controller: RolloutController,
         prompts: PromptStream,
         sampling: Sampling,
-        least: int = 1,
+        min_rollouts: int = 1,
         temperature: float = 1.0,
     ) -> None:
         self._controller = controller
         self.prompts = prompts
         self._sampling = sampling
-        self._least = least
+        self._min_rollouts = min_rollouts
         self._temperature = temperature
-        self._failures = FailureWindow(max(_FEWEST_ENDS, 2 * controller.config.consumer_batch_size))
+        self._failures = FailureWindow(max(_MIN_WINDOW, 2 * controller.config.consumer_batch_size))
         self._last = time.monotonic()
         self._taken: list[Rollout] = []
-        controller.ends()  # from now on
+        controller.ends()  # starts the record
 
     def take(self) -> RolloutBatch:
-        """The next batch; one that is too small is taken with the one after it. Raises TimedOut, RolloutsFailed,
+        """The next batch; one that is too small is merged with the one after it. Raises TimedOut, RolloutsFailed,
         PromptsFailed."""
-        how = self._sampling
+        sampling = self._sampling
         rollouts: list[Rollout] = []
-        while len(rollouts) < self._least:
-            self._settle()
+        while len(rollouts) < self._min_rollouts:
+            self._record_ends()
             rollouts += self._controller.take_prepared(
-                self.prompts, how.workflow, how.workflow_kwargs, how.accept, how.group_size, how.dynamic_batch
+                self.prompts,
+                sampling.workflow,
+                sampling.workflow_kwargs,
+                sampling.accept,
+                sampling.group_size,
+                sampling.dynamic_batch,
             )
         self._taken = rollouts
         version = self._controller.get_version()
@@ -155,31 +159,31 @@ class RolloutSource:
         return RolloutBatch(batch, groups, positions, self._metrics(rollouts, batch, version))
 
     def consumed(self, positions: Sequence[int]) -> None:
-        """These were trained on."""
+        """Record that these prompts were trained on."""
         self.prompts.frontier.consume(positions)
         self._failures.ended(len(positions))
-        self._settle()
+        self._record_ends()
 
     def write(self, folder: Path, step: int, advantages: Sequence[float | None]) -> None:
-        """The batch that was taken last, as the files of this step. ``advantages``: one a row."""
-        rest, episodes = iter(advantages), list[Episode]()
+        """Write the file of a step from the last batch. ``advantages``: one for each row."""
+        remaining, episodes = iter(advantages), list[Episode]()
         for rollout in self._taken:
-            own = list(islice(rest, len(rollout.trajectory["attention_mask"])))
+            own = list(islice(remaining, len(rollout.trajectory["attention_mask"])))
             episodes += episodes_of(rollout, self._controller.model, step=step, advantages=own)
         write_step(folder, step, episodes)
 
-    def _settle(self) -> None:
+    def _record_ends(self) -> None:
         for end in self._controller.ends():
-            self._ended(end)
-        if self._failures.hopeless:
-            lost, window = self._failures.lost, self._failures.window
+            self._record_end(end)
+        if self._failures.is_exceeded:
+            count, window = self._failures.count, self._failures.window
             raise PromptsFailed(
-                f"{lost} of the last {window} prompts were given up; the first, {self._failures.first_cause}",
+                f"{count} of the last {window} prompts were given up; the first, {self._failures.first_cause}",
                 hint="the log names each prompt that was given up, and why",
             )
 
-    def _ended(self, end: EpisodeEnd) -> None:
-        if not isinstance(end.data, Prompt):  # submitted by somebody else
+    def _record_end(self, end: EpisodeEnd) -> None:
+        if not isinstance(end.data, Prompt):  # submitted by the driver
             return
         frontier, position = self.prompts.frontier, end.data.position
         if end.cause is EndCause.REJECTED:
@@ -187,8 +191,8 @@ class RolloutSource:
             self._failures.ended()
             return
         failure = end.failure
-        hopeless = failure is not None and failure.blame == Blame.CALLER
-        if frontier.fail(position, hopeless=hopeless):
+        is_permanent = failure is not None and failure.blame == Blame.CALLER
+        if frontier.fail(position, is_permanent=is_permanent):
             why = f"by fault of the {failure.blame}: {failure.error!r}" if failure else "its answers come too late"
             cause = f"row {self.prompts.row(position)} of the data set: {why}"
             self._failures.given_up(cause)
@@ -233,8 +237,8 @@ class RolloutSource:
 
 
 def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
-    """The rows of all, one under the other, and the number of its rollout for each row. ``token_temperatures`` [B, T]
-    is there where not all are 1. ``temperature``: of rows that do not say theirs."""
+    """The concatenated rows, and the rollout's number for each row [B]. ``token_temperatures`` [B, T] is included only
+    where not all are 1. ``temperature``: of rows without their own."""
     batches = [_columns(rollout, temperature) for rollout in rollouts]
     shared = set.intersection(*(set(batch) for batch in batches))
     batch = concat_padded_tensors(
@@ -247,10 +251,10 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
 
 
 def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
-    """Those that training knows, in its types, whatever integers and floats the workflow made them of. Without
-    ``versions`` all of it is as old as the episode. Raises UsageFault."""
+    """The columns of ``_TYPES``, cast to these types. Without ``versions`` all tokens have the episode's head version.
+    Raises UsageFault."""
     given = rollout.trajectory if isinstance(rollout.trajectory, Mapping) else {}
-    missing = [name for name in NEEDED if name not in given]
+    missing = [name for name in _REQUIRED if name not in given]
     if missing:
         raise UsageFault(
             f"episode {rollout.task_id} cannot be trained on: its trajectory has no {', '.join(missing)}",
@@ -266,12 +270,12 @@ def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:
     return found
 
 
-def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, otherwise: float) -> Tensor:
-    """[B, T], 1 where nothing was sampled. Raises UsageFault for greedy rows: the log-probabilities of an answer that
-    could not have been another have no gradient that means anything."""
+def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, default: float) -> Tensor:
+    """[B, T], 1 at tokens that were not sampled. Raises UsageFault for greedy rows: greedy decoding has no policy
+    gradient."""
     mask = columns["loss_mask"].bool()
-    said = columns.get("token_temperatures", columns.get("temperatures", torch.full((len(mask),), otherwise)))
-    found = torch.where(mask, said if said.dim() == 2 else said[:, None], 1.0)
+    given = columns.get("token_temperatures", columns.get("temperatures", torch.full((len(mask),), default)))
+    found = torch.where(mask, given if given.dim() == 2 else given[:, None], 1.0)
     if not bool((found > 0).all()):  # nor NaN
         raise UsageFault(
             f"episode {rollout.task_id} cannot be trained on: some of its tokens were taken greedily (temperature 0)",
@@ -283,9 +287,18 @@ def _token_temperatures(columns: Mapping[str, Tensor], rollout: Rollout, otherwi
 # -- evaluation
 
 
+def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutController:
+    return RolloutController(
+        config.rollout,
+        seed=config.seed,
+        dump_folder=folder.trajectories,
+        drop_incomplete_group=config.gconfig.drop_incomplete_group,
+    )
+
+
 class Evaluation:
-    """Rollouts of ``dataset`` from the weights that are served, and their rewards: ``eval_gconfig.n_samples`` answers
-    to each row, where it asks for several, else as many as ``gconfig`` says."""
+    """Rewards of rollouts of ``dataset`` from the served weights: ``eval_gconfig.n_samples`` responses to each row
+    where that is above 1, else ``gconfig.n_samples``."""
 
     def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
         if not dataset:
@@ -303,13 +316,7 @@ class Evaluation:
         self._stack.callback(self.log.close)
         self.config.rollout.dump_to_file = True
         self._stack.enter_context(own_service(self.config, self.folder))
-        controller = RolloutController(
-            self.config.rollout,
-            seed=self.config.seed,
-            dump_folder=self.folder.trajectories,
-            drop_incomplete_group=self.config.gconfig.drop_incomplete_group,
-        )
-        self.controller = self._stack.enter_context(controller)
+        self.controller = self._stack.enter_context(rollout_controller(self.config, self.folder))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -321,17 +328,17 @@ class Evaluation:
         workflow_kwargs: Mapping[str, Any] | None = None,
         eval_workflow_kwargs: Mapping[str, Any] | None = None,
     ) -> Metrics:
-        """Batches of ``rollout.consumer_batch_size`` rows at a time; the mean over all at the end."""
+        """Evaluate the data set in batches; the metrics over all rows."""
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
-        asked = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
-        samples = asked if asked > 1 else self.config.gconfig.n_samples
+        samples = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
+        samples = samples if samples > 1 else self.config.gconfig.n_samples
         progress, rewards = ProgressLine(len(self.dataset)), list[float]()
         for first in range(0, len(self.dataset), size):
             rows = number_rows([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
             kwargs = eval_workflow_kwargs or workflow_kwargs
-            given = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
-            rewards += [float(reward) for each in given for reward in each.trajectory["rewards"]]
-            episodes = [sample for each in given for sample in episodes_of(each, self.controller.model, step=0)]
+            rollouts = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
+            rewards += [float(reward) for each in rollouts for reward in each.trajectory["rewards"]]
+            episodes = [sample for each in rollouts for sample in episodes_of(each, self.controller.model, step=0)]
             write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
             progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
         progress.close()

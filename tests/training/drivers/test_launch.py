@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal.client.command import free_port
-from areal.training.launch import Note, cause
+from areal.training.launch import RankError, root_cause
 
 REPOSITORY = Path(__file__).parents[3]
 RANKS = """
@@ -42,19 +42,23 @@ def killed(args):
 """
 
 
-def _note(rank: int, at: float, text: str, *, lost: bool = False) -> Note:
-    return Note(rank, at, text, 1 if lost else 3, lost)
+def _error(rank: int, at: float, text: str, *, is_consequence: bool = False) -> RankError:
+    return RankError(rank, at, text, 1 if is_consequence else 3, is_consequence)
 
 
 def test_cause_is_the_first_that_is_no_consequence_of_another() -> None:
-    lost, first, second = _note(0, 1.0, "closed by peer", lost=True), _note(2, 2.0, "nan"), _note(1, 3.0, "nan, too")
-    assert cause([second, lost, first], (0, 1)) == ("nan", 3)
+    lost, first, second = (
+        _error(0, 1.0, "closed by peer", is_consequence=True),
+        _error(2, 2.0, "nan"),
+        _error(1, 3.0, "nan, too"),
+    )
+    assert root_cause([second, lost, first], (0, 1)) == ("nan", 3)
 
 
 def test_cause_where_nobody_says_one_is_how_the_first_ended() -> None:
-    lost = _note(0, 1.0, "closed by peer", lost=True)
-    assert cause([lost], (1, -9)) == ("error: rank 1 was killed by SIGKILL\n", 1)
-    assert cause([], (1, 7)) == ("error: rank 1 ended with status 7\n", 7)
+    lost = _error(0, 1.0, "closed by peer", is_consequence=True)
+    assert root_cause([lost], (1, -9)) == ("error: rank 1 was killed by SIGKILL\n", 1)
+    assert root_cause([], (1, 7)) == ("error: rank 1 ended with status 7\n", 7)
 
 
 @pytest.mark.slow

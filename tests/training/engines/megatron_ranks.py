@@ -13,7 +13,7 @@ import torch
 from areal.api.cli_args import MicroBatchSpec, OptimizerConfig
 from areal.api.engine_api import CheckpointUnreadable, NonFinite
 from areal.resources.backend import parse_backend
-from areal.training.__main__ import end
+from areal.training.__main__ import run_and_exit
 from areal.training.batches import select
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines import open_engine
@@ -109,4 +109,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end(main)
+    run_and_exit(main)

@@ -9,7 +9,7 @@ import torch
 
 from areal.api.cli_args import MicroBatchSpec
 from areal.resources.backend import parse_backend
-from areal.training.__main__ import end
+from areal.training.__main__ import run_and_exit
 from areal.training.batches import lengths, select, split_rows
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines.fsdp import FSDPEngine
@@ -49,4 +49,4 @@ def main() -> int:
     return 0
 
 
-end(main)
+run_and_exit(main)

@@ -149,7 +149,7 @@ def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
     from transformers import AutoConfig
 
     from areal.training.engines.megatron.model import transformer_config
-    from areal.training.engines.megatron.optimizer import reduction
+    from areal.training.engines.megatron.optimizer import ddp_config
 
     told = MegatronEngineConfig(
         ddp=MegatronDDPConfig(overlap_grad_reduce=True),
@@ -163,7 +163,7 @@ def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
     assert (built.recompute_granularity, built.recompute_method, built.recompute_num_layers) == ("full", "block", 2)
     assert transformer_config(model, Part("megatron"), config(models["Llama"])).recompute_granularity is None
     for each, wanted in ((asked, (True, True, True)), (config(models["Llama"]), (False, True, True))):
-        how = reduction(each)
+        how = ddp_config(each)
         assert (how.overlap_grad_reduce, how.use_distributed_optimizer, how.grad_reduce_in_fp32) == wanted
     with pytest.raises(ValueError, match="recompute_granularity needs gradient_checkpointing"):
         config(models["Llama"], backend="megatron:d1", megatron=told)

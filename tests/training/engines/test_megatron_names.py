@@ -17,8 +17,8 @@ from areal.training.engines.megatron.names import (
     Weight,
     architecture,
     join,
-    parted,
     shard,
+    split,
     unshard,
     weights,
 )
@@ -45,19 +45,19 @@ def test_every_weight_of_a_hugging_face_folder_is_mapped_and_comes_back(saved: P
     model, theirs = read(saved)
     back: dict[str, torch.Tensor] = {}
     for weight in weights(model):
-        whole = join(weight, [theirs[name] for name in weight.theirs])
+        whole = join(weight, [theirs[name] for name in weight.hf_names])
         cut = [shard(weight, whole, rank, ranks) for rank in range(ranks)]
-        if not weight.copied:
+        if not weight.is_tied:
             again = unshard(weight, cut)
             assert torch.equal(again, whole)
-            back |= dict(zip(weight.theirs, parted(weight, again), strict=True))
+            back |= dict(zip(weight.hf_names, split(weight, again), strict=True))
     assert set(back) == set(theirs)
     assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())
 
 
 def test_names_are_megatrons_and_each_is_there_once(saved: Path) -> None:
     model, _ = read(saved)
-    names = [weight.ours for weight in weights(model)]
+    names = [weight.name for weight in weights(model)]
     assert len(set(names)) == len(names)
     assert {name for name in names if ".layers.1." not in name and "experts.1" not in name} >= {
         "embedding.word_embeddings.weight",
@@ -107,7 +107,7 @@ def test_any_cut_of_any_weight_comes_back(data: st.DataObject) -> None:
     whole = join(weight, parts)
     shards = [shard(weight, whole, rank, ranks) for rank in range(ranks)]
     assert len({tuple(each.shape) for each in shards}) == 1  # a collective takes them
-    again = parted(weight, unshard(weight, shards))
+    again = split(weight, unshard(weight, shards))
     assert all(torch.equal(part, other) for part, other in zip(parts, again, strict=True))
 
 

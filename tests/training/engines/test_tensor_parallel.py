@@ -18,7 +18,7 @@ from areal.resources.backend import Part
 from areal.training.batches import trim
 from areal.training.engines.fsdp import FSDPEngine
 from areal.training.engines.huggingface import copies_of_shards
-from areal.training.engines.tensor_parallel import cut_tensors
+from areal.training.engines.tensor_parallel import apply_tensor_parallelism
 from areal.training.ranks import Ranks, one_process
 from tests.training.engines.models import STILL, batch, config, policy_batch, policy_gradient, save_model, sft, tokens
 
@@ -116,4 +116,5 @@ def test_copies_of_shards_are_one_for_each_node_where_they_fit() -> None:
 def test_model_that_cannot_be_cut_is_refused(about: dict[str, Any], said: str) -> None:
     sizes = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48}
     with pytest.raises(UsageFault, match=said):
-        cut_tensors(SimpleNamespace(config=SimpleNamespace(**(sizes | about))), SimpleNamespace(size=lambda: 4))  # type: ignore[arg-type]
+        model, mesh = SimpleNamespace(config=SimpleNamespace(**(sizes | about))), SimpleNamespace(size=lambda: 4)
+        apply_tensor_parallelism(model, mesh)  # type: ignore[arg-type]

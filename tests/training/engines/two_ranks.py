@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from areal.api.cli_args import MicroBatchSpec
-from areal.training.__main__ import end
+from areal.training.__main__ import run_and_exit
 from areal.training.batches import lengths, select, split_rows
 from areal.training.checkpoints import Checkpoints
 from areal.training.engines.fsdp import FSDPEngine
@@ -52,4 +52,4 @@ def main() -> int:
     return 0
 
 
-end(main)
+run_and_exit(main)

@@ -181,9 +181,9 @@ class Watched(PPOTrainer):
 
     seen: ClassVar[list[tuple[dict[str, torch.Tensor], torch.Tensor]]] = []
 
-    def _prepared(self, batch: Any, groups: torch.Tensor) -> Any:
+    def _prepare_batch(self, batch: Any, groups: torch.Tensor) -> Any:
         self.seen.append((batch, self.actor.forward(batch, lambda outputs, micro: outputs.logprobs)))
-        return super()._prepared(batch, groups)
+        return super()._prepare_batch(batch, groups)
 
 
 def test_on_policy_the_ratio_is_one_at_every_temperature_of_a_batch(tmp_path: Path, service: Service) -> None:

@@ -23,7 +23,7 @@ def test_due_whichever_comes_first_starts_all_anew() -> None:
 
 
 def test_due_never_is_never() -> None:
-    assert Timer(SaverConfig()).never
+    assert Timer(SaverConfig()).is_disabled
     assert _fired(Timer(SaverConfig()), [0.0, 1e9], frozenset({1, 2})) == []
 
 

@@ -1,6 +1,6 @@
-"""Megatron's checkpoints: tensors by their place in the whole model, so that any layout reads what any other wrote.
+"""Megatron's checkpoints: tensors by their position in the whole model, so that any layout can read them.
 
-They are written by torch.distributed.checkpoint in the training process itself: Megatron's own writer forks it.
+They are written by torch.distributed.checkpoint in the training process, because Megatron's own writer forks it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from areal.api.engine_api import CheckpointUnreadable
 
 METADATA = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True}
-"""How the distributed optimizer's moments are written: as the weights that they are of."""
+"""The distributed optimizer's moments are written in the layout of their weights."""
 
 
 class _Writer(SaveShardedStrategy):  # type: ignore[misc]
@@ -46,7 +46,7 @@ class _Writer(SaveShardedStrategy):  # type: ignore[misc]
 
 
 def write(state: dict[str, Any], folder: Path, *, is_first: bool) -> None:
-    """``state``: sharded tensors, and values that are the first rank's. Raises OSError where the disk fails."""
+    """Write sharded tensors, and other values from the first rank. Raises OSError."""
     if is_first:
         folder.mkdir(parents=True)
     torch.distributed.barrier()
@@ -54,7 +54,7 @@ def write(state: dict[str, Any], folder: Path, *, is_first: bool) -> None:
 
 
 def read(state: dict[str, Any], folder: Path, optimizers: int) -> dict[str, Any]:
-    """``optimizers``: how many the state's is made of. Raises CheckpointUnreadable."""
+    """``optimizers``: the number of optimizers in ``state``. Raises CheckpointUnreadable."""
     try:
         written = dist_checkpointing.load_common_state_dict(folder)["optimizers"]
         if written != optimizers:

@@ -1,8 +1,8 @@
-"""The Megatron engine. The last stage of a pipeline computes outputs and losses; the others call the same functions
-with the outputs that it has found, which are two numbers a token.
+"""The Megatron engine. The last pipeline stage computes outputs and losses; the other stages call the same functions
+with its outputs, which are two numbers for each token.
 
-Megatron averages gradients over data and context ranks and over micro-batches; what it is given is multiplied by as
-much, so that a micro-batch counts by its weight.
+Megatron averages gradients over data and context ranks and over micro-batches, so losses are multiplied by these
+numbers.
 """
 
 from __future__ import annotations
@@ -19,26 +19,32 @@ from torch import Tensor
 
 from areal.api.alloc_mode import train_backend
 from areal.api.config.training import megatron_faults
-from areal.api.engine_api import LossFn, NonFinite, TokenOutputs, Update, WeightFn
+from areal.api.engine_api import LossFn, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
 from areal.hub import model_folder
-from areal.training.batches import Batch, common_cut, lengths, select, to_device
-from areal.training.engines import cut_of, learning_rate
+from areal.training.batches import Batch, lengths, put_rows, select, synchronized_micro_batches, to_device
+from areal.training.engines import learning_rate, micro_batch_limits, non_finite, without_optimizer
 from areal.training.engines.huggingface import dtype_by_name, write_model
 from areal.training.engines.megatron import model as building
 from areal.training.engines.megatron.layout import check, join_groups
-from areal.training.engines.megatron.names import Weight, architecture, parted, unshard, weights
-from areal.training.engines.megatron.optimizer import clip, has_states, load_states, parts_of, trained
+from areal.training.engines.megatron.names import Weight, architecture, split, unshard, weights
+from areal.training.engines.megatron.optimizer import (
+    clip_gradients,
+    has_moments,
+    load_states,
+    sub_optimizers,
+    wrap,
+)
 from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
     from areal.training.engines.megatron.modules import Vocabulary
 
-Of = Callable[["TokenOutputs", int], Tensor]
-"""(outputs, number of the micro-batch) -> what is wanted of them."""
-AtEnd = Callable[[Tensor, "Tensor | None", int], Tensor]
-"""(states after the last layer, how context-parallel ranks share rows, number of the micro-batch) -> a loss."""
+OutputFn = Callable[["TokenOutputs", int], Tensor]
+"""(outputs, number of the micro-batch) -> a loss or other result."""
+HeadFn = Callable[[Tensor, "Tensor | None", int], Tensor]
+"""(states after the last layer, ``slices_of`` the rows, number of the micro-batch) -> a loss."""
 
 
 class MegatronEngine:
@@ -68,8 +74,8 @@ class MegatronEngine:
         self.model: Any = built
         self.optimizer: Any = None
         if config.optimizer is not None:
-            self.model, self.optimizer = trained(built, config, self.groups)
-        self._leave_evaluation()
+            self.model, self.optimizer = wrap(built, config, self.groups)
+        self._restore_mode()
 
     @property
     def is_trained(self) -> bool:
@@ -85,9 +91,9 @@ class MegatronEngine:
 
     # -- passes
 
-    def _pass(self, micros: Sequence[Batch], at_end: AtEnd, *, backward: bool = False) -> None:
-        """``at_end`` is called on the last stage for every micro-batch, and gives a loss whose gradient is added where
-        the pass goes ``backward``."""
+    def _pass(self, micros: Sequence[Batch], at_end: HeadFn, *, backward: bool = False) -> None:
+        """The last stage calls ``at_end`` for every micro-batch; with ``backward`` it returns a loss whose gradient is
+        added."""
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         def step(numbers: Iterator[int], model: Any) -> tuple[Tensor, Callable[..., Any]]:
@@ -112,9 +118,9 @@ class MegatronEngine:
             collect_non_loss_data=not backward,
         )
 
-    def _run(self, micros: Sequence[Batch], of: Of, *, backward: bool = False) -> list[Tensor]:
-        """``of`` every micro-batch, without its gradient; with ``backward`` it is a loss, whose gradient is added. The
-        stages before the last call it with the outputs that the last one has found."""
+    def _run(self, micros: Sequence[Batch], of: OutputFn, *, backward: bool = False) -> list[Tensor]:
+        """The detached result of ``of`` for every micro-batch; with ``backward`` it is a loss, whose gradient is added.
+        Earlier stages call it with the last stage's outputs."""
         results: list[Tensor] = []
         seen: list[TokenOutputs] = []
 
@@ -129,11 +135,11 @@ class MegatronEngine:
 
         self._pass(micros, at_end, backward=backward)
         for number, micro in enumerate(micros if self.part.pipeline > 1 else ()):
-            mine = torch.stack([seen[number].logprobs, seen[number].entropies]).detach() if seen else None
-            told = self._from_last_stage(mine, (2, *micro["input_ids"].shape))
-            if mine is None:
+            own = torch.stack([seen[number].logprobs, seen[number].entropies]).detach() if seen else None
+            shared = self._from_last_stage(own, (2, *micro["input_ids"].shape))
+            if own is None:
                 with torch.no_grad():
-                    results.append(of(TokenOutputs.of_policy(*told), number))
+                    results.append(of(TokenOutputs.of_policy(*shared), number))
         return results
 
     def _from_last_stage(self, value: Tensor | None, shape: tuple[int, ...]) -> Tensor:
@@ -145,10 +151,10 @@ class MegatronEngine:
         return whole
 
     def _hidden(self, model: Any, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What this rank's stage makes of the rows ``ids`` [b, t], and how context-parallel ranks share them.
+        """The output of this rank's stage for the rows ``ids`` [b, t], and their ``slices_of`` with context
+        parallelism.
 
-        Rows are padded on the right and attention is causal: no token sees padding. They are made as long as the ranks
-        can share evenly.
+        Rows are padded to a length that the ranks divide evenly. Attention is causal, so no token attends to padding.
         """
         from areal.training.engines.megatron.modules import slices_of
 
@@ -166,28 +172,26 @@ class MegatronEngine:
         return Vocabulary.of(self._built, self.vocab_size, self.groups)
 
     def _all_positions(self, hidden: Tensor) -> Tensor:
-        """Of the rows that tensor-parallel ranks share between their layers."""
+        """Gather the rows that tensor-parallel ranks divide between layers."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
         if self.part.tensor == 1:
             return hidden
-        group = self.groups.tp  # the head's gradients are the same on all of them
+        group = self.groups.tp  # the head's gradients are the same on all of its ranks
         whole: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
         return whole
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:
-        cut = self._cut(batch)
+        cut = self._micro_batches(batch)
         micros = [self._micro(batch, part) for part, _ in cut]
         with self._evaluating():
             results = self._run(micros, lambda outputs, number: of(outputs, micros[number]))
         shape = batch["attention_mask"].shape[: results[0].dim()]
         whole = torch.zeros(shape, dtype=results[0].dtype, device=results[0].device)
         for (part, counts), result in zip(cut, results, strict=True):
-            if counts and result.dim() > 1:
-                whole[part, : result.shape[1]] = result
-            elif counts:
-                whole[part] = result
+            if counts:
+                put_rows(whole, part, result)
         return whole
 
     @torch.no_grad()
@@ -214,16 +218,13 @@ class MegatronEngine:
 
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
         if self.optimizer is None or self.config.optimizer is None:
-            raise UsageFault(
-                f"the model {self.config.path} is to be trained, and its optimizer is null",
-                hint="actor.optimizer={lr: 1e-5}; a model that is trained needs one",
-            )
+            raise without_optimizer(self.config.path)
         rate = learning_rate(self.config.optimizer, self.steps, self.total_steps)
-        for group in self.optimizer.param_groups:  # of their factors Megatron leaves the use to the caller
+        for group in self.optimizer.param_groups:  # Megatron leaves these factors to the caller
             group["lr"], group["weight_decay"] = rate, self.config.optimizer.weight_decay * group["wd_mult"]
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
-        cut = self._cut(batch)
+        cut = self._micro_batches(batch)
         micros = [self._micro(batch, part) for part, _ in cut]
         shares = [loss_weight_fn(micro).double() * real for micro, (_, real) in zip(micros, cut, strict=True)]
         total = self.ranks.all_sum(torch.stack(shares).sum()).clamp(min=1e-12)
@@ -237,19 +238,15 @@ class MegatronEngine:
         self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
         if not (torch.isfinite(loss) and norm < float("inf")):
-            raise NonFinite(
-                f"update {self.steps + 1} of {self.config.path}: loss {float(loss):g}, gradient norm {norm:g}; "
-                "stopped before the optimizer's step, the weights are those of the update before",
-                hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
-            )
-        clip(self.optimizer, self.config.optimizer.gradient_clipping, norm)
+            raise non_finite(self.steps + 1, self.config.path, float(loss), norm)
+        clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping, norm)
         self.optimizer.step_with_ready_grads()
         self.steps += 1
         return Update(float(loss), norm, rate, len(micros))
 
     @torch.no_grad()
     def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
-        cut = self._cut(batch)
+        cut = self._micro_batches(batch)
         micros = [self._micro(batch, part) for part, _ in cut]
 
         def weighted(outputs: TokenOutputs, number: int) -> Tensor:
@@ -266,19 +263,19 @@ class MegatronEngine:
     @torch.no_grad()
     def named_tensors(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         for weight in weights(self.architecture):
-            if weight.copied:
+            if weight.is_tied:
                 continue
             whole = self._gathered(weight)
-            for name, part in zip(weight.theirs, parted(weight, whole), strict=True):
+            for name, part in zip(weight.hf_names, split(weight, whole), strict=True):
                 yield name, part.to(dtype) if dtype is not None else part
 
     def _gathered(self, weight: Weight) -> Tensor:
-        """On every rank: from the tensor-parallel ranks that share it, then from the stage or the expert rank of it."""
-        mine = self._parameters.get(weight.ours)
+        """The whole weight, on every rank: gathered over tensor-parallel ranks, then broadcast by its owners."""
+        mine = self._parameters.get(weight.name)
         group = building.tensor_group(weight, self.groups)
         if mine is not None:
             shards = [mine.detach()]
-            if group.size() > 1 and weight.cut is not None:
+            if group.size() > 1 and weight.shard_dim is not None:
                 shards = [torch.empty_like(mine) for _ in range(group.size())]
                 dist.all_gather(shards, mine.detach().contiguous(), group=group)
             whole = unshard(weight, shards).contiguous()
@@ -293,7 +290,7 @@ class MegatronEngine:
         """(group, its rank that has the weight): first among expert ranks, then among stages."""
         model, part = self.architecture, self.part
         last = part.pipeline - 1
-        stage = last if weight.ours.startswith(("decoder.final", "output_layer")) else 0
+        stage = last if weight.name.startswith(("decoder.final", "output_layer")) else 0
         if weight.layer is not None:
             stage = weight.layer // (model.layers // part.pipeline)
         owners = [(self.groups.pp, stage)]
@@ -316,9 +313,9 @@ class MegatronEngine:
     def load_checkpoint(self, folder: Path) -> None:
         from areal.training.engines.megatron.checkpoint import read
 
-        state = read(self._state(is_loading=True), folder, len(parts_of(self.optimizer)))
+        state = read(self._state(is_loading=True), folder, len(sub_optimizers(self.optimizer)))
         self._built.load_state_dict(state["model"])
-        if has_states(self.config):
+        if has_moments(self.config):
             load_states(self.optimizer, state["optimizer"])
         self.steps, self.version = state["steps"], state["version"]
         torch.set_rng_state(state["random"])
@@ -326,14 +323,14 @@ class MegatronEngine:
     def _state(self, *, is_loading: bool) -> dict[str, Any]:
         from areal.training.engines.megatron.checkpoint import METADATA
 
-        told = {**METADATA, "dp_cp_group": self.groups.dp_cp}
-        model = self._built.sharded_state_dict(metadata=told)
+        metadata = {**METADATA, "dp_cp_group": self.groups.dp_cp}
+        model = self._built.sharded_state_dict(metadata=metadata)
         state: dict[str, Any] = {"model": model}
-        if has_states(self.config):
-            state["optimizer"] = self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=told)
+        if has_moments(self.config):
+            state["optimizer"] = self.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
         if not is_loading:
             state |= {"steps": self.steps, "version": self.version, "random": torch.get_rng_state()}
-            state["optimizers"] = len(parts_of(self.optimizer))
+            state["optimizers"] = len(sub_optimizers(self.optimizer))
         return state
 
     # -- micro-batches and modes
@@ -341,8 +338,9 @@ class MegatronEngine:
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> Batch:
         return to_device(select(batch, part), self.ranks.device)
 
-    def _cut(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        return common_cut(lengths(batch), cut_of(self.config.mb_spec, None), self.ranks.all_max)
+    def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
+        limits = micro_batch_limits(self.config.mb_spec, None)
+        return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -350,9 +348,9 @@ class MegatronEngine:
         try:
             yield
         finally:
-            self._leave_evaluation()
+            self._restore_mode()
 
-    def _leave_evaluation(self) -> None:
+    def _restore_mode(self) -> None:
         self.model.train(self.optimizer is not None)
 
 

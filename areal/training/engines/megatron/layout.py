@@ -1,4 +1,5 @@
-"""Megatron's process groups. They are global in ``megatron.core.parallel_state``: the engines of a run share them."""
+"""Megatron's process groups, which are global in ``megatron.core.parallel_state`` and shared by the engines of a
+run."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from areal.resources.backend import Part
 from areal.training.engines.megatron.names import Architecture
 from areal.training.ranks import Ranks
 
-_SEED = 1  # of what dropout draws
+_SEED = 1  # of dropout
 
 
 def check(model: Architecture, part: Part) -> None:
-    """Raises UsageFault where ``model`` cannot be cut as ``part`` says."""
+    """Raises UsageFault where ``part`` does not divide ``model`` evenly."""
     experts, parallel = part.expert, part.data * part.context * part.tensor
-    odd = [
+    uneven = [
         (model.heads % part.tensor, f"{model.heads} attention heads over t{part.tensor}"),
         (model.groups % part.tensor, f"{model.groups} key and value heads over t{part.tensor}"),
         (model.feed_forward % part.tensor, f"a feed-forward width of {model.feed_forward} over t{part.tensor}"),
@@ -29,21 +30,21 @@ def check(model: Architecture, part: Part) -> None:
     ]
     if model.is_sparse:
         tensor = part.expert_tensor
-        odd += [
+        uneven += [
             (model.experts % experts, f"{model.experts} experts over e{experts}"),
             (parallel % (experts * tensor), f"{parallel} ranks of a stage over e{experts} of t{tensor}"),
             (model.expert_feed_forward % tensor, f"an expert's width of {model.expert_feed_forward} over t{tensor}"),
         ]
     elif experts > 1:
         raise UsageFault(f"{part}: the model has no experts to share out", hint="leave e out of the backend")
-    for rest, what in odd:
+    for rest, what in uneven:
         if rest:
             raise UsageFault(f"{part}: megatron cannot share {what} evenly")
 
 
 def join_groups(ranks: Ranks, part: Part) -> Any:
-    """The groups of this rank, made by the first engine of a run. Raises UsageFault where megatron-core is not
-    installed, where there is no GPU, and for another layout than that of the engine before."""
+    """This rank's groups, created by the first engine of a run. Raises UsageFault without megatron-core or a GPU, and
+    for a layout that differs from the first engine's."""
     state = _parallel_state()
     try:
         torch.cuda.current_device()
@@ -66,14 +67,14 @@ def join_groups(ranks: Ranks, part: Part) -> Any:
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
         model_parallel_cuda_manual_seed(_SEED)
-    got = (
+    actual = (
         state.get_tensor_model_parallel_world_size(),
         state.get_pipeline_model_parallel_world_size(),
         state.get_context_parallel_world_size(),
         state.get_expert_model_parallel_world_size(),
         state.get_expert_tensor_parallel_world_size(),
     )
-    if got != tuple(sizes.values()):
+    if actual != tuple(sizes.values()):
         raise UsageFault(f"{part}: another megatron model of this run is cut differently: all share one layout")
     from megatron.core.process_groups_config import ProcessGroupCollection
 
@@ -82,7 +83,7 @@ def join_groups(ranks: Ranks, part: Part) -> Any:
 
 def _parallel_state() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Apex and Transformer Engine, which are not needed
+        warnings.simplefilter("ignore")  # about Apex and Transformer Engine, which are not needed
         try:
             from megatron.core import parallel_state
         except ImportError as error:

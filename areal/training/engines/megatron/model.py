@@ -1,9 +1,9 @@
-"""A decoder as Megatron builds it, of this rank's layers, heads and experts, with Hugging Face's weights."""
+"""Megatron's decoder with this rank's layers, heads and experts, and Hugging Face's weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ def padded_vocabulary(model: Architecture, part: Part) -> int:
 
 
 def build(model: Architecture, part: Part, config: TrainEngineConfig, groups: Any) -> Any:
-    """This rank's part of the decoder, its parameters not set yet, on its device."""
+    """This rank's part of the decoder, on its device. The parameters are not initialized."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     from areal.training.engines.megatron.modules import Decoder, RMSNorm
@@ -43,7 +43,7 @@ def build(model: Architecture, part: Part, config: TrainEngineConfig, groups: An
         config=settings,
         transformer_layer_spec=TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm),
         vocab_size=padded_vocabulary(model, part),
-        max_sequence_length=0,  # of learned positions alone
+        max_sequence_length=0,  # only for learned positions
         pre_process=stage == 0,
         post_process=stage == part.pipeline - 1,
         share_embeddings_and_output_weights=model.tied,
@@ -93,7 +93,7 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
         "expert_tensor_parallel_size": part.expert_tensor,
         "sequence_parallel": part.tensor > 1,
         "variable_seq_lengths": True,  # micro-batches have shapes of their own
-        "moe_token_dispatcher_type": "alltoall",  # the one that takes such shapes
+        "moe_token_dispatcher_type": "alltoall",  # the only one that supports variable shapes
         "use_cpu_initialization": True,
         "perform_initialization": False,
         "gradient_accumulation_fusion": False,  # Apex's
@@ -113,7 +113,7 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
             "moe_router_topk": model.experts_a_token,
             "moe_ffn_hidden_size": model.expert_feed_forward,
             "moe_router_pre_softmax": not model.normalize_experts,
-            "moe_router_load_balancing_type": "none",  # the loss is the trainer's
+            "moe_router_load_balancing_type": "none",  # the trainer has no auxiliary loss
             "moe_aux_loss_coeff": 0.0,
             "moe_router_dtype": "fp32",
         }
@@ -141,7 +141,7 @@ def _layer(model: Architecture, number: int) -> Any:
 
 
 def local_names(model: Architecture, part: Part, groups: Any) -> Callable[[str], str]:
-    """The name in the whole model of a parameter that this rank calls otherwise."""
+    """Maps this rank's name of a parameter to its name in the whole model."""
     first_layer = groups.pp.rank() * (model.layers // part.pipeline)
     first_expert = groups.ep.rank() * (model.experts // part.expert)
 
@@ -164,24 +164,24 @@ def tensor_group(weight: Weight, groups: Any) -> Any:
 
 @torch.no_grad()
 def load(mine: Mapping[str, Tensor], model: Architecture, groups: Any, read: Callable[[str], Tensor]) -> None:
-    """``read``: a tensor of the Hugging Face model."""
-    by_name = {weight.ours: weight for weight in weights(model)}
+    """Set the parameters ``mine`` from the Hugging Face model's tensors, by name from ``read``."""
+    by_name = {weight.name: weight for weight in weights(model)}
     for name, parameter in mine.items():
         weight = by_name[name]
-        whole = join(weight, [read(theirs) for theirs in weight.theirs])
+        whole = join(weight, [read(hf_name) for hf_name in weight.hf_names])
         group = tensor_group(weight, groups)
-        parameter.tensor_model_parallel = weight.cut is not None  # type: ignore[attr-defined]  # counted once in norms
+        parameter.tensor_model_parallel = weight.shard_dim is not None  # type: ignore[attr-defined]  # for norms
         parameter.copy_(shard(weight, whole, group.rank(), group.size()))
 
 
 def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> Callable[[str], Tensor]:
-    """Of the tensors of the model folder ``path``, or of a new model. Raises NotFound."""
+    """Reads tensors of the model folder ``path``, or of a new model, by name. Raises NotFound."""
     from safetensors import safe_open
 
     if from_scratch:
         from transformers import AutoModelForCausalLM
 
-        # Made on every rank, the same on all: torch's seed is.
+        # Every rank makes the same model, because torch's seed is the same.
         path = Path(stack.enter_context(TemporaryDirectory(prefix="areal-model-")))
         model = AutoModelForCausalLM.from_config(about, dtype=torch.float32)  # type: ignore[no-untyped-call]
         model.save_pretrained(path)
@@ -200,8 +200,3 @@ def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> C
         return found
 
     return read
-
-
-def whole_weights(model: Architecture) -> Iterator[Weight]:
-    """Those that a Hugging Face folder has."""
-    return (weight for weight in weights(model) if not weight.copied)

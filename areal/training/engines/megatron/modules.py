@@ -1,5 +1,5 @@
-"""Parts of a decoder that Megatron has only with Transformer Engine or Apex: a norm that knows sequence parallelism,
-and attention by torch's kernels, which context-parallel ranks share; and a head that makes no logits but those of
+"""Replacements for decoder parts that Megatron has only with Transformer Engine or Apex: a norm with sequence
+parallelism, and attention by torch's kernels with context parallelism; and a head that computes only the logits of
 targets.
 """
 
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from areal.api.engine_api import TokenOutputs
+from areal.training.batches import target_mask
 from areal.training.engines.head import token_statistics
 
 
 class Decoder(GPTModel):  # type: ignore[misc]
-    """Ends with the last layer's norm: [s, b, h] of this rank's part of the rows, whichever stage it is."""
+    """Returns the hidden states [s, b, h] of this rank's part of the rows, on every stage."""
 
     def _postprocess(self, hidden_states: Tensor, **_: Any) -> Tensor:
         return hidden_states
@@ -41,7 +42,7 @@ class Decoder(GPTModel):  # type: ignore[misc]
 
 
 class RMSNorm(nn.RMSNorm):
-    """Called as Megatron calls its norms."""
+    """``nn.RMSNorm`` with Megatron's constructor."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
@@ -49,10 +50,10 @@ class RMSNorm(nn.RMSNorm):
 
 
 class Attention(nn.Module):
-    """Causal attention over rows that are padded on the right, of this rank's heads.
+    """Causal attention of this rank's heads over rows that are padded on the right.
 
     With context parallelism a rank has the queries of two slices of each row (``slices_of``), and gathers the keys and
-    values of all: they are few where heads share them.
+    values of all, which are few with grouped-query attention.
     """
 
     def __init__(self, config: Any, layer_number: int, pg_collection: Any, **_: Any) -> None:
@@ -81,22 +82,22 @@ class Attention(nn.Module):
 
 
 class ExpertRouter(TopKRouter):  # type: ignore[misc]
-    """The scores of experts in float32. Megatron's own are Transformer Engine's, and an error without it."""
+    """The scores of experts in float32. Megatron's own router needs Transformer Engine."""
 
     def gating(self, input: Tensor) -> Tensor:
         return nn.functional.linear(input.float(), self.weight.float())
 
 
 def slices_of(length: int, ranks: int) -> Tensor:
-    """The places in a row that each context-parallel rank has: [ranks, length / ranks]. Of twice as many slices as
-    there are ranks each has one from the front and one from the back, so that they have as much to attend to."""
+    """The positions in a row of each context-parallel rank: [ranks, length / ranks]. A row has twice as many slices as
+    ranks; each rank has one from the front and one from the back, which balances attention."""
     slices = torch.arange(length).view(2 * ranks, -1)
     return torch.stack([torch.cat([slices[rank], slices[-1 - rank]]) for rank in range(ranks)])
 
 
 def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tensor:
-    """[s / ranks, ...] of each rank -> [s, ...] in the order of the row. ``shared``: every rank computes the same from
-    it, else gradients of all are added."""
+    """[s / ranks, ...] of each rank -> [s, ...] in row order. ``shared``: every rank computes the
+    same from it; otherwise the gradients of all ranks are added."""
     mine = mine.contiguous()
     every = gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=not shared, group=group)
     whole: Tensor = every.index_select(0, order.flatten().argsort())
@@ -108,7 +109,7 @@ def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tens
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """``weight`` [n, h]: this rank's rows of the head, from the token ``first`` on, those of padding left out."""
+    """``weight`` [n, h]: this rank's rows of the head from token ``first`` on, without padding."""
 
     weight: Tensor
     first: int
@@ -130,8 +131,8 @@ class Vocabulary:
         if group.size() == 1:
             return local
         sizes = torch.tensor([local.shape[-1]], device=local.device)
-        most = int(gather_from_sequence_parallel_region(sizes, group=group).amax())
-        padded = nn.functional.pad(local, (0, most - local.shape[-1]))
+        widest = int(gather_from_sequence_parallel_region(sizes, group=group).amax())
+        padded = nn.functional.pad(local, (0, widest - local.shape[-1]))
         every: Tensor = gather_from_tensor_model_parallel_region(padded, group=group)
         return every
 
@@ -139,16 +140,15 @@ class Vocabulary:
 def token_outputs(
     hidden: Tensor, vocabulary: Vocabulary, micro: Mapping[str, Tensor], order: Tensor | None
 ) -> TokenOutputs:
-    """Of this rank's ``hidden`` [s, b, h] for the rows of ``micro``, whole, on every rank. ``order``: ``slices_of`` the
-    rows, where context-parallel ranks share them. The state before a token says what the token is."""
+    """The outputs for all rows of ``micro``, on every rank, from this rank's ``hidden`` [s, b, h]. ``order``:
+    ``slices_of`` the rows with context parallelism. The state at a token predicts the next one."""
     ids = micro["input_ids"]
-    wanted = micro["loss_mask" if "loss_mask" in micro else "attention_mask"].bool().clone()
-    wanted[:, 0] = False  # it follows nothing
+    wanted = target_mask(micro)
     length, context = ids.shape[1], vocabulary.groups.cp
     whole = len(hidden) * context.size()
 
     def mine(columns: Tensor) -> Tensor:
-        """Of the tokens after those that this rank has: [s, b]."""
+        """The columns at the tokens after this rank's: [s, b]."""
         after = nn.functional.pad(columns[:, 1:], (0, whole - length + 1))
         return (after if order is None else after[:, order[context.rank()]]).T
 

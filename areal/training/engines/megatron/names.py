@@ -1,11 +1,11 @@
-"""Weights of a Hugging Face model under Megatron's names: which of them become one, and which part of it a rank has.
+"""Conversion of weights between Hugging Face's and Megatron's names, layouts and shards. Pure functions over tensors.
 
-Pure functions over tensors. Megatron's names here are those of the whole model: layers are counted over all pipeline
-stages, experts over all expert ranks. ``join`` and ``parted`` translate a whole weight, ``shard`` and ``unshard`` cut
-it over tensor-parallel ranks. Two weights are laid out otherwise than their parts one after the other:
+Megatron's names are those of the whole model: layers are counted over all pipeline stages, experts over all expert
+ranks. ``join`` and ``split`` convert a whole weight, ``shard`` and ``unshard`` divide it over tensor-parallel ranks.
+Two layouts are not plain concatenations:
 
 - ``linear_qkv`` has, for each group of heads that share a key, the group's queries, its key and its value;
-- ``linear_fc1`` has gate and up one after the other in every shard, so its whole is no concatenation of shards.
+- every shard of ``linear_fc1`` has its part of gate, then its part of up.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch import Tensor
 from areal.errors import UsageFault
 
 FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-"""``model_type`` of the configurations that are supported."""
+"""The supported values of ``model_type``."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The shape of a decoder. ``sparse``: for each layer whether it has experts instead of one MLP. ``rope``: the
-    parameters of ``transformers``; ``dropout``: of the attention."""
+    """The shape of a decoder. ``sparse``: for each layer whether it has experts instead of one MLP. ``rope``:
+    ``rope_parameters`` of ``transformers``; ``dropout``: of the attention."""
 
     layers: int
     hidden: int
@@ -53,7 +53,7 @@ class Architecture:
 
 
 def architecture(about: Any) -> Architecture:
-    """Of a configuration of ``transformers``. Raises UsageFault for what Megatron would compute otherwise."""
+    """From a configuration of ``transformers``. Raises UsageFault for features that Megatron computes differently."""
     kind = about.model_type
     if kind not in FAMILIES:
         raise UsageFault(
@@ -103,26 +103,26 @@ Join = Literal["one", "qkv", "gate_up"]
 
 @dataclass(frozen=True)
 class Weight:
-    """``ours``: Megatron's name; ``theirs``: Hugging Face's, of its parts. ``shape``: the whole, in Megatron's layout.
-    ``cut``: the dimension that tensor-parallel ranks share, None where each has all. ``groups``, ``head_size``: of
-    ``qkv``. ``padded``: rows may be added so that the ranks have as many. ``copied``: it is another one's, and that one
-    is saved."""
+    """``name``: Megatron's; ``hf_names``: Hugging Face's, of its parts. ``shape``: of the whole, in Megatron's layout.
+    ``shard_dim``: the dimension that is divided over tensor-parallel ranks; None: replicated. ``groups``,
+    ``head_size``: of ``qkv``. ``padded``: rows are padded to a multiple of the ranks. ``is_tied``: a copy of another
+    weight, which is not saved."""
 
-    ours: str
-    theirs: tuple[str, ...]
+    name: str
+    hf_names: tuple[str, ...]
     shape: tuple[int, ...]
-    cut: int | None = None
+    shard_dim: int | None = None
     kind: Join = "one"
     groups: int = 0
     head_size: int = 0
     padded: bool = False
-    copied: bool = False
+    is_tied: bool = False
     layer: int | None = None
     expert: int | None = None
 
 
 def weights(model: Architecture) -> list[Weight]:
-    """All of them, in the order of the layers."""
+    """All weights, in the order of the layers."""
     vocabulary, hidden = model.vocabulary, model.hidden
     embedding = "model.embed_tokens.weight"
     found = [
@@ -132,46 +132,45 @@ def weights(model: Architecture) -> list[Weight]:
         found += _layer(model, layer)
     found.append(Weight("decoder.final_layernorm.weight", ("model.norm.weight",), (hidden,)))
     head = embedding if model.tied else "lm_head.weight"
-    found.append(Weight("output_layer.weight", (head,), (vocabulary, hidden), 0, padded=True, copied=model.tied))
+    found.append(Weight("output_layer.weight", (head,), (vocabulary, hidden), 0, padded=True, is_tied=model.tied))
     return found
 
 
 def _layer(model: Architecture, layer: int) -> list[Weight]:
-    ours, theirs = f"decoder.layers.{layer}.", f"model.layers.{layer}."
+    prefix, hf_prefix = f"decoder.layers.{layer}.", f"model.layers.{layer}."
     hidden, queries = model.hidden, model.heads * model.head_size
     rows = queries + 2 * model.groups * model.head_size
-    parts = [f"{theirs}self_attn.{name}_proj" for name in "qkv"]
+    parts = [f"{hf_prefix}self_attn.{name}_proj" for name in "qkv"]
 
     def qkv(kind: str, *width: int) -> Weight:
         names = tuple(f"{part}.{kind}" for part in parts)
-        name = f"{ours}self_attention.linear_qkv.{kind}"
+        name = f"{prefix}self_attention.linear_qkv.{kind}"
         return Weight(name, names, (rows, *width), 0, "qkv", model.groups, model.head_size, layer=layer)
 
-    def one(name: str, other: str, *shape: int, cut: int | None = None) -> Weight:
-        return Weight(f"{ours}{name}.weight", (f"{theirs}{other}.weight",), shape, cut, layer=layer)
+    def one(name: str, hf_name: str, *shape: int, shard_dim: int | None = None) -> Weight:
+        return Weight(f"{prefix}{name}.weight", (f"{hf_prefix}{hf_name}.weight",), shape, shard_dim, layer=layer)
 
     found = [one("input_layernorm", "input_layernorm", hidden), qkv("weight", hidden)]
     found += [qkv("bias")] if model.qkv_bias else []
     if model.qk_norm:
         found += [one(f"self_attention.{x}_layernorm", f"self_attn.{x}_norm", model.head_size) for x in "qk"]
-    found.append(one("self_attention.linear_proj", "self_attn.o_proj", hidden, queries, cut=1))
+    found.append(one("self_attention.linear_proj", "self_attn.o_proj", hidden, queries, shard_dim=1))
     found.append(one("pre_mlp_layernorm", "post_attention_layernorm", hidden))
     if not (model.sparse and model.sparse[layer]):
-        return [*found, *_mlp(f"{ours}mlp.", f"{theirs}mlp.", hidden, model.feed_forward, layer)]
+        return [*found, *_mlp(f"{prefix}mlp.", f"{hf_prefix}mlp.", hidden, model.feed_forward, layer)]
     found.append(one("mlp.router", "mlp.gate", model.experts, hidden))
     for expert in range(model.experts):
-        names = f"{ours}mlp.experts.local_experts.{expert}.", f"{theirs}mlp.experts.{expert}."
+        names = f"{prefix}mlp.experts.local_experts.{expert}.", f"{hf_prefix}mlp.experts.{expert}."
         found += _mlp(*names, hidden, model.expert_feed_forward, layer, expert)
     return found
 
 
-def _mlp(ours: str, theirs: str, hidden: int, width: int, layer: int, expert: int | None = None) -> list[Weight]:
-    first = (f"{theirs}gate_proj.weight", f"{theirs}up_proj.weight")
+def _mlp(prefix: str, hf_prefix: str, hidden: int, width: int, layer: int, expert: int | None = None) -> list[Weight]:
+    first = (f"{hf_prefix}gate_proj.weight", f"{hf_prefix}up_proj.weight")
+    second = (f"{hf_prefix}down_proj.weight",)
     return [
-        Weight(f"{ours}linear_fc1.weight", first, (2 * width, hidden), 0, "gate_up", layer=layer, expert=expert),
-        Weight(
-            f"{ours}linear_fc2.weight", (f"{theirs}down_proj.weight",), (hidden, width), 1, layer=layer, expert=expert
-        ),
+        Weight(f"{prefix}linear_fc1.weight", first, (2 * width, hidden), 0, "gate_up", layer=layer, expert=expert),
+        Weight(f"{prefix}linear_fc2.weight", second, (hidden, width), 1, layer=layer, expert=expert),
     ]
 
 
@@ -179,18 +178,18 @@ def _mlp(ours: str, theirs: str, hidden: int, width: int, layer: int, expert: in
 
 
 def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
-    """Megatron's, of Hugging Face's ``parts``. Raises ValueError where their shapes are others."""
+    """Megatron's weight from Hugging Face's ``parts``. Raises ValueError where their shapes do not match."""
     if weight.kind == "qkv":
         grouped = [part.reshape(weight.groups, -1, *part.shape[1:]) for part in parts]
         whole = torch.cat(grouped, 1).flatten(0, 1)
     else:
         whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
     if tuple(whole.shape) != weight.shape:
-        raise ValueError(f"{', '.join(weight.theirs)}: {list(whole.shape)} is not {list(weight.shape)}")
+        raise ValueError(f"{', '.join(weight.hf_names)}: {list(whole.shape)} is not {list(weight.shape)}")
     return whole
 
 
-def parted(weight: Weight, whole: Tensor) -> list[Tensor]:
+def split(weight: Weight, whole: Tensor) -> list[Tensor]:
     """The inverse of ``join``."""
     if weight.kind == "gate_up":
         return list(whole.chunk(2))
@@ -206,24 +205,24 @@ def parted(weight: Weight, whole: Tensor) -> list[Tensor]:
 
 
 def shard(weight: Weight, whole: Tensor, rank: int, size: int) -> Tensor:
-    """The part of one of ``size`` ranks."""
-    if weight.cut is None or size == 1:
+    """The shard of rank ``rank`` of ``size``."""
+    if weight.shard_dim is None or size == 1:
         return whole
     if weight.kind == "gate_up":
         return _pair(whole).chunk(size, 1)[rank].flatten(0, 1)
     if weight.padded:
         whole = torch.nn.functional.pad(whole, (0, 0, 0, -len(whole) % size))
-    return whole.chunk(size, weight.cut)[rank]
+    return whole.chunk(size, weight.shard_dim)[rank]
 
 
 def unshard(weight: Weight, shards: Sequence[Tensor]) -> Tensor:
-    """The inverse of ``shard``, of the parts of all ranks in their order."""
-    if weight.cut is None or len(shards) == 1:
+    """The inverse of ``shard``, from the shards of all ranks in rank order."""
+    if weight.shard_dim is None or len(shards) == 1:
         whole = shards[0]
     elif weight.kind == "gate_up":
         whole = torch.cat([_pair(each) for each in shards], 1).flatten(0, 1)
     else:
-        whole = torch.cat(list(shards), weight.cut)
+        whole = torch.cat(list(shards), weight.shard_dim)
     return whole[: weight.shape[0]] if weight.padded else whole
 
 

@@ -1,4 +1,4 @@
-"""Megatron's distributed optimizer: gradients are reduced and moments kept by data-parallel ranks, a share each."""
+"""Megatron's distributed optimizer: each data-parallel rank reduces a share of the gradients and keeps its moments."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ if TYPE_CHECKING:
     from areal.api.cli_args import TrainEngineConfig
 
 
-def has_states(config: TrainEngineConfig) -> bool:
-    """Adam has; Megatron lets data-parallel ranks share them."""
+def has_moments(config: TrainEngineConfig) -> bool:
+    """Whether the optimizer is Adam, whose moments data-parallel ranks share."""
     return config.optimizer is not None and config.optimizer.type != "sgd"
 
 
-def reduction(config: TrainEngineConfig) -> Any:
-    """How gradients are added up over data-parallel ranks."""
+def ddp_config(config: TrainEngineConfig) -> Any:
     from megatron.core.distributed import DistributedDataParallelConfig
 
     return DistributedDataParallelConfig(
         grad_reduce_in_fp32=config.grad_reduce_dtype == "float32",
         overlap_grad_reduce=config.megatron.ddp.overlap_grad_reduce,
-        use_distributed_optimizer=has_states(config),
+        use_distributed_optimizer=has_moments(config),
     )
 
 
-def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
-    """The model wrapped so that its gradients are reduced, and its optimizer. Raises UsageFault."""
+def wrap(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, Any]:
+    """The model in DistributedDataParallel, and its optimizer. Raises UsageFault."""
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer, get_standard_config_overrides
 
@@ -38,8 +37,8 @@ def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, An
     assert given is not None
     if given.type not in ("adam", "adamw", "sgd"):
         raise UsageFault(f"unknown optimizer {given.type!r}: it is one of adam, adamw, sgd")
-    dtype, is_adam = dtype_by_name(config.dtype), has_states(config)
-    model = DistributedDataParallel(built.config, reduction(config), built, pg_collection=groups)
+    dtype, is_adam = dtype_by_name(config.dtype), has_moments(config)
+    model = DistributedDataParallel(built.config, ddp_config(config), built, pg_collection=groups)
     model.broadcast_params()
     settings = OptimizerConfig(
         optimizer="adam" if is_adam else "sgd",
@@ -56,21 +55,21 @@ def trained(built: Any, config: TrainEngineConfig, groups: Any) -> tuple[Any, An
     )
     overrides = get_standard_config_overrides(settings)  # vectors are not decayed
     optimizer = get_megatron_optimizer(settings, [model], overrides)
-    for part in parts_of(optimizer) if is_adam else ():
+    for part in sub_optimizers(optimizer) if is_adam else ():
         _make_moments(part)
     built.config.no_sync_func = model.no_sync
     built.config.finalize_model_grads_func = finalize_model_grads
     return model, optimizer
 
 
-def parts_of(optimizer: Any) -> list[Any]:
-    """Of experts there is an optimizer of its own."""
+def sub_optimizers(optimizer: Any) -> list[Any]:
+    """The optimizers of the dense parameters and of the experts."""
     every = getattr(optimizer, "chained_optimizers", [optimizer])
     return [part for part in every if not part.is_stub_optimizer]
 
 
 def _make_moments(part: Any) -> None:
-    """Now rather than with the first step: a checkpoint from before it has them, and one is loaded into them."""
+    """Initialize the moments before the first step, for checkpoints that are saved or loaded before it."""
     part.init_state_fn(part.optimizer)
     if not isinstance(part.optimizer, torch.optim.AdamW):
         return
@@ -79,25 +78,26 @@ def _make_moments(part: Any) -> None:
     put = part._set_main_param_and_optimizer_states
 
     def put_but_step(parameter: Any, tensors: dict[str, Any]) -> None:
-        # megatron-core 0.16 leaves torch's step out of what it reads, has set it before, and misses it here.
+        # megatron-core 0.16 does not read torch's step from a checkpoint, but expects it here.
         put(parameter, {**part._get_main_param_and_optimizer_states(parameter), **tensors})
 
     part._set_main_param_and_optimizer_states = put_but_step
 
 
 def load_states(optimizer: Any, state: Any) -> None:
-    """Into moments that were made. megatron-core lets all parameters share one counter of steps: each adds to it."""
+    """Load into initialized moments. megatron-core loads one step tensor for all parameters, and each would increment
+    it."""
     optimizer.load_state_dict(state)
-    for part in parts_of(optimizer):
+    for part in sub_optimizers(optimizer):
         for each in part.optimizer.state.values():
             if "step" in each:
                 each["step"] = each["step"].clone()
 
 
 @torch.no_grad()
-def clip(optimizer: Any, most: float, norm: float) -> None:
-    """Scale the gradients, whose norm is ``norm``, to one of at most ``most``; 0 leaves them as they are."""
+def clip_gradients(optimizer: Any, max_norm: float, norm: float) -> None:
+    """Scale gradients of norm ``norm`` to at most ``max_norm`` (0: no limit)."""
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-    for part in parts_of(optimizer) if most > 0 else ():
-        clip_grad_by_total_norm_fp32(part.get_parameters(), most, norm)
+    for part in sub_optimizers(optimizer) if max_norm > 0 else ():
+        clip_grad_by_total_norm_fp32(part.get_parameters(), max_norm, norm)
