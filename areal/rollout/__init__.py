@@ -2,9 +2,9 @@
 
 For a trainer, as many episodes as its staleness allows:
 
-staleness          how many episodes may start and what becomes of each: pure
+staleness          the number of episodes that may start, and their outcomes: pure
 executor           one episode with its attempts; episodes as tasks on one event loop
-engine             what a workflow samples from
+engine             the ``InferenceEngine`` that a workflow samples from
 controller         the blocking interface for a trainer
 dump               consumed rollouts as files
 

@@ -75,7 +75,7 @@ class OutputFolder:
         yield from read_lines(Path(self._lines.name), unfinished=True)
 
     def write(self, episode: Episode) -> None:
-        """Append the episode and sync it to disk. On a full disk the partial line is cut off again."""
+        """Append the episode and sync it to disk. On a full disk the partial line is removed."""
         line = json.dumps(episode.document(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         fd = self._lines.fileno()
         with self._lock:

@@ -1,4 +1,4 @@
-"""The ``InferenceEngine`` of one episode: what a workflow samples from.
+"""The ``InferenceEngine`` that the workflow of one episode samples from.
 
 Interruption: a weight update pauses and resumes generation inside the service. Where an engine aborts a response
 instead, its partial tokens are kept and the rest is requested; each token keeps the log-probability and version it was

@@ -51,7 +51,7 @@ def is_rank() -> bool:
 
 
 def is_quiet_rank() -> bool:
-    """Whether another rank logs what is the same on all ranks."""
+    """Whether another rank writes the log lines that all ranks share."""
     return is_rank() and os.environ.get("RANK", "0") != "0"
 
 

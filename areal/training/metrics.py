@@ -275,7 +275,12 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
     loopback."""
     asked = config.stats_logger.prometheus
     loopback = is_loopback(asked.host)
-    service = Service("trainer", key=None if loopback else _key(config), loopback=loopback)
+    key: AdminKey | None = None
+    if not loopback:  # by default the inference service's: one scraper reads both
+        rollout = getattr(config, "rollout", None)
+        service_key = (rollout.admin_api_key_file or os.environ.get(KEY_FILE)) if rollout is not None else None
+        key = load_admin_key(asked.key_file or service_key or None)
+    service = Service("trainer", key=key, loopback=loopback)
     tracker = Prometheus(service.metrics, total_steps)
     with serve_in_thread(service, asked.host, asked.port) as url:
         file = folder / DISCOVERY
@@ -288,13 +293,6 @@ def prometheus(config: BaseExperimentConfig, folder: Path, total_steps: int) -> 
 
 def labels(config: BaseExperimentConfig) -> dict[str, str]:
     return {"job": "areal-trainer", "experiment": config.experiment_name, "trial": config.trial_name}
-
-
-def _key(config: BaseExperimentConfig) -> AdminKey | None:
-    """The configured key, by default the inference service's: one scraper reads both."""
-    rollout = getattr(config, "rollout", None)
-    service_key = (rollout.admin_api_key_file or os.environ.get(KEY_FILE)) if rollout is not None else None
-    return load_admin_key(config.stats_logger.prometheus.key_file or service_key or None)
 
 
 # -- progress: one line a step, and the bottleneck sentence

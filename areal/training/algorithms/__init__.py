@@ -1,7 +1,6 @@
 """Reinforcement and supervised learning as pure functions of tensors.
 
-One convention everywhere, "token aligned": column t of every tensor speaks of token t. ``logprobs[b, t]`` is the log
-probability of token t after the tokens before it, ``loss_mask[b, t]`` says whether token t was sampled by the policy,
-``values[b, t]`` is the value of the state in which token t was chosen. The first column is never trained on. Nothing
-has to be shifted by whoever uses these functions, so nothing can be shifted differently from its neighbor.
+All tensors are aligned by token: column t is about token t. ``logprobs[b, t]`` is the log probability of token t given
+the tokens before it, ``loss_mask[b, t]`` is true where the policy sampled token t, ``values[b, t]`` is the value of the
+state before token t. The first column is never trained on. Callers therefore never shift columns.
 """

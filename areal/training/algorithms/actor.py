@@ -217,12 +217,8 @@ def _metric(log_ratio: Tensor, behavior: Tensor, metric: Metric) -> Tensor:
     if metric == "kl_k3":
         bounded = log_ratio.clamp(-_LOG_BOUND, _LOG_BOUND)
         return torch.expm1(bounded) - bounded
-    return _binary_kl(behavior + log_ratio, behavior)
-
-
-def _binary_kl(proximal: Tensor, behavior: Tensor) -> Tensor:
-    """The larger of both KL divergences between Bernoulli distributions "this token, or another"."""
-    p, b = (logp.exp().clamp(1e-7, 1 - 1e-7) for logp in (proximal, behavior))
+    # binary_kl: the larger of both KL divergences between Bernoulli distributions "this token, or another".
+    p, b = (logp.exp().clamp(1e-7, 1 - 1e-7) for logp in (behavior + log_ratio, behavior))
     b = torch.where(torch.isfinite(b), b, p)
     forward = p * (p / b).log() + (1 - p) * ((1 - p) / (1 - b)).log()
     backward = b * (b / p).log() + (1 - b) * ((1 - b) / (1 - p)).log()

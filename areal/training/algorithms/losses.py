@@ -63,7 +63,7 @@ def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tenso
     """[B, T] of ``score(logits, *targets, divisors)``, called with chunks of rows; ``targets`` are flat, ``divisors``
     are the temperatures [rows, 1]."""
     batch, length, vocabulary = logits.shape
-    rows = _chunk_rows(vocabulary)
+    rows = max(1, _CHUNK_VALUES // vocabulary)
     scored = torch.split(logits[:, :-1].reshape(-1, vocabulary), rows)
     given = (torch.split(each, rows) for each in targets)
     divisors: Sequence[Tensor | None] = [None] * len(scored)
@@ -72,10 +72,6 @@ def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tenso
     parts = zip(scored, *given, divisors, strict=True)
     flat = torch.cat([score(*part) for part in parts])
     return torch.nn.functional.pad(flat.view(batch, length - 1), (1, 0))
-
-
-def _chunk_rows(vocabulary: int) -> int:
-    return max(1, _CHUNK_VALUES // vocabulary)
 
 
 def _target_logprobs(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:

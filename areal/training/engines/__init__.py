@@ -1,4 +1,4 @@
-"""Train engines behind the contract ``areal.api.engine_api.TrainEngine``, and what all of them share."""
+"""Train engines behind the contract ``areal.api.engine_api.TrainEngine``, and functions that all of them share."""
 
 from __future__ import annotations
 

@@ -50,7 +50,12 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.init_from_scratch:
         model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
     else:
-        _check_weights(path)
+        folder = Path(path).expanduser()
+        if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+            raise NotFound(
+                f"the model folder {path} has no weights (*.safetensors)",
+                hint="init_from_scratch: true makes new ones",
+            )
         model = loader.from_pretrained(path, config=about, dtype=dtype, **settings)
     model.config.use_cache = False
     with warnings.catch_warnings():
@@ -257,15 +262,6 @@ def _model_path(path: str) -> str:
     if looks_local and not Path(path).expanduser().is_dir():
         raise NotFound(f"there is no model folder {path}")
     return str(model_folder(path))
-
-
-def _check_weights(path: str) -> None:
-    folder = Path(path).expanduser()
-    if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
-        raise NotFound(
-            f"the model folder {path} has no weights (*.safetensors)",
-            hint="init_from_scratch: true makes new ones",
-        )
 
 
 def _load_config(loader: Any, path: str) -> Any:

@@ -1,1 +1,1 @@
-"""Trainers: a base that owns the loop, and for each algorithm what a batch is, and what its loss."""
+"""Trainers: the loop in a base class, and the batches and losses of each algorithm."""

@@ -275,15 +275,11 @@ class PPOTrainer(Trainer):
         return _state_values(values), values.gather(1, last)[:, 0]
 
     def _update(self, batch: Batch) -> Metrics:
-        config, updates = self.config.actor, []
+        config = self.config.actor
         self.loss.version = self.actor.version
-        for part in self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs:
-            updates.append(self._update_minibatch(select(batch, part)))
-        metrics = {
-            "loss": sum(update.loss for update in updates) / len(updates),
-            "grad_norm": max(update.grad_norm for update in updates),
-            "lr": updates[-1].learning_rate,
-        }
+        parts = self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs
+        updates = [self._update_minibatch(select(batch, part)) for part in parts]
+        metrics = _update_metrics(updates) | {"lr": updates[-1].learning_rate}
         names, sums = self.loss.pop_sums()
         totals = self.ranks.all_sum(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
@@ -312,10 +308,7 @@ class PPOTrainer(Trainer):
             self.critic.train_batch(select(batch, part), loss, lambda micro: micro["loss_mask"].sum())
             for part in parts * self.critic_epochs
         ]
-        return {
-            "critic/loss": sum(update.loss for update in updates) / len(updates),
-            "critic/grad_norm": max(update.grad_norm for update in updates),
-        }
+        return {f"critic/{name}": value for name, value in _update_metrics(updates).items()}
 
     def _highest_version(self, resumed: bool) -> int | None:
         """The highest version that may have been sampled from: of a server, or of a previous attempt's last update,
@@ -359,6 +352,13 @@ class PPOTrainer(Trainer):
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
         shared: Metrics = self.ranks.broadcast(metrics)
         return shared
+
+
+def _update_metrics(updates: Sequence[Update]) -> Metrics:
+    return {
+        "loss": sum(update.loss for update in updates) / len(updates),
+        "grad_norm": max(update.grad_norm for update in updates),
+    }
 
 
 def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:

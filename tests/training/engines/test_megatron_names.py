@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from areal.errors import UsageFault
 from areal.resources.backend import Part
-from areal.training.engines.megatron.layout import check
+from areal.training.engines.megatron.model import check
 from areal.training.engines.megatron.names import (
     FAMILIES,
     Architecture,

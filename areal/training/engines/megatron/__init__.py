@@ -1,2 +1,3 @@
-"""The Megatron engine: Hugging Face models as ``megatron-core`` computes them, over data, tensor, pipeline, context and
-expert parallel ranks. ``names`` maps weights, ``modules`` and ``model`` build, ``engine`` is the contract."""
+"""The Megatron engine: Hugging Face models on ``megatron-core``, over data, tensor, pipeline, context and expert
+parallel ranks. ``names`` converts weights, ``modules`` and ``model`` build the decoder, ``engine`` implements the
+contract."""

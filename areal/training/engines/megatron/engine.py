@@ -26,7 +26,6 @@ from areal.training.batches import Batch, lengths, put_rows, select, synchronize
 from areal.training.engines import learning_rate, micro_batch_limits, non_finite, without_optimizer
 from areal.training.engines.huggingface import dtype_by_name, write_model
 from areal.training.engines.megatron import model as building
-from areal.training.engines.megatron.layout import check, join_groups
 from areal.training.engines.megatron.names import Weight, architecture, split, unshard, weights
 from areal.training.engines.megatron.optimizer import (
     clip_gradients,
@@ -63,8 +62,8 @@ class MegatronEngine:
         about = AutoConfig.from_pretrained(folder)
         self._configs = [about, _generation(folder, about)]
         self.architecture = architecture(about)
-        check(self.architecture, self.part)
-        self.groups = join_groups(ranks, self.part)
+        building.check(self.architecture, self.part)
+        self.groups = building.join_groups(ranks, self.part)
         built = building.build(self.architecture, self.part, config, self.groups)
         self._parameters = building.parameters(built, self.architecture, self.part, self.groups)
         with contextlib.ExitStack() as stack:
