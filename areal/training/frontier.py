@@ -119,7 +119,7 @@ class Frontier:
 
     def give_back(self, position: int) -> None:
         """The position was not trained on, and is taken again before new ones."""
-        self._land(position)
+        self._remove_in_flight(position)
         bisect.insort(self.returned, position)
         self.counts.returned += 1
 
@@ -136,14 +136,14 @@ class Frontier:
         return True
 
     def _spend(self, position: int) -> None:
-        self._land(position)
+        self._remove_in_flight(position)
         self.tries.pop(position, None)
         self.beyond.add(position)
         while self.frontier in self.beyond:
             self.beyond.remove(self.frontier)
             self.frontier += 1
 
-    def _land(self, position: int) -> None:
+    def _remove_in_flight(self, position: int) -> None:
         if position not in self.in_flight:
             raise ValueError(f"position {position} is not in flight")
         self.in_flight.remove(position)
