@@ -368,10 +368,11 @@ class WorkerRegistry:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has told its journals: then one that none named does not exist. A router without workers
-        can say so only when it was told that there are none."""
+        """Whether every worker has reported its journals: then a journal that none has does not exist. A router without
+        workers, or one that lost its declarations, does not know all workers until it is synced."""
         workers = self.workers()
-        return all(worker.health.seen for worker in workers) and (bool(workers) or self.synced)
+        known = not self.learning and (bool(workers) or self.synced)
+        return known and all(worker.health.seen for worker in workers)
 
     def orphans(self) -> frozenset[str]:
         """Journals that no worker serves just now."""

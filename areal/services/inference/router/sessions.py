@@ -204,7 +204,7 @@ class SessionPlacing:
             if worker.report.journals:
                 models.setdefault(worker.model, []).append(worker.entry)
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
-        unanswered = False
+        unanswered = not self._registry.all_heard  # a replica that is heard from meanwhile is not asked
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))

@@ -1,8 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from areal.services.http.client import Fetched, HttpClient
+from areal.services.http.errors import ApiError
+from areal.services.http.headers import Headers
 from areal.services.inference.router.health import Answer
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
-from areal.services.inference.router.sessions import Placements
+from areal.services.inference.router.sessions import Placements, SessionPlacing
+from areal.wire.bodies import RouteCall
 
 
 def pool(count: int) -> list[WorkerRecord]:
@@ -37,3 +46,52 @@ def test_workers_that_keep_no_sessions_get_none() -> None:
     for worker in workers[1:]:
         worker.report = WorkerReport()
     assert {worker.id for _ in range(50) for worker in Placements().lightest_first(workers)} <= {"w0"}
+
+
+class NoKeys:
+    """Data proxies that know no key. ``meanwhile`` happens while they are asked."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self._meanwhile = meanwhile
+
+    async def fetch(self, *args: Any, **options: Any) -> Fetched:
+        self._meanwhile()
+        return Fetched(200, Headers({}), b'{"journal": ""}')
+
+
+async def refusal(registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None) -> int:
+    """The status with which the router refuses a key that no data proxy has."""
+    placing = SessionPlacing(registry, cast(HttpClient, NoKeys(meanwhile)), {})
+    with pytest.raises(ApiError) as caught:
+        await placing.holder(RouteCall(api_key_digest="00" * 16))
+    return caught.value.status
+
+
+def two_workers() -> tuple[WorkerRegistry, WorkerRecord, WorkerRecord]:
+    registry = WorkerRegistry()
+    registry.register_model("m", [("w0", "http://h:1"), ("w1", "http://h:2")], expected=2, external=False)
+    first, second = registry.workers()
+    registry.observe(first, Answer.READY, WorkerReport(journals=("tag-0",)))
+    return registry, first, second
+
+
+async def test_unknown_key_is_404_when_every_data_proxy_was_asked() -> None:
+    registry, _, second = two_workers()
+    registry.observe(second, Answer.READY, WorkerReport(journals=("tag-1",)))
+    assert await refusal(registry) == 404
+
+
+async def test_key_is_unknown_only_after_a_data_proxy_that_was_heard_from_meanwhile_was_asked() -> None:
+    registry, _, second = two_workers()
+    report = WorkerReport(journals=("tag-1",))
+    assert await refusal(registry, lambda: registry.observe(second, Answer.READY, report)) == 503
+    assert await refusal(registry) == 404
+
+
+async def test_key_is_not_unknown_while_a_router_learns_who_its_data_proxies_are() -> None:
+    registry, _, second = two_workers()
+    registry.observe(second, Answer.READY, WorkerReport(journals=("tag-1",)))
+    registry.learning = True
+    assert await refusal(registry) == 503
+    registry.mark_synced()
+    assert await refusal(registry) == 404
