@@ -32,7 +32,7 @@ from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 from areal.training.algorithms.losses import dpo_loss, token_outputs
 from areal.training.batches import micro_batches
-from areal.training.engines import micro_batch_limits, learning_rate
+from areal.training.engines import learning_rate, micro_batch_limits
 from areal.training.engines.huggingface import clip_gradients, make_optimizer
 from areal.training.trainers.ppo import critic_loss
 from tests.api.test_fields import EXPERIMENTS, classes_below, fields_of, marks_of
