@@ -94,7 +94,7 @@ def _key(data: Mapping[str, Any]) -> bytes | None:
 RewardFn: TypeAlias = "Callable[..., Any] | str | Sequence[Callable[..., Any] | str]"
 
 
-class _RewardFunction:
+class _RewardCaller:
     """A reward function; ``call`` selects the columns of a row that it takes."""
 
     def __init__(self, reward_fn: Callable[..., Any] | str, timeout_s: float) -> None:
@@ -124,7 +124,7 @@ class RowReward:
             raise UsageFault(f"reward_weights has {len(self._weights)} numbers, and reward_fn {len(given)} functions")
         if not all(math.isfinite(weight) for weight in self._weights):
             raise UsageFault(f"reward_weights must be finite numbers, not {self._weights}")
-        self._functions = [_RewardFunction(each, timeout_s) for each in given]
+        self._functions = [_RewardCaller(each, timeout_s) for each in given]
         names = [each.name for each in self._functions]
         if len(set(names)) < len(names):
             raise UsageFault(f"reward_fn has functions of one name, which metrics cannot tell apart: {names}")
