@@ -111,7 +111,7 @@ def _decide_living(run: ObservedRun) -> Decision:
         return Decision(Action.AWAIT, "starting", run)
     if run.seen in (Seen.REFUSING, Seen.SILENT):
         # A probe that times out is not proof of death: wait for an answer, and let the shim's liveness probe judge.
-        if run.age_s is not None and run.age_s < STARTING_S:
+        if run.age_s is not None and run.age_s < STARTING_S and not run.state.halted:
             return Decision(Action.AWAIT, "starting", run)
         message = run.why or "does not answer its probe"
         return Decision(Action.AWAIT, f"unhealthy: {message}", run, ("unhealthy", message))

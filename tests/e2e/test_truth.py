@@ -88,7 +88,8 @@ def test_process_stopped_by_a_signal_is_nowhere_ready(
         told = areal("get")[1]
         late = areal("wait", MODEL, "--for", "ready", "--timeout", "1s")
     assert found["service"] == {service} and found["model"] == {model}, found
-    assert drift[0] == 1 and f"{component}/0" in drift[1], drift[1]
+    assert drift[0] == 1 and f"{component}/0: unhealthy: " in drift[1], drift[1]
+    assert f"kill -CONT {pid}" in drift[1]
     assert {row["state"] for row in rows if row["component"] == component} == {"halted"}
     assert late[0] == 7
     assert "MESSAGE" not in told or component in told
