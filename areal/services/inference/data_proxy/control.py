@@ -91,13 +91,14 @@ class PauseState:
 
 
 _STARTING_PERIOD_S = 0.1
+_DOWN_SHARE = 0.05  # of the time that the engine is down: polls become rarer, up to its usual period
 _PERIOD_S = 1.0
 _LOST_AFTER = 2
 OWN_WEIGHTS = ""  # the pair of the weights that an engine starts with
 
 
 class EngineWatch:
-    """Polls engine health, more often during startup, half as often while the engine is not ``busy``, and soon after
+    """Polls engine health, more often at first while it is down, half as often while it is not ``busy``, and soon after
     ``suspect``. ``state`` is the newest answer; a single failed poll after good ones is ignored. ``on_progress`` is
     called when the engine reports more sampled tokens than before. ``losses``: how often the engine was lost or
     replaced, and with it every weight update since its start."""
@@ -124,17 +125,23 @@ class EngineWatch:
 
     async def run(self) -> None:
         report_stage("waiting for the engine")
+        now = asyncio.get_running_loop().time
+        well_at = now()
         while True:
             self._suspected.clear()
             await self.refresh()
             if self.state.not_ready is None and not self._failures:
+                well_at = now()
                 period_s = self._period_s if self._busy() else 2 * self._period_s
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(until_beat(period_s)):
                         await self._suspected.wait()
                     await asyncio.sleep(_STARTING_PERIOD_S)  # an engine that closes every connection is no reason
             else:
-                await asyncio.sleep(_STARTING_PERIOD_S)
+                await asyncio.sleep(self._down_pause_s(now() - well_at))
+
+    def _down_pause_s(self, down_s: float) -> float:
+        return max(_STARTING_PERIOD_S, min(self._period_s, down_s * _DOWN_SHARE))
 
     def suspect(self) -> None:
         """The engine closed a connection: poll soon."""

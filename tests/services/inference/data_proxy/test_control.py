@@ -67,6 +67,30 @@ async def test_engine_that_samples_nothing_is_asked_half_as_often(
     assert asked == [period_s]
 
 
+async def test_engine_that_stays_down_is_asked_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, slept, enough = asyncio.get_running_loop(), list[float](), asyncio.Event()
+    began, clock = loop.time(), [0.0]
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+        if clock[0] > 3600:
+            enough.set()
+            await asyncio.Event().wait()
+
+    async def ask() -> EngineState:
+        return LOST
+
+    monkeypatch.setattr(loop, "time", lambda: began + clock[0])
+    monkeypatch.setattr(control.asyncio, "sleep", sleep)
+    watch = EngineWatch(ask, period_s=5.0)
+    task = asyncio.create_task(watch.run(), name="watch")
+    await enough.wait()
+    task.cancel()
+    assert slept[0] == 0.1 and slept == sorted(slept) and slept[-1] == 5.0
+    assert len(slept) < 1000  # an hour of polls that a server refuses
+
+
 async def test_engine_that_closed_a_connection_is_asked_again_soon() -> None:
     engine, lost = Engine(), asyncio.Event()
     watch = EngineWatch(engine.state, period_s=3600.0)
