@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -31,6 +32,14 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 class Redirected(aiohttp.ClientError):
     """The API sends us elsewhere."""
+
+
+def in_words(error: Exception) -> str:
+    """Why there is no connection, as the operating system says it."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ConnectionError) and cause.errno is not None:
+        return os.strerror(cause.errno)
+    return getattr(cause, "strerror", None) or str(cause) or type(error).__name__
 
 
 class ExternalApi:
@@ -83,7 +92,7 @@ class ExternalApi:
             ) as response:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = str(error) or f"{type(error).__name__} after {_PROBE_TIMEOUT.total:g} s"
+            why = f"nothing came for {_PROBE_TIMEOUT.total:g} s" if isinstance(error, TimeoutError) else in_words(error)
             return self._fault(f"does not answer: {why}", "check external.url, and that its server runs")
         if status in (401, 403) and not self._has_key:
             return self._fault(

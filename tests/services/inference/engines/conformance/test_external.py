@@ -89,4 +89,5 @@ def test_there_is_nothing_to_control(outside: Outside, path: str) -> None:
 def test_api_that_is_gone_is_not_ready(processes: Processes) -> None:
     external = ("--model", "ours", "--engine", "external", "--engine-url", "http://127.0.0.1:9")
     proxy = processes.service("data_proxy", *external)
-    wait_until(lambda: "does not answer" in (proxy.call("GET", "/ready").json()["reason"] or ""), what="not ready")
+    gone = "http://127.0.0.1:9/v1 does not answer: Connection refused"
+    wait_until(lambda: proxy.call("GET", "/ready").json()["reason"] == gone, what="not ready")
