@@ -240,7 +240,7 @@ def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> Non
         tmp_path,
         service,
         6,
-        actor={"kl_ctl": 0.05, "ppo_n_minibatches": 2, "gae_lambda": 0.95, "reward_norm": None},
+        actor={"kl_ctl": 0.05, "ppo_n_minibatches": 2, "gae_lambda": 0.95, "reward_norm": None, "reward_bias": 2.0},
         critic=PPOCriticConfig(**engine(optimizer=optimizer(2e-3)), ppo_n_minibatches=2, ppo_epochs=2),
         ref=PPOActorConfig(**engine()),
     )
