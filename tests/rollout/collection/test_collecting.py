@@ -116,7 +116,7 @@ def test_failing_reward_is_a_failure_of_its_kind_and_never_a_number(bench: Bench
     reward = collecting.code(REWARDS)
     prompts = ["raises", "fine", "nan", "hangs", "dies", "fine"]
     data = collecting.data(*({"prompt": each, "answer": 0} for each in prompts))
-    said = collecting(data, "--reward", f"{reward}:reward", "--reward-timeout", "0.5", "--retries", "0")
+    said = collecting(data, "--reward", f"{reward}:reward", "--reward-timeout", "2", "--retries", "0")
     assert said.code == 9
     assert [line["reward"] for line in collecting.lines()] == [0.75, 0.75]
     assert said.json["failures"] == {"reward": 3, "reward_timeout": 1}
