@@ -234,13 +234,21 @@ class PathTable(Generic[T]):
         return pattern
 
     def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
-        """The target and the path's parameters. Raises 404, and 405 with the methods that the path has."""
-        if (methods := self._fixed.get(path)) is not None:
+        """The target and the path's parameters. A path without parameters that lacks the method may still match a
+        pattern. Raises 404, and 405 with the methods that the path has."""
+        methods = self._fixed.get(path)
+        if methods is not None and _offers(methods, method):
             return _of_method(methods, method, path), {}
         for pattern in self._patterns:
-            if (found := pattern.match(path)) is not None:
+            if (found := pattern.match(path)) is not None and (methods is None or _offers(pattern.methods, method)):
                 return _of_method(pattern.methods, method, path), found
+        if methods is not None:
+            return _of_method(methods, method, path), {}
         raise ApiError(404, f"no such path: {method} {path}", code="unknown_path")
+
+
+def _offers(methods: dict[str, T], method: str) -> bool:
+    return ("GET" if method == "HEAD" else method) in methods
 
 
 def _of_method(methods: dict[str, T], method: str, path: str) -> T:

@@ -14,6 +14,7 @@ def table() -> PathTable[str]:
     routes.add("POST", "/models", "make")
     routes.add("GET", "/models/{name...}", "one")
     routes.add("POST", "/drain/{worker}", "drain")
+    routes.add("POST", "/models/close", "close")
     routes.add("GET", "/pairs/{pair}/set/{key}", "member")
     routes.add("GET", "/pairs/{pair}/{key}", "value")
     return routes
@@ -27,6 +28,9 @@ def table() -> PathTable[str]:
         ("POST", "/models", "make", {}),
         ("GET", "/models/org/name", "one", {"name": "org/name"}),
         ("GET", "/models/org%2Fname", "one", {"name": "org/name"}),
+        ("POST", "/models/close", "close", {}),
+        ("GET", "/models/close", "one", {"name": "close"}),
+        ("HEAD", "/models/close", "one", {"name": "close"}),
         ("POST", "/drain/a%2Fb%20c", "drain", {"worker": "a/b c"}),
         ("GET", "/pairs/p/set/k", "member", {"pair": "p", "key": "k"}),
         ("GET", "/pairs/p/k", "value", {"pair": "p", "key": "k"}),
@@ -54,7 +58,8 @@ def test_path_that_is_not_percent_encoded_utf8_is_400(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allowed"), [("PUT", "/models", "GET, HEAD, POST"), ("GET", "/drain/a", "POST")]
+    ("method", "path", "allowed"),
+    [("PUT", "/models", "GET, HEAD, POST"), ("GET", "/drain/a", "POST"), ("PUT", "/models/close", "POST")],
 )
 def test_method_that_a_path_does_not_have_is_405_and_names_those_it_has(method: str, path: str, allowed: str) -> None:
     with pytest.raises(ApiError) as caught:
