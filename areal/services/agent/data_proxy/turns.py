@@ -392,9 +392,16 @@ class TurnRunner:
         except NotConnected:
             raise
         except TimeoutError as error:
-            raise TurnFailed("agent", f"the agent gave no sign of life for {idle_s:g} s") from error
+            raise self._silent(turn, idle_s) from error
         except CallFailed as error:
             raise TurnFailed("infra", f"the worker was lost: {error}") from error
+
+    def _silent(self, turn: SessionTurn, idle_s: float) -> TurnFailed:
+        """It is the agent's failure, unless the worker runs no turns: then it is that of the turn which it names."""
+        error, fault = f"the agent gave no sign of life for {idle_s:g} s", self._worker.fault
+        if fault is None:
+            return TurnFailed("agent", error)
+        return TurnFailed("agent" if turn.run_id in fault else "infra", f"{error}: {fault}")
 
     async def _read(
         self, answer: Connection, turn: SessionTurn, transcript: Transcript, watchdog: Watchdog

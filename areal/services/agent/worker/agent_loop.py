@@ -92,9 +92,13 @@ class AgentLoop:
         silent = time.monotonic() - self._asked
         if self._beat >= self._asked or silent < _BLOCKED_S:
             return None
-        task = asyncio.current_task(self._loop)
+        task = self.current_task
         during = f" in {task.get_name()}" if task is not None else ""
         return f"the agent blocks its event loop for {silent:.0f} s{during}: {place_of(self._thread)}"
+
+    @property
+    def current_task(self) -> asyncio.Task[Any] | None:
+        return asyncio.current_task(self._loop)
 
     async def _watch(self) -> None:
         while True:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -34,7 +35,7 @@ from areal.wire.processes import AgentWorkerConfig
 
 _CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0
-_LATE_S = 5.0  # that a plain function may go on after its turn was cancelled
+_LATE_S = 5.0  # that a turn may go on after it was cancelled
 _MOST_LATE = 8
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class WorkerRoutes:
         self._limit = config.max_body_bytes
         self._loop = loop
         self._agent = agent
-        self.turns: set[asyncio.Task[Any]] = set()  # also those that do not end when they are cancelled
+        self.turns: dict[asyncio.Task[Any], WorkerTurn] = {}  # also those that do not end when they are cancelled
         self._turns = service.metrics.counter("areal_agent_turns_total", "Turns that ended, by how.", ("outcome",))
         self._seconds = service.metrics.histogram("areal_agent_turn_seconds", "Of one turn.", labels=())
         service.route("POST", "/run", self.run, Access.INFERENCE)
@@ -90,7 +91,7 @@ class WorkerRoutes:
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"turn {order.run_id}")
-        self.turns.add(task)
+        self.turns[task] = turn
         try:
             await turn.complete(await self._agent.run(_request(order), turn))
         except BaseException as error:  # noqa: BLE001 - the boundary to user code
@@ -98,7 +99,17 @@ class WorkerRoutes:
                 _log.warning("turn %s failed", order.run_id, exc_info=error)
                 turn.fail(*_failure(error))
         finally:
-            self.turns.discard(task)
+            del self.turns[task]
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the loop is blocked by a turn that was cancelled some time ago; where a task that is no turn blocks
+        it, whether all turns were."""
+        turn = self.turns.get(task) if (task := self._loop.current_task) is not None else None
+        suspects = [turn] if turn is not None else list(self.turns.values())
+        return (
+            bool(suspects) and self._loop.blocked is not None and all(each.cancelled_for > _LATE_S for each in suspects)
+        )
 
     async def close(self) -> None:
         """Close the agent on its loop, when all turns are done or cancelled."""
@@ -150,7 +161,7 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
             "keeps_sessions": agent.keeps_sessions,
         },
     )
-    service.add_lifespan(lambda: background("abandoned-threads", lambda: _watch_threads(routes)))
+    service.add_lifespan(lambda: background("late-turns", lambda: _watch_turns(routes, loop)))
     async with loop.opened(service.metrics):
         report_stage(f"making the agent {config.agent or config.command[0]}")
         agent = await loop.run(resources.enter_async_context(_made(config, found)))
@@ -169,17 +180,25 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
 starts_anew = threading.Event()
 
 
-async def _watch_threads(routes: WorkerRoutes) -> None:
-    """End the process, for it to start anew, where a plain function goes on long after its turn was cancelled: when no
-    turn runs, or when such threads are many."""
+async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
+    """Start the process anew where the agent goes on long after its turn was cancelled: at once where that blocks the
+    loop, for no other turn goes on; for a plain function when no turn runs, or when such threads are many."""
     while not starts_anew.is_set():
         await asyncio.sleep(until_beat(1.0))
+        if routes.is_stuck:
+            _log.error("a cancelled turn goes on; the worker starts anew: %s", loop.blocked)
+            start_anew()
         late = late_threads()
         if late and (not routes.turns or len(late) >= _MOST_LATE):
             where = "; ".join(map(place_of, late[:_MOST_LATE]))
             _log.error("%d cancelled plain functions go on; the worker starts anew: %s", len(late), where)
             starts_anew.set()
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def start_anew() -> None:
+    """Replace the process by a new one under the same process id, so that its supervisor counts no failure."""
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def late_threads() -> list[threading.Thread]:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from concurrent.futures import Future
@@ -51,6 +52,7 @@ class WorkerTurn:
         self._texts: list[str] = []
         self.outcome: Outcome = ""  # set once it is over
         self.cancelled = False
+        self._cancelled_at = math.inf
 
     # On the worker's loop.
 
@@ -70,9 +72,15 @@ class WorkerTurn:
         """The caller is gone."""
         with self._lock:
             self.cancelled = True
+            self._cancelled_at = time.monotonic()
             room, self._room = self._room, None
         if room is not None:
             room.set_result(None)
+
+    @property
+    def cancelled_for(self) -> float:
+        """Seconds since the cancellation, below zero without one."""
+        return time.monotonic() - self._cancelled_at
 
     # Where the agent runs.
 

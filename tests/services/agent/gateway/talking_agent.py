@@ -1,10 +1,11 @@
 """An agent that does what a message says: ``tools``, ``metadata``, ``fail``, ``lose``, ``stream``, ``many``, ``wait``
-(until some turn says ``release``); any other message is repeated word by word."""
+(until some turn says ``release``), ``block``; any other message is repeated word by word."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -42,6 +43,9 @@ class TalkingAgent:
             case "wait":
                 await emitter.emit_delta("waiting")
                 await self._released.wait()
+            case "block":
+                await emitter.emit_delta("blocking")
+                threading.Event().wait()
             case "release":
                 self._released.set()
                 self._released = asyncio.Event()

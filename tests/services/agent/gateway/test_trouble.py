@@ -81,6 +81,19 @@ def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
     assert [turn["outcome"] for turn in shown["recorded_turns"]] == ["infra"]
 
 
+def test_turn_that_another_one_blocks_is_of_the_infrastructure(own: AgentService) -> None:
+    own.call("POST", "/sessions", {"session_key": "waits"})
+    configured = own.proxies[0].call("POST", "/configure", {"turn_timeout": 8}, key=own.key)
+    assert configured.status == 200
+    waits = later(own.respond, "wait", "waits")
+    own.wait_running(1)
+    blocks = later(own.respond, "block", "blocks")
+    for turn, code in ((blocks, "agent_failed"), (waits, "worker_lost")):
+        error = turn.result(30).json()["error"]
+        assert error["code"] == code
+        assert "the worker is not ready: the agent blocks its event loop" in error["message"]
+
+
 def test_stopped_gateway_ends_its_streams_well(own: AgentService) -> None:
     events = own.stream("wait", "ending").events()
     assert any(event["type"] == "response.output_text.delta" for event in events)

@@ -220,6 +220,13 @@ def test_agent_that_blocks_its_loop_is_named_while_the_worker_answers(worker: Pr
     assert wait_until(lambda: worker.call("GET", "/ready").status == 200)
 
 
+def wait_new_port(worker: Process, starts: int) -> None:
+    """The process has started so many times; it listens on another port now."""
+    begun = re.compile(r"listens on \S+ port (\d+)")
+    wait_until(lambda: sum(begun.search(line) is not None for line in worker.log) == starts)
+    worker.port = int(next(filter(None, map(begun.search, reversed(worker.log))))[1])
+
+
 def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_worker: StartWorker) -> None:
     worker = start_worker(BAD)
     events = Events(worker, "ignores")
@@ -229,6 +236,31 @@ def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_work
     assert worker.call("GET", "/ready").json()["turns"] == 1
     worker.signal(TERM)
     assert worker.wait(60) == 0
+
+
+def test_cancelled_turn_that_goes_on_to_block_the_loop_leaves_a_new_worker(start_worker: StartWorker) -> None:
+    code = """
+        import asyncio, threading
+        class Agent:
+            async def run(self, message, *, emitter):
+                if message == "well":
+                    return message
+                await emitter.emit_delta("blocks")
+                if message == "task":
+                    await asyncio.create_task(self.block())
+                await self.block()
+            async def block(self):
+                threading.Event().wait()
+    """
+    worker = start_worker(code)
+    for starts, message in ((2, "turn"), (3, "task")):
+        events = Events(worker, message)
+        events.next()
+        events.leave()
+        worker.wait_log("a cancelled turn goes on; the worker starts anew: .*my_agent.py:12, block")
+        wait_new_port(worker, starts)
+        assert answer(worker, "well")["summary"] == "well"
+    assert worker.popen.poll() is None
 
 
 def test_plain_function_that_cannot_be_cancelled_leaves_a_new_worker(start_worker: StartWorker) -> None:
@@ -247,8 +279,6 @@ def test_plain_function_that_cannot_be_cancelled_leaves_a_new_worker(start_worke
     wait_until(lambda: worker.call("GET", "/ready").json()["turns"] == 0)  # it has ended for its caller
     assert answer(worker)["summary"] == "HELLO"
     worker.wait_log("cancelled plain functions go on; the worker starts anew: .*my_agent.py:7")
-    begun = re.compile(r"listens on \S+ port (\d+)")
-    wait_until(lambda: sum(begun.search(line) is not None for line in worker.log) == 2)
-    worker.port = int(next(filter(None, map(begun.search, reversed(worker.log))))[1])
+    wait_new_port(worker, 2)
     assert answer(worker)["summary"] == "HELLO"
     assert worker.popen.poll() is None
