@@ -82,7 +82,7 @@ async def test_engine_that_stays_down_is_asked_ever_less_often(monkeypatch: pyte
         return LOST
 
     monkeypatch.setattr(loop, "time", lambda: began + clock[0])
-    monkeypatch.setattr(control.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     watch = EngineWatch(ask, period_s=5.0)
     task = asyncio.create_task(watch.run(), name="watch")
     await enough.wait()
