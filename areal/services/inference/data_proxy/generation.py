@@ -202,6 +202,7 @@ class ResponseState:
     echoed: Sequence[str]  # the prompt texts, where they precede the answers
     created: int
     scores: Sequence[PromptLogprobs] = ()  # of each prompt, where they are asked for
+    prompt_logprobs: int | None = None  # how many alternatives of them are told by token id
     no_answer: bool = False  # only the prompt is of interest
 
     @property

@@ -41,7 +41,7 @@ from areal.services.inference.data_proxy.serializers import (
 )
 from areal.services.inference.data_proxy.sessions import CallRecorder, CallRecorders
 from areal.services.inference.data_proxy.tokenizer import DECODE_US, ENCODE_US, RENDER_US, CodecPool, TextCodec, TooLong
-from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason
+from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason, PromptLogprobs
 from areal.services.inference.recorder.records import (
     ConversationDigest,
     PrefixMatch,
@@ -85,7 +85,7 @@ class PromptBuilder:
             return [before + encoded if before else encoded], text
         except TooLong:
             message = f"this model's context is {limit} tokens; you asked for more in the prompt"
-            raise bad_request(message, param="messages", code="context_length_exceeded") from None
+            raise _context_exceeded(generation, message) from None
 
     async def _continued(
         self, generation: GenerationRequest, recorder: CallRecorder, text: str, size: int
@@ -131,6 +131,9 @@ def samples_of(
             extra["top_logprobs"] = choice.top_logprobs
         if reply.calls:
             extra["call_ids"] = [call.id for call in reply.calls]
+        if state.scores and choice.index % each == 0:
+            scores = state.scores[choice.index // each]
+            extra["scores"] = [scores.logprobs, scores.top_logprobs]
         samples.append(
             TokenSample(
                 prompt_ids=prompts[choice.index // each],
@@ -368,8 +371,8 @@ class ModelCalls:
         if sampling.max_new_tokens != room:
             sampling = replace(sampling, max_new_tokens=room)
         state = self._state(generation, prompts, recorder.answer_id(parsed.id_prefix), int(time.time()))
-        if generation.prompt_logprobs is not None:
-            state.scores = await self._generator.scores(prompts, generation.prompt_logprobs, generation.adapter)
+        if (scored := generation.scored) is not None:
+            state.scores = await self._generator.scores(prompts, scored, generation.adapter)
         timeout_s = progress_timeout_s(request, self._timeout_s)
         call = GenerationCall(
             request=request,
@@ -399,6 +402,7 @@ class ModelCalls:
         prompts = [list(turn.prompt_ids) for turn in turns[:: generation.sampling.n]]
         call_ids = [turn.extra.get("call_ids", ()) for turn in turns]
         state = self._state(generation, prompts, turns[0].answer_id, turns[0].created, call_ids)
+        state.scores = [PromptLogprobs(*turn.extra["scores"]) for turn in turns if "scores" in turn.extra]
         serializer = parsed.serializer(state)
         updates = [replay_turn(choice, turn) for choice, turn in zip(state.choices, turns, strict=True)]
         call = GenerationCall(request, generation, state, serializer, (), 0.0, timer, recorder, None)
@@ -432,8 +436,12 @@ class ModelCalls:
             options=options,
             prompts=prompts,
             choices=choices,
-            echoed=[codec.decode(prompt) for prompt in prompts] if generation.echo else (),
+            echoed=[
+                codec.decode(prompt, skip_special=False) if text is None else text
+                for text, prompt in zip(generation.echo, prompts, strict=False)
+            ],
             created=created,
+            prompt_logprobs=generation.prompt_logprobs,
             no_answer=generation.no_answer,
         )
 
@@ -473,6 +481,11 @@ class ModelCalls:
         await recorder.record(state.answer_id, state.model, state.created, samples)
 
 
+def _context_exceeded(generation: GenerationRequest, message: str) -> ApiError:
+    param = "prompt" if generation.text is None else "messages"
+    return bad_request(message, param=param, code="context_length_exceeded")
+
+
 def _room(generation: GenerationRequest, prompt_tokens: int, limit: int | None) -> int | None:
     """The token limit of the answer. Raises 400 when the context has no room for the request."""
     if prompt_tokens == 0:
@@ -483,5 +496,5 @@ def _room(generation: GenerationRequest, prompt_tokens: int, limit: int | None) 
     if prompt_tokens + (wanted or 1) > limit:
         asked = f"{prompt_tokens} in the prompt" + (f" and {wanted} in the answer" if wanted else "")
         message = f"this model's context is {limit} tokens; you asked for {asked}"
-        raise bad_request(message, param="messages", code="context_length_exceeded")
+        raise _context_exceeded(generation, message)
     return wanted or min(generation.default_max_tokens or limit, limit - prompt_tokens)

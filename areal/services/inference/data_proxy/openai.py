@@ -253,7 +253,8 @@ class GenerationRequest:
     """One request, whichever API it came by. ``prompts`` make the token ids; for a chat ``text`` renders its one
     prompt: both run off the event loop where they take long. Without ``sampling.max_new_tokens`` the answer may have
     ``default_max_tokens``, or all tokens that there is room for. ``store`` false: the call is not recorded. ``echo``:
-    the prompt's text precedes the answer's. ``messages``: the chat as the client wrote it, in OpenAI's form.
+    the texts of the prompts, which precede the answers; None for one of token ids. ``prompt_logprobs``: how many
+    alternatives to each token of a prompt are told. ``messages``: the chat as the client wrote it, in OpenAI's form.
     ``after_answer``: given the text up to and with the chat's last answer, and the text of its end token, what the
     template adds after it; None where the template does not continue that text. ``adapter``: the LoRA adapter that
     answers."""
@@ -263,8 +264,8 @@ class GenerationRequest:
     ignored: tuple[str, ...]
     store: bool
     prompts: tuple[MakePrompt, ...] = ()
-    echo: bool = False
-    prompt_logprobs: int | None = None  # how many alternatives
+    echo: tuple[str | None, ...] = ()
+    prompt_logprobs: int | None = None
     no_answer: bool = False  # ``max_tokens`` 0: only the prompt is of interest
     default_max_tokens: int | None = None
     parsing: ResponseParsing = ResponseParsing()
@@ -272,6 +273,12 @@ class GenerationRequest:
     text: Callable[[], str] | None = None
     after_answer: Callable[[str, str], str | None] | None = None
     adapter: str | None = None
+
+    @property
+    def scored(self) -> int | None:
+        """How many alternatives to each token of a prompt the engine is asked for; None: prompts are not scored."""
+        told, top = self.prompt_logprobs, self.options.top_logprobs if self.echo else None
+        return told if top is None else max(top, told or 0)
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> GenerationRequest:
@@ -361,7 +368,8 @@ def _template_variables(fields: Fields, template: ChatTemplate) -> dict[str, Any
 def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> GenerationRequest:
     """Raises 400 naming the field."""
     fields.refuse(_NOT_IN_COMPLETIONS)
-    prompts = _prompts(fields.take("prompt"), codec)
+    prompt = fields.take("prompt")
+    prompts = _prompts(prompt, codec)
     echo = fields.flag("echo")
     top = fields.whole("logprobs", 0, capabilities.max_top_logprobs)
     scored = fields.whole("prompt_logprobs", 0, capabilities.max_top_logprobs)
@@ -382,8 +390,6 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         raise unsupported("best_of", "only as many choices are made as n says")
     if sampling.n * len(prompts) > MAX_PROMPTS:
         raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
-    if echo and top is not None:
-        scored = max(top, scored or 0)
     store, ignored = _read_rest(fields)
     return GenerationRequest(
         sampling,
@@ -391,11 +397,17 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         ignored,
         store and most != 0,
         prompts,
-        echo=echo,
+        echo=_texts(prompt, len(prompts)) if echo else (),
         prompt_logprobs=scored,
         no_answer=most == 0,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
     )
+
+
+def _texts(value: object, count: int) -> tuple[str | None, ...]:
+    """The prompts that are texts, of ``count`` prompts."""
+    items = value if isinstance(value, list) and len(value) == count else [value] * count
+    return tuple(item if isinstance(item, str) else None for item in items)
 
 
 def _prompts(value: object, codec: TextCodec) -> tuple[MakePrompt, ...]:

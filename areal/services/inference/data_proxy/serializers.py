@@ -87,16 +87,16 @@ def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogpr
     return {
         "tokens": tokens,
         "token_logprobs": [None, *(max(value, _LEAST) for value in scores.logprobs)],
-        "top_logprobs": [None, *tops] if top else [],
+        "top_logprobs": [None, *tops] if top else None,
         "text_offset": offsets,
     }
 
 
-def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs) -> list[dict[str, Any] | None]:
+def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> list[dict[str, Any] | None]:
     """vLLM's ``prompt_logprobs``: for each token of a prompt, its own and the likeliest, by token id."""
     entries: list[dict[str, Any] | None] = [None]
     for token_id, value, entry in zip(prompt[1:], scores.logprobs, scores.top_logprobs, strict=True):
-        every = {token_id: value, **dict(entry)}
+        every = {token_id: value, **dict(entry[:top])}
         entries.append(
             {
                 str(each): {"logprob": max(logprob, _LEAST), "decoded_token": codec.token_text(each)}
@@ -283,13 +283,11 @@ class CompletionSerializer(_OpenAISerializer):
         more = self._token_fields(choice, 0, end)
         if more:
             more["prompt_token_ids"] = state.prompts[place]
-        if state.scores and not (echo and wanted):
-            more["prompt_logprobs"] = by_token(state.codec, state.prompts[place], state.scores[place])
+        if state.scores and (top := state.prompt_logprobs) is not None:
+            more["prompt_logprobs"] = by_token(state.codec, state.prompts[place], state.scores[place], top)
         logprobs = completion_logprobs(state.codec, choice, 0, end, len(echo)) if wanted else None
         if logprobs is not None and (of_prompt := self._echoed_logprobs(choice)) is not None:
-            tops = of_prompt["top_logprobs"] + (logprobs["top_logprobs"] or [])
-            logprobs = {name: of_prompt[name] + (values or []) for name, values in logprobs.items()}
-            logprobs["top_logprobs"] = tops or None
+            logprobs = {name: (of_prompt[name] or []) + (values or []) or None for name, values in logprobs.items()}
         return {
             "index": choice.index,
             "text": echo if state.no_answer else echo + choice.text,

@@ -19,7 +19,7 @@ from tests.services.inference.data_proxy.control.embedded_service import (
     build_embedded_service,
 )
 from tests.services.inference.engines.embedded.support import plain_logits
-from tests.services.processes import Processes
+from tests.services.processes import Processes, wait_until
 
 ASKED = [1, 5, 6, 7, 8, 14]
 CHOICES = [[8, 7, 6, 5, 2], [5, 6, 7, 8, 2], [9, 9], [4]]
@@ -32,8 +32,10 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def service(module_processes: Processes) -> Iterator[EmbeddedService]:
-    yield build_embedded_service(module_processes)
+def service(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedService]:
+    service = build_embedded_service(module_processes, "--state-dir", str(tmp_path_factory.mktemp("state")))
+    wait_until(lambda: service.ask("GET", "/rl/sessions").json().get("sessions"), what="the journal is known")
+    yield service
 
 
 def plain(model: Any, tokens: list[int]) -> torch.Tensor:
@@ -87,6 +89,38 @@ def test_prompt_logprobs_are_by_token_as_vllm_writes_them(service: EmbeddedServi
             assert about["logprob"] == pytest.approx(float(row[int(each)]), abs=TOLERANCE)
 
 
+def test_prompt_logprobs_are_told_beside_those_of_an_echo(service: EmbeddedService) -> None:
+    for prompt in (ASKED, ASKED[:1]):
+        (one,) = ask(service, prompt=prompt, max_tokens=1, prompt_logprobs=0, logprobs=2, echo=True)["choices"]
+        assert [entry and list(entry) for entry in one["prompt_logprobs"]] == [None, *([str(t)] for t in prompt[1:])]
+        (plainly,) = ask(service, prompt=prompt, max_tokens=1, logprobs=2, echo=True)["choices"]
+        assert plainly["logprobs"] == one["logprobs"] and "prompt_logprobs" not in plainly
+
+
+@pytest.mark.parametrize("body", [{"logprobs": 1, "echo": True}, {"prompt_logprobs": 2}])
+def test_retry_has_the_logprobs_of_the_prompt_too(service: EmbeddedService, body: dict[str, Any]) -> None:
+    started = service.ask("POST", "/rl/start_session", {"task_id": "scored"}).json()
+    key, headers = started["sessions"][0]["session_api_key"], {"Idempotency-Key": "one"}
+    body = {"model": MODEL, "prompt": [ASKED, ASKED[:3]], "max_tokens": 1, "n": 2, **body}
+    first, again = (service.gateway.call("POST", COMPLETIONS, body, key=key, headers=headers) for _ in range(2))
+    assert (first.status, again.status) == (200, 200)
+    assert first.body == again.body
+
+
+@pytest.mark.parametrize("prompt", ["12<eos>34=", "1\N{SNOWMAN}2="])
+def test_echo_is_the_prompt_as_it_was_sent(service: EmbeddedService, prompt: str) -> None:
+    (one,) = ask(service, prompt=prompt, max_tokens=0, echo=True)["choices"]
+    assert one["text"] == prompt
+
+
+def test_echo_of_token_ids_has_the_text_of_each(service: EmbeddedService) -> None:
+    (one,) = ask(service, prompt=ASKED, max_tokens=0, logprobs=0, echo=True)["choices"]
+    tokens, offsets = one["logprobs"]["tokens"], one["logprobs"]["text_offset"]
+    assert one["text"] == "".join(tokens)
+    assert all(one["text"].startswith(token, offset) for token, offset in zip(tokens, offsets, strict=True))
+    assert one["logprobs"]["top_logprobs"] is None
+
+
 def test_text_prompt_is_echoed_with_its_tokens(service: EmbeddedService) -> None:
     (one,) = ask(service, prompt="1234=", max_tokens=2, logprobs=1, echo=True)["choices"]
     assert one["text"].startswith("1234=")
@@ -115,6 +149,8 @@ def test_chat_with_prompt_logprobs_is_400_and_named(service: EmbeddedService) ->
         ({"max_tokens": 0, "echo": True, "n": 2}, "max_tokens"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt": [5] * 200, "echo": True, "logprobs": 1}, "prompt"),
+        ({"prompt": "1" * 200_000}, "prompt"),
     ],
 )
 def test_what_cannot_be_scored_is_400_and_named(service: EmbeddedService, body: dict[str, Any], param: str) -> None:
