@@ -166,7 +166,8 @@ class WorkerControl:
         """Id and address of those meant; a data proxy that serves several models is one worker. Raises 404."""
         known = (await self._router.get("/workers"))["workers"]
         if worker_id == EVERY_WORKER:
-            return [(name, addr) for addr, name in {w["worker_addr"]: w["worker_id"] for w in known}.items()]
+            names = {worker["worker_addr"]: worker["worker_id"] for worker in reversed(known)}  # the first that it has
+            return [(name, addr) for addr, name in names.items()]
         for worker in known:
             if worker["worker_id"] == worker_id:
                 return [(worker_id, worker["worker_addr"])]

@@ -437,15 +437,16 @@ class WorkerRegistry:
         self._note_journals(name)
         workers = self.workers(name)
         held = {tag for worker in workers for tag in worker.report.journals}
+        of_engines = () if model.external else workers  # of whose model the data proxies of an external API tell
         return ModelEntry(
             name=name,
             workers=tuple(worker.entry for worker in workers if some is None or worker.id in some),
             expected=model.expected,
             external=model.external,
             created=model.created,
-            max_model_len=min(filter(None, (worker.report.max_model_len for worker in workers)), default=None),
-            root=next(filter(None, (worker.report.root for worker in workers)), None),
-            adapters=_adapters([worker for worker in workers if worker.state == READY]),
+            max_model_len=min(filter(None, (worker.report.max_model_len for worker in of_engines)), default=None),
+            root=next(filter(None, (worker.report.root for worker in of_engines)), None),
+            adapters=_adapters([worker for worker in of_engines if worker.state == READY]),
             orphans=tuple(sorted(model.journals - held)),
             readiness=model.readiness,
             withheld=model.withheld,

@@ -44,6 +44,11 @@ def friend(recording: RecordingService) -> Iterator[RecordingService]:
 def test_registered_api_is_listed_called_and_deregistered(recording: RecordingService) -> None:
     assert register(recording).status == 200
     assert recording.models() == ["tiny", "friend"]
+    listed = recording.admin("GET", "/v1/models").json()["data"]
+    assert [entry.keys() & {"root", "max_model_len"} for entry in listed] == [{"max_model_len"}, set()]
+    results = recording.admin("GET", "/get_version/all").json()["results"]
+    models = {each["worker_id"]: each["model"] for each in recording.workers()}
+    assert {models[result["worker_id"]] for result in results} == {"tiny"}
     assert recording.admin("POST", CHAT, BODY).json()["choices"][0]["message"]["content"] == "Hello there, friend!"
     assert deregister(recording).status == 200
     assert recording.models() == ["tiny"]
