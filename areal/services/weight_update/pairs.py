@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from areal.services.http.errors import ApiError
+from areal.services.http.errors import ApiError, bad_request
 
 
 class Mode(StrEnum):
@@ -99,8 +99,10 @@ class Pairs:
             del self._pairs[pair.name]
 
     def get(self, name: object) -> Pair:
-        """Raises 404."""
-        pair = self._pairs.get(name) if isinstance(name, str) else None
+        """Raises 400, 404."""
+        if not isinstance(name, str):
+            raise bad_request("pair_name must be a text", param="pair_name")
+        pair = self._pairs.get(name)
         if pair is None:
             known = ", ".join(sorted(self._pairs)) or "none"
             message = f"no pair {name!r} is connected; there is: {known}"

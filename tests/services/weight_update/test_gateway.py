@@ -48,11 +48,14 @@ def test_connect_workers_that_do_not_answer_leave_nothing_behind(gateway: Proces
         assert "http://127.0.0.1:9/weights/connect does not answer" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("path", ["/update_weights", "/disconnect"])
+@pytest.mark.parametrize("path", ["/update_weights", "/force_sync", "/disconnect"])
 def test_an_unknown_pair_is_404(gateway: Process, module_processes: Processes, path: str) -> None:
     answer = gateway.call("POST", path, {"pair_name": "nobody", "version": 1}, key=module_processes.key)
     assert answer.status == 404
     assert answer.json()["error"]["code"] == "pair_not_found"
+    for body in ({}, {"pair_name": 5, "version": 1}):
+        answer = gateway.call("POST", path, body, key=module_processes.key)
+        assert (answer.status, answer.json()["error"]["param"]) == (400, "pair_name")
 
 
 @pytest.mark.parametrize(
