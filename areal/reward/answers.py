@@ -2,9 +2,9 @@
 
 The last ``\\boxed{...}`` or ``####`` is the answer, whichever comes later; without either, the last number or formula
 of the prose. The whole of it counts: neither ``\\boxed{18, 19}``, nor two boxes with an "or" between them, nor the
-prose ``18 million`` is 18. Plain numbers are compared here, expressions by
-math-verify. Nothing here depends on the main thread or on signals, and no expression is evaluated whose value could be
-too large to write down.
+prose ``18 million``, ``17 and 18``, ``not 18`` or ``at least 18`` is 18. Plain numbers are compared here, expressions
+by math-verify. Nothing here depends on the main thread or on signals, and no expression is evaluated whose value could
+be too large to write down.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import unicodedata
 from fractions import Fraction
 from typing import Any
 
-_LONGEST, _DEEPEST, _MOST_DIGITS = 200, 8, 1000.0
+_LONGEST, _DEEPEST, _MOST_DIGITS, _MOST_BOXES = 200, 8, 1000.0, 20
 
-_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>")
+_SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
 _FORMULA = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_SCALE = r"(?:dozens?|hundreds?|thousands?|(?:m|b|tr)illions?)"
+_SCALE = r"(?:dozens?|tens|hundreds?|thousands?|(?:m|b|tr)illions?|mil|mn|bn|lakhs?|crores?)"
 _QUANTITY = (
     r"(?:(?:\d{1,3}(?:[,_' ]\d{3})+(?!\d)|\d+[ ]\d+/\d+|\d+)(?:\.\d+)*(?:[eE][-+]?\d+(?!\w))?|(?<![\w.])\.\d+"
     r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
@@ -34,8 +34,29 @@ _PROSE_NUMBER = re.compile(  # with all that makes it another number, or one of 
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
     rf"(?:[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}|[ ]?\\pi(?![A-Za-z])|[ ](?:{_SCALE}|squared|cubed|and[ ]a[ ]half)\b)?"
 )
-_ALTERNATIVE = re.compile(r"\d[^\w.]*\bor\b[^\w.]*\Z")
-_JOINED = re.compile(r"[\s$]*(?:[,;]|,?\s*\b(?:or|and)\b)[\s$]*")
+_WINDOW = 80
+_GAP = r"[^\w\n.!?:=]*"
+_DOUBT_BEFORE = re.compile(  # what makes the last number of prose one of several, or not the answer
+    rf"\d[^\n.!?:=]*\bor\b{_GAP}(?:[A-Za-z'’]+{_GAP}){{0,3}}\Z"  # 18 eggs, or maybe 20
+    r"|\d[^\w\n.!?:=()<>]*(?:\b(?:and|to|through|vs|versus)\b\.?)?[^\w\n.!?:=()<>]*\Z"  # 17, 18 and 20
+    r"|\d[ ](?:hours?|minutes?|days?|weeks?|months?|years?|f(?:ee|oo)?t|yards?|dollars?|pounds?|remainder|r),?"
+    rf"(?:[ ]and)?{_GAP}\Z"  # 1 hour and 18 minutes
+    r"|\b(?:not|never|cannot|[a-z]+n['’]t)\b(?:\s+[A-Za-z]+){0,4}[^\w\n.!?:;,=]*\Z"
+    r"|(?:[≤≥≠]|!=|[<>]=|[ \d)$][<>]|(?<![\w</])[A-Za-z][<>]|\\(?:[gl]eq?|neq?)(?![A-Za-z]))\s*[$\\]*\Z",
+    re.IGNORECASE,
+)
+_DOUBT_AFTER = re.compile(
+    r"\W{0,3}\?|\s*(?:[A-Za-z]+\s+)?(?:or\s+(?:so|more|less|fewer|over|under|above|below|higher|lower)|at\s+(?:least|most))\b"
+    r"|\s*(?:is|was)(?:n['’]t|\s+(?:not|wrong|incorrect|impossible))\b",
+    re.IGNORECASE,
+)
+_NEIGHBOURS = re.compile(r"(?:[A-Za-z'’]+[ ](?=(?:of|to)\b))?[A-Za-z'’]+(?=[ $\\*_]*\Z)")
+_NEGATED = re.compile(r"(?:\A|[=$(:])[-−]\Z|[=$]\s*[-−]\s*\Z")
+_JOINED = re.compile(
+    r"[\s$()]*(?:[,;/|&~]|-{1,3}|[,;]?\s*\b(?:and/or|or|and|to|vs\.?)\b"
+    r"(?:\s+(?:else|even|also|maybe|perhaps|possibly|alternatively))?)[\s$()]*",
+    re.IGNORECASE,
+)
 
 
 def final_answer(text: str) -> str | None:
@@ -43,7 +64,7 @@ def final_answer(text: str) -> str | None:
     text = _SPECIAL_TOKEN.sub("", text)
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
-        return _last_in_prose(text)
+        return _last_in_prose(text, doubt=True)
     last = max(marks, key=re.Match.start)
     if last[0].startswith("\\"):
         return _last_boxes(text, [mark for mark in marks if mark[0].startswith("\\")])
@@ -71,18 +92,27 @@ def right_number(answer: Any) -> str:
 
 
 def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
-    """The content of the last box, and of those before it from which only a comma or a conjunction separates it."""
+    """The content of the last box, with those before it from which only a comma or a conjunction separates it. Of
+    nested boxes the outermost counts."""
+    arguments: list[tuple[int, int, int]] = []
+    covered = 0
+    for box in boxes[-_MOST_BOXES:]:
+        if box.start() >= covered:
+            start, end = _argument(text, box.end())
+            arguments.append((box.start(), start, end))
+            covered = end or start + len(text[start:].partition("\n")[0])
     found: list[str] = []
     after = 0
-    for box in reversed(boxes):
-        start, end = _argument(text, box.end())
-        if found and not _JOINED.fullmatch(text, end, after):
+    for begin, start, end in reversed(arguments):
+        if found and not _JOINED.fullmatch(_SPACING.sub(" ", _SIGNS.sub("", _without_layout(text[end:after])))):
             break
         if not end:
             return ", ".join(found) or None
         content = text[start:end].removeprefix("{").removesuffix("}").strip()
+        if _NEGATED.search(text[max(0, begin - _WINDOW) : begin]):
+            content = f"-({content})"
         found[:0] = [content] if content not in found else []
-        after = box.start()
+        after = begin
     return ", ".join(found)
 
 
@@ -104,7 +134,8 @@ def _argument(text: str, start: int) -> tuple[int, int]:
     return start, 0
 
 
-def _last_in_prose(text: str) -> str | None:
+def _last_in_prose(text: str, doubt: bool = False) -> str | None:
+    """With ``doubt``, None where the words beside the last number say that it is not the answer, or not all of it."""
     text = _in_latex(text)
     found = [
         (match.end(), -match.start(), inner)
@@ -114,8 +145,17 @@ def _last_in_prose(text: str) -> str | None:
     found += [(match.end(), -match.start(), match[0]) for match in _PROSE_NUMBER.finditer(text)]
     if not found:
         return None
-    _, start, answer = max(found)
-    return None if _ALTERNATIVE.search(text[max(0, -start - 20) : -start]) else answer
+    end, start, answer = max(found)
+    return (
+        None if doubt and _is_doubtful(text[max(0, -start - _WINDOW) : -start], text[end : end + _WINDOW]) else answer
+    )
+
+
+def _is_doubtful(before: str, after: str) -> bool:
+    beside = _NEIGHBOURS.search(before)
+    return bool(
+        _DOUBT_BEFORE.search(before) or _DOUBT_AFTER.match(after) or (beside is not None and _BEFORE.search(beside[0]))
+    )
 
 
 def same_number(said: str | None, right: str | None) -> bool:
@@ -137,13 +177,16 @@ def as_number(text: str | None) -> Fraction | None:
 
 
 _TEXT_COMMAND = re.compile(
-    r"\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname|bm|boldsymbol|underline)"
+    r"\\(?:f?box(?:ed)?|text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname|bm|boldsymbol|underline)"
     r"\s*\{([^{}]*)\}"
+)
+_UNIT_FRACTION = re.compile(
+    r"\\[dtc]?frac\s*\{\\(?:text|mathrm)\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\{([A-Za-z ]+)\}\}"
 )
 _LAYOUT = re.compile(
     r"\\(?:text)?color\{\w+\}|\\(?:left|right|displaystyle|textstyle|big|Big|limits)(?![A-Za-z])|\\!|\\\(|\\\)|\\\[|\\\]"
 )
-_SPACING = re.compile(r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
+_SPACING = re.compile(r"(?<!\\)\\[,;:> ]|\\q?quad(?![A-Za-z])|~")
 _SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
 _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
 _GROUPED = re.compile(
@@ -173,18 +216,18 @@ _TRAILING_WORDS = re.compile(
 # Words that make the number beside them another one, or one of several.
 _BEFORE = re.compile(
     r"\b(?:not|never|[a-z]+n['’]t|or|than|least|most|between|minus|negative|without|except|half|third|quarter|fifth|tenth"
-    r"|double|twice|thrice|n?either|nor|mod|modulo)\b"
-    r"|\b(?:over|under|above|below|up\s+to|but|sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|gcd|lcm|max|min|sum"
+    r"|double|twice|thrice|n?either|nor|none|mod|modulo)\b"
+    r"|\b(?:over|under|above|below|up\s+to|instead\s+of|but|sqrt|log|ln|exp|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|gcd|lcm|max|min|sum"
     rf"|(?:root|square|cube|factorial|reciprocal|inverse|opposite|logarithm|sine|cosine|tangent)\s+of|{_SCALE})\s*\Z",
     re.IGNORECASE,
 )
 _AFTER = re.compile(
-    rf"\b(?:or|and|plus|minus|than|mod|modulo|score|squared|cubed|factorial|negative|below|pi|inf|infinity|half|halves"
+    rf"\b(?:or|and|at\s+(?:most|least)|plus|minus|than|mod|modulo|score|squared|cubed|factorial|negative|below|pi|inf|infinity|half|halves"
     rf"|thirds|tenths|hundredths|thousandths|{_SCALE})\b",
     re.IGNORECASE,
 )
 _UNITS_OF_ONE_LETTER = frozenset("mgshdlLJNWVACF")
-_COMMANDS = frozenset(("frac", "dfrac", "tfrac", "cfrac", "sqrt", "times", "cdot", "div"))
+_COMMANDS = frozenset(("frac", "dfrac", "tfrac", "cfrac", "over", "sqrt", "times", "cdot", "div"))
 
 
 def arithmetic(text: str) -> str | None:
@@ -218,6 +261,7 @@ def _in_latex(text: str) -> str:
 def _without_layout(text: str) -> str:
     """LaTeX, also for Unicode, without the commands that only change how it looks."""
     text = _LAYOUT.sub("", _in_latex(text))
+    text = _UNIT_FRACTION.sub(r" \1/\2 ", text)
     while (inner := _TEXT_COMMAND.sub(r" \1 ", text)) != text:
         text = inner
     text = _ORDINAL.sub("", _REPEATING.sub(_repeating, text))
@@ -238,8 +282,12 @@ def _without_separators(text: str) -> str:
 
 
 def _is_several(name: str) -> bool:
-    """Whether the left side of an equation is more than a name, as ``x = 20 or y`` of ``x = 20 or y = 18``."""
-    return "," in name or bool(re.search(r"\d", name) and re.search(r"\b(?:or|and)\b", name))
+    """Whether the left side of an equation is more than a name, as ``x = 20 or y`` of ``x = 20 or y = 18``, or ``20 y``
+    of ``x = 20 y = 18``."""
+    return "," in name or bool(
+        re.search(r"\d[\s;]+[A-Za-z](?:_\S+)?\s*\Z", name)
+        or (re.search(r"\d", name) and re.search(r"\b(?:or|and)\b", name))
+    )
 
 
 def _without_words(text: str) -> str | None:
@@ -311,17 +359,21 @@ def _equal(one: str, other: str) -> bool:
     first, second = _decimal(one), _decimal(other)
     if second is not None:
         return _is_value(one, second)
-    return first is None or _is_value(other, first)
+    if first is not None:
+        return _is_value(other, first)
+    gold = _parsed(other)
+    return gold is not None and _verified(gold, one)
 
 
 _MATHEMATICS = re.compile(rf"\\(?!(?:{'|'.join(sorted(_COMMANDS))})(?![A-Za-z]))[A-Za-z]")
 _SIDE_BY_SIDE = re.compile(r"(?<![\d_^{])\d+\s+\d")  # math-verify adds them
 _UNIT = re.compile(
-    rf"(?<=[\w}}])(?:\\[,;: ])*\s*\\(?:text|mbox|mathrm)\s*\{{(?![^{{}}]*\b(?:or|and|if|{_SCALE})\b)"
+    rf"(?<=[\w}}])(?:\\[,;: ])*\s*\\(?:text|mbox|mathrm)\s*\{{(?![^{{}}]*\b(?:or|and|if|at|{_SCALE})\b)"
     r"[A-Za-z\s./]+\}(?:\s*\^\s*\{?-?\d\}?)?[\s$.]*\Z"
 )
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _BASE, _ELLIPSIS = re.compile(r"(?<=\d)_\s*\{?\s*(\d+)"), re.compile(r"(\\[lcd]?dots|\.\.\.|\\mod)(?![A-Za-z])")
+_CONSTANT = re.compile(r"(?:[^A-Za-z\\]|\\[A-Za-z]+)*\d(?:[^A-Za-z\\]|\\[A-Za-z]+)*")  # no name of a quantity
 _PLAIN_TEXT = re.compile(r"[A-Za-z'’ -]{2,}|\([A-Za-z]\)")
 
 
@@ -343,8 +395,15 @@ def same_expression(said: str, right: str) -> bool:
         return False
     if as_number(right) is not None and not _MATHEMATICS.search(said):
         return False  # ``same_number`` has seen all of it
+    if {_bracket(said), _bracket(right)} == {"(", "\\{"}:
+        return False
     gold = _parsed(right)
-    return gold is not None and _verified(gold, said)
+    constants = [] if "=" in right else filter(_CONSTANT.fullmatch, _EXACT_EQUALITY.split(said)[:-1])
+    return gold is not None and all(_verified(gold, each) for each in (said, *constants))
+
+
+def _bracket(text: str) -> str:
+    return text[: 2 if text.startswith("\\") else 1]
 
 
 def _marks(text: str, mark: re.Pattern[str]) -> set[str]:
