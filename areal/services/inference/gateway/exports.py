@@ -205,7 +205,7 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
 
 def _is_damaged(reply: WorkerReply) -> bool:
     """Whether this data proxy can export nothing of the sessions it was asked for."""
-    return reply.status == 500 and _error_of(reply)["code"] in UNEXPORTABLE
+    return reply.status in (422, 500) and _error_of(reply)["code"] in UNEXPORTABLE
 
 
 def _error_of(reply: WorkerReply) -> dict[str, Any]:

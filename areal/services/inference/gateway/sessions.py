@@ -386,7 +386,8 @@ class SessionRoutes:
         interaction, model = data.get("interaction_id"), data.get("model")
         if isinstance(interaction, str) and (tag := tag_of_answer(interaction)) is not None:
             return {**data, "session_id": str(SessionName(HITL, tag, 0))}
-        return {**data, "session_id": await self._hitl.session(model if isinstance(model, str) else None, headers)}
+        name = (await self._relay.resolve(model)).name if isinstance(model, str) else None
+        return {**data, "session_id": await self._hitl.session(name, headers)}
 
     async def sessions(self, request: Request) -> Response:
         """A page in the order of journals and numbers."""

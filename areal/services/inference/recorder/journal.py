@@ -367,7 +367,8 @@ class SessionJournal(Journal):
             if entry["code"] == CorruptRecord.code:
                 self._note(CorruptRecord(entry["message"]))
         if errors and not items:
-            raise ApiError(500, f"nothing of it can be exported: {errors[0]['message']}", code=errors[0]["code"])
+            code, message = errors[0]["code"], f"nothing of it can be exported: {errors[0]['message']}"
+            raise ApiError(422 if code == RewardOverflow.code else 500, message, code=code)
         with_tokens = {part.session_id for part in parts if part.tokens}
         only_text = [part.session_id for part in parts if part.texts and part.session_id not in with_tokens]
         if request.columns_only and only_text:

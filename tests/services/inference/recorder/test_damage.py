@@ -139,6 +139,9 @@ async def test_rewards_that_add_up_beyond_float32_are_an_error_of_their_trajecto
     _, export = await journal.export(ExportRequest(tuple(names), remove=False))
     assert [error["code"] for error in export.errors] == ["reward_overflow"]
     assert export.traj()["rewards"] == [3.0, 2.0]
+    with pytest.raises(ApiError) as caught:
+        await journal.export(ExportRequest((names[0],)))
+    assert (caught.value.status, caught.value.code) == (422, "reward_overflow")
     _, undiscounted = await journal.export(ExportRequest((names[0],), discount=0.0))
     assert [row["session_id"] for row in undiscounted.rows] == [names[0]] * 2
     await journal.close()

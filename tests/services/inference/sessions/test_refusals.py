@@ -95,6 +95,12 @@ def test_reward_of_a_session_without_an_interaction_is_400(recording: RecordingS
     refused(recording.begin().post("/rl/set_reward", {"reward": 1.0}), 400)
 
 
+@pytest.mark.parametrize("path", ["/rl/set_reward", "/rl/end_session"])
+def test_human_who_names_a_model_that_is_not_there_is_404_at_once(recording: RecordingService, path: str) -> None:
+    answer = recording.admin("POST", path, {"reward": 1.0, "model": "nobody"})
+    assert refused(answer, 404)["code"] == "model_not_found"
+
+
 def test_reward_of_another_ones_interaction_is_refused(recording: RecordingService) -> None:
     first, second = recording.on_each_replica()
     interaction = first.chat("a")["id"]
