@@ -331,7 +331,7 @@ class AsyncRewardWrapper:
             raise RewardTimeout(f"{self._parameters.name}: no reward within {self._timeout_s:g} s") from error
         except RewardError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit() ends a process of the pool, and not this one
             raise RewardRaised(f"{self._parameters.name} raised: {type(error).__name__}: {error}") from error
 
     def _target(self) -> FunctionTarget:

@@ -130,6 +130,8 @@ async def test_closure_runs_here_and_it_is_said(caplog: pytest.LogCaptureFixture
     assert "locked cannot go to another process" in caplog.text
     with pytest.raises(RewardRaised, match="raised: KeyError: 'no'"):
         await AsyncRewardWrapper(lambda: dict[str, str]()["no"])()
+    with pytest.raises(RewardRaised, match="raised: SystemExit: 3"):
+        await AsyncRewardWrapper(lambda: sys.exit(3))()
 
 
 async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:
