@@ -37,7 +37,7 @@ def joined_text(content: object, where: str, between: str) -> str:
         place = f"{where}[{index}]"
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind not in TEXT_PARTS:
-            raise bad_request(f"{place} is of type {kind!r}; this model takes text only", param=f"{place}.type")
+            raise bad_request(f"{place}: this model takes text only, not {kind!r}", param=f"{place}.type")
         texts.append(string_of(part, "refusal" if kind == "refusal" else "text", place))
     return between.join(texts)
 

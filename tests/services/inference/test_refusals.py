@@ -44,6 +44,7 @@ def refused(answer: Answer, status: int = 400) -> dict[str, Any]:
         ("bad_words", ["1"]), ("allowed_token_ids", [1]), ("stop_regex", "a+"), ("use_beam_search", True),
         ("include_stop_str_in_output", True), ("truncate_prompt_tokens", 2), ("chat_template", "x"),
         ("custom_logit_processor", "x"), ("logits_processors", ["x"]), ("logit_bias", {"1": 101}),
+        ("logit_bias", {"01": 1}),
         ("logit_bias", {"1": True}), ("parallel_tool_calls", False), ("chat_template_kwargs", 7),
         ("chat_template_kwargs", {"messages": []}), ("stop_token_ids", [10**9]), ("model", 7),
     ],

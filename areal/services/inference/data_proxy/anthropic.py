@@ -147,6 +147,7 @@ _REFUSED = {
     "mcp_servers": "the service connects to no tool servers; name tools instead",
 }
 _NAMES = {
+    "messages": "messages",
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
@@ -274,7 +275,7 @@ def _blocks(content: object, where: str) -> list[tuple[str, Mapping[str, Any], s
 
 
 def _foreign(kind: str, where: str) -> ApiError:
-    return bad_request(f"{where} is of type {kind!r}; this model takes text only", param=f"{where}.type")
+    return bad_request(f"{where}: this model takes text only, not {kind!r}", param=f"{where}.type")
 
 
 def _texts(content: object, where: str) -> list[str]:

@@ -183,7 +183,8 @@ def _registered(body: RegisterExternal, own: str) -> Registered:
     try:
         _ = registered.parsed_url
     except UrlError as error:
-        raise bad_request(f"url {error}", param="url") from error
+        why = str(error).replace("external.allowPrivate", "allow_private")
+        raise bad_request(f"url {why}", param="url") from error
     return registered
 
 

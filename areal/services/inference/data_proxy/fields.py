@@ -7,6 +7,7 @@ nothing is dropped silently.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,14 +134,16 @@ def is_token_ids(value: object, vocab_size: int) -> bool:
 
 @contextmanager
 def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a chat body's field name the dialect's own field."""
+    """Errors about a chat body's field name the dialect's own field. A place inside it is left out: the dialect may
+    number its items differently."""
     try:
         yield
     except ApiError as error:
-        known = names.get(error.param or "")
-        if known is None or error.param is None:
+        given = re.split(r"[.\[]", error.param or "")[0]
+        known = names.get(given)
+        if known is None:
             raise
-        message = error.message.replace(error.param, known)
+        message = re.sub(rf"\b{given}\b(\[\d+\]|\.\w+)*", known, error.message)
         raise ApiError(error.status, message, code=error.code, param=known, headers=error.headers) from error
 
 
@@ -369,10 +372,13 @@ def check_logprobs(sampling: SamplingParams, options: ResponseOptions, capabilit
         )
 
 
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
+
+
 def _logit_bias(fields: Fields, vocab_size: int) -> dict[int, float]:
     bias: dict[int, float] = {}
     for key, value in fields.mapping("logit_bias").items():
-        if not key.isdecimal() or not key.isascii() or int(key) >= vocab_size:
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocab_size:
             raise bad_request(f"logit_bias: {key!r} is not a token id", param="logit_bias")
         if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
             raise bad_request(f"logit_bias of token {key} must be a number between -100 and 100", param="logit_bias")

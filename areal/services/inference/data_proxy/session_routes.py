@@ -293,7 +293,9 @@ class TrajectoryRoutes:
 
     def _export_request(self, body: ExportTrajectories) -> ExportRequest:
         ids = body.session_ids
-        if not ids and body.group_id is not None:
+        if ids and body.group_id is not None:
+            GroupName.require(body.group_id).check_members(ids)
+        elif body.group_id is not None:
             ids = tuple(name for _, name in _group_members(self._store, body.group_id)[1])
         if not ids:
             raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")

@@ -198,7 +198,7 @@ def _part(part: object, where: str) -> str:
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise bad_request(f"{where} is of type {kind!r}; this model takes text only", param=f"{where}.type")
+        raise bad_request(f"{where}: this model takes text only, not {kind!r}", param=f"{where}.type")
     if not isinstance(text, str):
         raise bad_request(f"{where}.text must be a string", param=f"{where}.text")
     return text

@@ -200,6 +200,8 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
     places: dict[str, list[str]] = {}
     for session_id in ids:
         places.setdefault(SessionName.require(session_id).tag, []).append(session_id)
+    if group_id is not None:
+        GroupName.require(group_id).check_members(ids)
     return places
 
 

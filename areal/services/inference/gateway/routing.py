@@ -206,8 +206,10 @@ class LiveTable:
 
 
 def _journals(table: Snapshot) -> dict[str, str]:
-    found = {tag: name for name, model in table.models.items() for tag in model.orphans}
-    for name, model in table.models.items():
+    """The model of each journal: that of its data proxies' engine, where they serve external models too."""
+    models = sorted(table.models.items(), key=lambda item: not item[1].external)
+    found = {tag: name for name, model in models for tag in model.orphans}
+    for name, model in models:
         found |= {tag: name for worker in model.workers for tag in worker.journals}
     return found
 

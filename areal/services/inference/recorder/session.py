@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -264,6 +264,13 @@ class GroupName:
         if name is None:
             raise ApiError(404, f"no group {text!r}", code="group_not_found", param="group_id")
         return name
+
+    def check_members(self, session_ids: Iterable[str]) -> None:
+        """Raises 400 for a session of another group, 404 for what is no session id."""
+        for session_id in session_ids:
+            name = SessionName.require(session_id, "session_ids")
+            if name.tag != self.tag or not self.first <= name.number < self.first + self.size:
+                raise bad_request(f"session {session_id!r} is not in group {self}", param="group_id")
 
 
 @dataclass(frozen=True)

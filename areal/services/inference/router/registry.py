@@ -162,8 +162,12 @@ class WorkerRegistry:
         return kept[1]
 
     def holders(self, tag: str) -> list[WorkerRecord]:
-        """The workers that serve a journal."""
-        return list(self._by_journal.get(tag, {}).values())
+        """The workers that serve a journal: those of the engine's model first, those of external models last."""
+        return sorted(self._by_journal.get(tag, {}).values(), key=self._is_external)
+
+    def _is_external(self, worker: WorkerRecord) -> bool:
+        model = self._models.get(worker.model) if worker.model is not None else None
+        return model is not None and model.external
 
     @property
     def names(self) -> list[str]:

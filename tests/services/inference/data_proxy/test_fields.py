@@ -141,6 +141,13 @@ def test_faults_of_a_chats_field_name_the_dialects_own_and_others_stay() -> None
     assert told(None).param is None
 
 
+@pytest.mark.parametrize("place", ["messages[1].content[0].type", "messages[1]", "messages"])
+def test_fault_inside_a_chats_field_names_the_dialects_field_alone(place: str) -> None:
+    with pytest.raises(ApiError) as caught, dialect_field_names({"messages": "input"}):
+        raise ApiError(400, f"{place.removesuffix('.type')} is of type 'image_url'", code="c", param=place)
+    assert (caught.value.message, caught.value.param) == ("input is of type 'image_url'", "input")
+
+
 def test_form_of_the_answer_is_the_same_unsaid_and_said_to_be_the_default() -> None:
     said = {"stop": [], "skip_special_tokens": True, "return_token_ids": False, "stream_options": {}}
     for stream in (False, True):

@@ -127,6 +127,13 @@ async def test_journals_are_known_by_their_model_also_when_nobody_serves_them() 
     assert table.records
 
 
+@pytest.mark.parametrize("engine", ["a", "z"])
+async def test_journal_of_a_data_proxy_with_an_external_model_too_is_that_of_its_engine(engine: str) -> None:
+    worker = WorkerEntry("w", "http://w:1", READY, ("aaaaaaaa",))
+    models = {name: ModelEntry(name, (worker,), external=name == "friend") for name in sorted((engine, "friend"))}
+    assert live(Snapshot("e", 0, True, models=models)).model_of_journal("aaaaaaaa") == engine
+
+
 async def test_unknown_journal_is_nobodys_only_where_all_were_heard() -> None:
     heard, unheard = WorkerEntry("a", "http://a:1"), WorkerEntry("b", "http://b:1", heard=False)
     assert recording(heard).all_heard

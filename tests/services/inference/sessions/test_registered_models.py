@@ -125,6 +125,16 @@ async def test_reward_of_an_agent_that_asks_a_judge_reaches_the_tokens_of_its_po
         assert len(trajectory_rows(exported)["truncated"]) == 1
 
 
+def test_session_is_placed_at_its_engines_model_beside_an_external_one(friend: RecordingService) -> None:
+    session = {"session_id": friend.begin(model="tiny").session_id}
+    assert friend.router.call("POST", "/route", session, key=friend.key).json()["model"] == "tiny"
+
+
+def test_private_address_is_allowed_by_the_bodys_own_field(recording: RecordingService) -> None:
+    error = refused(register(recording, url="http://10.0.0.1/v1"), 400)
+    assert "set allow_private: true" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("more", "status", "param"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,18 @@ def test_group_is_exported_by_its_id(recording: RecordingService) -> None:
         rewarded(rollout, "a", 1.0)
     answer = recording.admin("POST", "/export_trajectories", {"group_id": group[0].group_id})
     assert [row["session_id"] for row in answer.json()["rows"]] == [rollout.session_id for rollout in group]
+
+
+def test_export_of_sessions_and_a_group_that_they_are_not_in_is_refused(recording: RecordingService) -> None:
+    group, other = recording.begin_group(2), recording.begin()
+    for rollout in (*group, other):
+        rewarded(rollout, "a", 1.0)
+    for port in (recording.admin, partial(recording.proxies[0].call, key=recording.key)):
+        body = {"session_ids": [group[0].session_id, other.session_id], "group_id": group[0].group_id}
+        assert refused(port("POST", "/export_trajectories", body), 400)["param"] == "group_id"
+    body["session_ids"] = [group[1].session_id]
+    answer = recording.admin("POST", "/export_trajectories", body)
+    assert [row["session_id"] for row in answer.json()["rows"]] == body["session_ids"]
 
 
 def test_key_of_the_callers_own_opens_its_session_and_is_refused_while_active(recording: RecordingService) -> None:

@@ -164,7 +164,7 @@ IMAGE = {"type": "input_image", "image_url": "https://a.example/cat.png"}
         ({"input": [7]}, "input[0]"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
-        ({"input": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input"),
         ({"input": [{"role": "user", "content": [{**IMAGE, "file_id": "f"}]}]}, "input[0].content[0].file_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
