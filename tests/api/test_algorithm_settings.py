@@ -89,6 +89,7 @@ REFUSED = {
     "actor: {entropy_coeff: .nan}": "actor.entropy_coeff: entropy_coeff must be a finite number, not nan",
     "actor: {is_critic: true}": "actor.is_critic: a policy has log-probabilities",
     "ref: {is_critic: true}": "ref.is_critic: a policy has log-probabilities",
+    "critic: {is_critic: false}": "critic.is_critic: is_critic must be true",
     "actor: {mb_spec: {granularity: 4}}": "actor.mb_spec.granularity: ",
     "actor: {dynamic_sampling: true}": "actor.dynamic_sampling: gconfig.n_samples is 1",
     "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k2, upper: -1}}": (

@@ -517,6 +517,7 @@ _CAP_MODES = ("", "token_mask", "token_truncate", "sequence_mask", "sequence_tru
 
 @dataclass
 class PPOCriticConfig(TrainEngineConfig):
+    is_critic: bool = True
     ppo_n_minibatches: Annotated[int, COUNT] = 4
     ppo_epochs: Annotated[int | None, COUNT] = None  # None: as many as the actor's
     eps_clip: Annotated[float, NOT_NEGATIVE] = 0.5
@@ -524,7 +525,8 @@ class PPOCriticConfig(TrainEngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.is_critic = True
+        if not self.is_critic:
+            raise ValueError("is_critic must be true: a critic has values")
 
 
 @dataclass
