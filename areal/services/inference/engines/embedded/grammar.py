@@ -61,8 +61,12 @@ class Grammars:
             missing = "no end token" if file.is_file() else "no tokenizer.json"
             raise ArealError(f"the engine has no grammars: {tokenizer_folder} has {missing}")
         self._library: Any = llguidance
+        self._vocab_size = vocab_size
         try:
-            self._tokenizer = self._library.LLTokenizer(file.read_text(encoding="utf-8"), vocab_size, ends)
+            tokenizer = json.loads(file.read_text(encoding="utf-8"))
+            if tokenizer.get("decoder") == {"type": "Fuse"}:  # which llguidance does not know: tokens side by side
+                tokenizer["decoder"] = {"type": "ByteFallback"}
+            self._tokenizer = self._library.LLTokenizer(json.dumps(tokenizer), vocab_size, ends)
         except (ValueError, OSError) as error:
             raise ArealError(f"the engine has no grammars: llguidance cannot read {file}: {error}") from error
 
@@ -79,7 +83,11 @@ class Grammars:
             raise UsageFault(f"response_format: the {what} cannot be followed: {error}") from error
         if problem := matcher.get_error():
             raise UsageFault(f"response_format: the {what} cannot be followed: {problem.splitlines()[0]}")
-        return Matcher(matcher)
+        made = Matcher(matcher)
+        first = np.flatnonzero(made.allowed(self._vocab_size))
+        if len(first) == 1 and not made.fork().observe(int(first[0])):  # how llguidance tells a byte without a token
+            raise UsageFault(f"response_format: the {what} cannot be followed: this model has no tokens to write it")
+        return made
 
     def _grammar(self, kind: str, response_format: Mapping[str, Any]) -> str:
         """Raises UsageFault, ValueError."""

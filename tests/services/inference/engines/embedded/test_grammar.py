@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,14 +126,29 @@ def test_model_whose_tokens_cannot_write_it_is_lost_not_wrong(tmp_path: Path, st
     tokenizer.add_special_tokens(["<end>"])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     make_model(tmp_path, vocab_size=11, bos_token_id=None, eos_token_id=0)
-    matcher = Grammars(tmp_path, 11, {0}).matcher(JSON_SCHEMA)
+    matcher = Grammars(tmp_path, 11, {0}).matcher({"type": "regex", "regex": "[0-9]x"})
     (sequence,) = start(tmp_path).run([1, 5], max_new_tokens=8, matcher=matcher)
     assert sequence.finish is Finish.LOST
 
 
-def test_tokenizer_that_grammars_cannot_read_is_why_there_are_none() -> None:
+def test_model_of_the_quickstart_answers_as_it_is_constrained(start: Start) -> None:
+    grammars, tokenizer = Grammars(EXAMPLE, 16, {2}), Tokenizer.from_file(str(EXAMPLE / "tokenizer.json"))
+    make = partial(grammars.matcher, {"type": "regex", "regex": "[0-3]{3}=[4-9]"})
+    harness = start(EXAMPLE)
+    sequences = [harness.submit([5], seed=seed, stop_token_ids=(2,), matcher=make()) for seed in range(4)]
+    harness.wait(*sequences)
+    for sequence in sequences:
+        assert re.fullmatch("[0-3]{3}=[4-9]", tokenizer.decode(sequence.output)), sequence.output
+    with pytest.raises(UsageFault, match="this model has no tokens to write it"):
+        grammars.matcher({"type": "json_object"})
+
+
+def test_tokenizer_that_grammars_cannot_read_is_why_there_are_none(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<end>": 0}, unk_token="<end>"))
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ArealError, match="cannot read"):
-        Grammars(EXAMPLE, 16, {2})
+        Grammars(tmp_path, 1, {0})
 
 
 @pytest.mark.parametrize("ends", [set(), {END}])
