@@ -107,6 +107,15 @@ def test_schema_that_is_none_is_refused() -> None:
     assert refused.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "body", [{"response_format": {"type": "json_object"}}, {"guided_regex": "a"}], ids=lambda body: next(iter(body))
+)
+def test_constraint_of_an_engine_without_grammars_is_400_and_says_why(body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="no grammars: none") as refused:
+        read_response_options(Fields(body), None, Capabilities(no_response_format="no grammars: none"))
+    assert (refused.value.status, refused.value.param) == (400, next(iter(body)))
+
+
 # Single fields.
 
 

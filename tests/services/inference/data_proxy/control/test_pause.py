@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -145,11 +146,15 @@ def test_released_memory_takes_no_calls_until_it_is_resumed(service: EmbeddedSer
     )
 
 
-def test_response_format_that_the_engine_has_not_got_is_400_and_says_why(service: EmbeddedService) -> None:
-    answer = service.ask("POST", COMPLETIONS, {**LONG, "response_format": {"type": "json_object"}})
-    error = answer.json()["error"]
-    assert (answer.status, error["param"]) == (400, "response_format")
-    assert "no grammars" in error["message"] and "tokenizer.json" in error["message"]
+def test_response_format_that_the_model_has_no_tokens_for_is_400_and_says_why(service: EmbeddedService) -> None:
+    asked = {**LONG, "ignore_eos": False, "response_format": {"type": "json_object"}}
+    answer = service.ask("POST", COMPLETIONS, asked)
+    assert (answer.status, "this model has no tokens" in answer.json()["error"]["message"]) == (400, True), answer.body
+
+
+def test_answer_matches_the_regular_expression_of_the_call(service: EmbeddedService) -> None:
+    answer = service.ask("POST", COMPLETIONS, {**LONG, "ignore_eos": False, "guided_regex": "[0-3]{3}=[4-9]"})
+    assert re.fullmatch("[0-3]{3}=[4-9]", answer.json()["choices"][0]["text"]), answer.body
 
 
 def test_answer_that_the_context_has_no_room_for_is_400(service: EmbeddedService) -> None:
