@@ -7,6 +7,7 @@ the weights, and the job admits, rejects and exports the episode like any other.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from areal.client.command import address_lookup, read_key_file
 from areal.client.errors import ClientError, ServiceError
 from areal.errors import UsageFault
 from areal.rollout.rlvr import RowReward
-from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD, SessionWorkflow
+from areal.rollout.workflows import AGENTS_ADDRESS, AGENTS_KEY_FILE, AGENTS_RECORD, CLEAN_UP_S, SessionWorkflow
 
 if TYPE_CHECKING:
     from areal.client.inference import AsyncSession
@@ -73,8 +74,9 @@ class AgentServiceWorkflow(SessionWorkflow):
                 raise ServiceError(str(error), status=error.status, code=error.code) from error
             raise
         finally:
-            with contextlib.suppress(ClientError):  # the session expires
-                await self._client.session(key).close()
+            with contextlib.suppress(ClientError, TimeoutError):  # the session expires
+                async with asyncio.timeout(CLEAN_UP_S):
+                    await self._client.session(key).close()
         if self._reward is None:
             if "reward" not in answer["agent_metadata"]:
                 hint = (

@@ -179,6 +179,7 @@ class Executor:
             head = self._runner.head_of(item)
             if (
                 item.number in self.staleness.running
+                and not task.cancelling()
                 and head is not None
                 and is_stale(self.staleness.window, head, version)
             ):
@@ -309,9 +310,12 @@ class Executor:
         return f"{now} ({past}){'; paused' if self._paused else ''}{held}"
 
     async def close(self) -> None:
+        """Cancel the running episodes and wait for them. One that was aborted is not cancelled again: that would
+        interrupt the closing of its sessions."""
         tasks = [task for _, task in self._tasks.values()]
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():
+                task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for future in self._awaited.values():
             future.cancel()

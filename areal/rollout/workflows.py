@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_CLEAN_UP_S = 10.0
+CLEAN_UP_S = 10.0
 _ONLINE_WAIT_S = 30.0
 
 
@@ -83,7 +83,7 @@ class SessionWorkflow(RolloutWorkflow):
             await reward_session(session, reward)
         except BaseException:
             with contextlib.suppress(ArealError, TimeoutError):  # the session expires
-                async with asyncio.timeout(_CLEAN_UP_S):
+                async with asyncio.timeout(CLEAN_UP_S):
                     await _discard(session)
             raise
         return await export_session(session, discount=self._discount, style=self._style)

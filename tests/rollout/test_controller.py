@@ -132,6 +132,40 @@ def test_episode_that_is_too_old_while_it_runs_is_given_up_and_frees_the_engine(
     assert controller.export_stats()["abandoned"] == 1
 
 
+class CleansUp(Sampled):
+    """Closes something in two steps when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.cleaning, self.cleaned, self.gate = threading.Event(), threading.Event(), asyncio.Event()
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        try:
+            return await super().arun_episode(engine, data)
+        finally:
+            self.loop = asyncio.get_running_loop()
+            self.cleaning.set()
+            await self.gate.wait()
+            self.cleaned.set()
+
+
+@pytest.mark.parametrize("end", ["set_version", "destroy"])
+def test_aborted_episode_is_not_interrupted_while_it_closes_its_sessions(place: Place, make: Make, end: str) -> None:
+    controller, workflow = make(max_head_offpolicyness=0, consumer_batch_size=1, max_concurrent_rollouts=1), CleansUp()
+    script(place.engine, gate=1)
+    controller.submit({"n": 0}, workflow)
+    engine_calls(place.engine, until="any")
+    controller.set_version(1)
+    assert workflow.cleaning.wait(20)
+    if end == "set_version":
+        controller.set_version(2)
+        controller.export_stats()  # the loop has come past the cancellation
+        workflow.loop.call_soon_threadsafe(workflow.gate.set)
+    else:
+        workflow.loop.call_soon_threadsafe(workflow.loop.call_later, 0.1, workflow.gate.set)
+        controller.destroy()
+    assert workflow.cleaned.wait(20)
+
+
 def test_order_of_a_batch_is_that_of_no_clock(make: Make) -> None:
     orders = []
     for ends in ([0, 1, 2, 3], [3, 1, 2, 0]):
