@@ -6,8 +6,10 @@ A key is opaque: any text of 1 to 1024 bytes of UTF-8. In a path it is one perce
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -127,6 +129,7 @@ class AgentSessions:
         self._router = router
         self._keys = keys
         self._inference = {_base(access.addr): access for access in inference}
+        self._starting: dict[str, asyncio.Task[OpenedSession]] = {}
 
     def model_access(self, data: Mapping[str, Any]) -> ModelAccess | None:
         """The RL session that the caller brings. Raises 400 for half of one, and for one of another inference
@@ -147,6 +150,8 @@ class AgentSessions:
 
     async def find(self, key: str) -> str:
         """The tag of the session's journal. Raises 404."""
+        if (starting := self._starting.get(key)) is not None:
+            await asyncio.wait([starting])
         tag = await self._keys.journal_with(key.encode())
         if tag is None:
             self.require_pairs()
@@ -172,7 +177,23 @@ class AgentSessions:
         return (await self.start(start, request_id)).tag
 
     async def start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
-        """A session that has the key already is the answer, too."""
+        """A session that has the key already is the answer, too. A caller that leaves meanwhile can close the session:
+        ``find`` waits until it is there."""
+        key = start.api_key
+        if key is None:
+            return await self._start(start, request_id)
+        task = asyncio.create_task(self._start(start, request_id), name="start-agent-session")
+        self._starting[key] = task
+        task.add_done_callback(partial(self._started, key))
+        return await asyncio.shield(task)
+
+    def _started(self, key: str, task: asyncio.Task[OpenedSession]) -> None:
+        if self._starting.get(key) is task:
+            del self._starting[key]
+        if not task.cancelled():
+            task.exception()  # its caller may be gone
+
+    async def _start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
         body = orjson.dumps(start)
         status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
         if status == 404 and b'"model_not_found"' in answer:
