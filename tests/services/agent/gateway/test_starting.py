@@ -10,8 +10,9 @@ import pytest
 
 from areal.services.agent.gateway.sessions import AgentSessions
 from areal.services.http.errors import ApiError
-from areal.services.inference.gateway.routing import GatewayLimits, LiveTable
+from areal.services.inference.gateway.routing import LiveTable
 from areal.wire.agents import StartAgentSession
+from areal.wire.routing import GatewayLimits
 
 TAG = "aaaaaaaa"
 
