@@ -209,9 +209,10 @@ _SCIENTIFIC = re.compile(r"(?<=\d)[eE]([+-]?\d+)(?![\w.])")
 _MIXED = re.compile(r"(?<![\d.])(-?)(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])")
 _MIXED_LATEX = re.compile(r"(?<![\d.^{])(-?)(\d+)\s*\\[dtc]?frac\s*\{(\d+)\}\s*\{(\d+)\}")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]+")
-_LEADING_WORDS = re.compile(r"(?:[A-Za-z](?:['’./-]?[A-Za-z])*+[.\s:,]*+)++(?=[-+]?\s*[\d.({\\])")
+# Possessive quantifiers are on single characters: before Python 3.11.5 one on a group may miss a match (gh-106052).
+_LEADING_WORDS = re.compile(r"(?:[A-Za-z](?:['’./-]?[A-Za-z])*(?!['’./-]?[A-Za-z])[.\s:,]*+)+(?=[-+]?\s*[\d.({\\])")
 _TRAILING_WORDS = re.compile(
-    r"(?<=[\d.)}\s!])[(\s]*+(?:(?<![A-Za-z\\])[A-Za-z][A-Za-z.'’]*+\s*+(?:\^\s*\{?-?\d\}?)?[\s/()*-]*+)++\Z"
+    r"(?<=[\d.)}\s!])[(\s]*+(?:(?<![A-Za-z\\])[A-Za-z][A-Za-z.'’]*+\s*+(?:\^\s*\{?-?\d\}?)?[\s/()*-]*+)+\Z"
 )
 # Words that make the number beside them another one, or one of several.
 _BEFORE = re.compile(
