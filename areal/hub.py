@@ -30,7 +30,7 @@ MAIN = "main"
 COMMITS_VARIABLE = "AREAL_HUB_COMMITS"
 """Of a driver: the commits of ids (JSON) that the models of its job have, whatever their branches are at by now."""
 TOKENIZER_FILES: tuple[str, ...] = (
-    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
+    *("tokeniz*", "*processor_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
     *("*.tiktoken", "*.model", "chat_template*", "config.json", "generation_config.json"),
 )
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
@@ -54,6 +54,8 @@ _NEVER: tuple[str, ...] = (
 )
 _NEVER += ("onnx/*", "openvino/*", "coreml/*", "original/*", "consolidated*", "*.png", "*.jpg", "*.mp4")
 _BESIDE_SAFETENSORS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf")
+_NO_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
 
 
 def is_id(text: str) -> bool:
@@ -99,20 +101,36 @@ class Hub:
             return None
         return commit if (folder / "snapshots" / commit).is_dir() else None
 
-    def cached(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> Path | None:
-        """The snapshot's folder in the cache; None where it is not there, or lacks weights that its index names."""
+    def cached(
+        self, repo: str, revision: str = MAIN, kind: Kind = "model", only: Sequence[str] | None = None
+    ) -> Path | None:
+        """The snapshot's folder in the cache; None where it is not there, or in part: without a file of ``only``, or
+        where that is None, without all weights of a model."""
         commit = self.cached_commit(repo, revision, kind)
         if commit is None:
             return None
         folder = self.repository(repo, kind) / "snapshots" / commit
-        return None if any(missing_shards(folder)) else folder
+        if only is not None:
+            files = (path for path in folder.rglob("*") if path.is_file())
+            found = any(_matches(str(path.relative_to(folder)), only) for path in files)
+        else:
+            found = kind != "model" or holds_weights(folder)
+        return folder if found else None
+
+    def has(self, repo: str, kind: Kind = "model", only: Sequence[str] | None = None) -> bool:
+        """Whether the cache has any commit of a repository, as ``cached`` means it."""
+        folder = self.repository(repo, kind) / "snapshots"
+        return folder.is_dir() and any(self.cached(repo, path.name, kind, only) for path in folder.iterdir())
 
     # -- the hub
 
-    def commit(self, repo: str, revision: str = MAIN, kind: Kind = "model") -> str:
-        """The commit that a revision stands for now. Raises NotFound, ArealError."""
-        found = self._about(repo, revision, kind)
-        return found.commit if found is not None else self._needed(repo, revision, kind).name
+    def commit(
+        self, repo: str, revision: str = MAIN, kind: Kind = "model", *, only: Sequence[str] | None = None
+    ) -> str:
+        """The commit that a revision stands for now, of which ``only`` (as of ``snapshot``) can be had. Raises
+        NotFound, ArealError."""
+        found = self._about(repo, revision, kind, only)
+        return found.commit if found is not None else self._needed(repo, revision, kind, only).name
 
     def snapshot(
         self,
@@ -127,9 +145,9 @@ class Hub:
         """The folder of a revision's snapshot, named by its commit, with all files that are of use; what is missing is
         downloaded. ``only``: patterns of files; ``force``: what is there is downloaded again. Raises NotFound,
         ArealError."""
-        about = self._about(repo, revision, kind)
+        about = self._about(repo, revision, kind, only)
         if about is None:
-            return self._needed(repo, revision, kind)
+            return self._needed(repo, revision, kind, only)
         import huggingface_hub
 
         names = about.chosen(only)
@@ -157,7 +175,7 @@ class Hub:
         folder = self._needed(repo, revision, kind)
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
 
-    def _about(self, repo: str, revision: str, kind: Kind) -> _HubRevision | None:
+    def _about(self, repo: str, revision: str, kind: Kind, only: Sequence[str] | None = None) -> _HubRevision | None:
         """The hub's description of a revision; None offline, and where the hub does not answer and the cache has the
         revision."""
         if not is_id(repo):
@@ -167,7 +185,7 @@ class Hub:
         try:
             from huggingface_hub import HfApi
         except ImportError as error:
-            if self.cached(repo, revision, kind) is not None:
+            if self.cached(repo, revision, kind, only) is not None:
                 return None
             raise UsageFault(
                 f"{repo} is no folder here and is not in the cache {self.cache}; to take it from the Hugging Face hub,"
@@ -179,22 +197,25 @@ class Hub:
                 api = HfApi(endpoint=self.endpoint or None, token=self.token, library_name="areal")
                 found: Any = api.repo_info(repo, repo_type=kind, revision=revision, timeout=_ASK_S, files_metadata=True)
         except ArealError:
-            if self.cached(repo, revision, kind) is not None:
+            if self.cached(repo, revision, kind, only) is not None:
                 return None
             raise
         return _HubRevision(found.sha, {file.rfilename: file.size or 0 for file in found.siblings or ()})
 
-    def _needed(self, repo: str, revision: str, kind: Kind) -> Path:
-        folder = self.cached(repo, revision, kind)
+    def _needed(self, repo: str, revision: str, kind: Kind, only: Sequence[str] | None = None) -> Path:
+        folder = self.cached(repo, revision, kind, only)
         if folder is not None:
             return folder
         at = "" if revision == MAIN else f" at {revision}"
-        partly = self.cached_commit(repo, revision, kind) is not None
-        what = "is in it only in part" if partly else "is not in it"
         raise NotFound(
-            f"{kind} {repo}{at}: the hub may not be asked (HF_HUB_OFFLINE), and of the cache {self.cache}, {what}",
+            f"{kind} {repo}{at} is {self._extent(repo, revision, kind)}, and HF_HUB_OFFLINE forbids asking the hub",
             hint=f"areal models pull {repo}, without HF_HUB_OFFLINE; or name a folder",
         )
+
+    def _extent(self, repo: str, revision: str, kind: Kind) -> str:
+        """How much of a revision that ``cached`` does not have is in the cache, in words."""
+        partly = self.cached_commit(repo, revision, kind) is not None
+        return f"only in part in the cache {self.cache}" if partly else f"not in the cache {self.cache}"
 
     @contextmanager
     def _explained(self, repo: str, revision: str, kind: Kind) -> Iterator[None]:
@@ -228,8 +249,8 @@ class Hub:
             if type(error).__module__.partition(".")[0] not in ("httpx", "httpx2", "httpcore", "requests", "urllib3"):
                 raise
             raise ArealError(
-                f"{kind} {repo} is no folder here and not in the cache {self.cache}, and the hub cannot be reached at"
-                f" {where}: {_first_line(error) or type(error).__name__}",
+                f"{kind} {repo} is no folder here and {self._extent(repo, revision, kind)}, and the hub cannot be"
+                f" reached at {where}: {_first_line(error) or type(error).__name__}",
                 hint="check the spelling of a folder; or HF_ENDPOINT and the network",
             ) from error
 
@@ -247,20 +268,26 @@ class _HubRevision:
         return [name for name in self.sizes if not _matches(name, (*_NEVER, *doubles))]
 
 
-def model_folder(path: str) -> Path:
+def model_folder(path: str, only: Sequence[str] | None = None) -> Path:
     """The folder that ``path`` is, or of the model that it names on the hub: at the commit that AREAL_HUB_COMMITS says,
-    else at that which this process had first. Raises NotFound, ArealError."""
+    else at that which this process had first. ``only``: as of ``Hub.snapshot``. Raises NotFound, ArealError."""
     local = Path(path).expanduser()
     if local.is_dir() or path.startswith((".", "/", "~")) or not is_id(path):
         return local
     hub = Hub.of()
     given = json.loads(os.environ.get(COMMITS_VARIABLE) or "{}").get(path)
-    folder = hub.snapshot(path, given or _COMMITS.get((hub, path), MAIN))
+    folder = hub.snapshot(path, given or _COMMITS.get((hub, path), MAIN), only=only)
     _COMMITS[hub, path] = folder.name
     return folder
 
 
 _COMMITS: dict[tuple[Hub, str], str] = {}
+
+
+def holds_weights(folder: Path) -> bool:
+    """Whether a folder has weight files, and all that its index names."""
+    names = [path.name for path in folder.iterdir() if path.suffix in _WEIGHTS and path.exists()]
+    return bool(set(names) - _NO_WEIGHTS) and not any(missing_shards(folder))
 
 
 def missing_shards(folder: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from areal.errors import ArealError, NotFound
-from areal.hub import COMMITS_VARIABLE, Hub, is_id, missing_shards, model_folder
+from areal.hub import COMMITS_VARIABLE, TOKENIZER_FILES, Hub, is_id, missing_shards, model_folder
 from areal.reconcilers.kinds.inference_launch import commits_of, hub_models, require_models
 from areal.reconcilers.kinds.job_plan import _service
 from areal.resources.validation import effective
@@ -71,9 +71,9 @@ def test_weights_are_taken_as_they_are_where_there_are_no_safetensors(hub: Hub, 
 
 
 def test_branch_moves_and_commit_does_not(hub: Hub, standin: HubStandin) -> None:
-    first = standin.repository(NAME).push({"config.json": b"1"}, "first")
+    first = standin.repository(NAME).push({"config.json": b"1", "model.safetensors": b"w"}, "first")
     assert hub.snapshot(NAME).name == first
-    second = standin.repository(NAME).push({"config.json": b"2"}, "second")
+    second = standin.repository(NAME).push({"config.json": b"2", "model.safetensors": b"w"}, "second")
     assert hub.commit(NAME) == second != first
     assert hub.snapshot(NAME, first) / "config.json" == hub.cached(NAME, first) / "config.json"  # type: ignore[operator]
     assert (hub.snapshot(NAME) / "config.json").read_text() == "2"
@@ -198,6 +198,23 @@ def test_interrupted_download_is_not_taken_for_a_model(standin: HubStandin, tmp_
         hub.snapshot(NAME)
 
 
+@pytest.mark.parametrize("lost", ["never downloaded", "blob removed"])
+def test_cache_without_weights_has_a_tokenizer_and_no_model(lost: str, tmp_path: Path) -> None:
+    folder = weights(tmp_path / "w")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "training_args.bin").write_bytes(b"")
+    if lost == "never downloaded":
+        (folder / "model.safetensors").unlink()
+    commit = fill_cache(tmp_path / "cache", NAME, folder)
+    hub = Hub(tmp_path / "cache", offline=True)
+    if lost == "blob removed":
+        (hub.repository(NAME) / "snapshots" / commit / "model.safetensors").resolve().unlink()
+    with pytest.raises(NotFound, match="only in part"):
+        hub.commit(NAME)
+    assert hub.commit(NAME, only=TOKENIZER_FILES) == commit
+    assert (hub.has(NAME), hub.has(NAME, only=TOKENIZER_FILES)) == (False, True)
+
+
 def test_model_folder_is_a_folder_or_an_id(
     standin: HubStandin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +252,12 @@ def test_commits_of_a_model_are_those_that_it_recorded() -> None:
     recorded = {"commits": {f"{NAME}@v2": "b", f"{NAME}@main": "a", "org/t@main": "c"}}
     stored = _model(recorded, path=NAME, revision="v2", tokenizerPath="org/t")
     assert commits_of(stored, effective("Model", stored.spec)) == {NAME: "b", "org/t": "c"}
+
+
+def test_tokenizer_of_another_model_is_taken_without_its_weights() -> None:
+    stored = _model(path=NAME, tokenizerPath="org/t", lora={"a": "org/a"}, backend="embedded:d1")
+    models = hub_models(stored, effective("Model", stored.spec))
+    assert {model.id: model.only for model in models} == {NAME: None, "org/t": TOKENIZER_FILES, "org/a": None}
 
 
 def test_engine_that_runs_already_needs_no_weights(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import NotFound, UsageFault
-from areal.hub import model_folder
+from areal.hub import TOKENIZER_FILES, model_folder
 
 
 @lru_cache(maxsize=8)
@@ -101,4 +101,4 @@ def _folder(path: str) -> str:
         raise UsageFault("nothing says which tokenizer", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
         raise NotFound(f"there is no model folder {path}")
-    return str(model_folder(path))
+    return str(model_folder(path, TOKENIZER_FILES))

@@ -11,6 +11,7 @@ from areal.reconcilers.kinds.job_config import config_class
 from areal.resources.paths import import_fault
 from areal.state.home import Home
 from tests.cli.conftest import Areal
+from tests.hub_standin import fill_cache
 
 CONFIG = """\
 experiment_name: e
@@ -164,3 +165,37 @@ def test_name_is_looked_for_without_an_import(tmp_path: Path, name: str, fault: 
         (tmp_path / "pack" / f"{file}.py").write_text(text)
     said = import_fault(name, [str(tmp_path), *sys.path])
     assert said is None if fault is None else said is not None and fault in said
+
+
+IDS = """\
+  config:
+    experiment_name: e
+    trial_name: t
+    trainer: {type: sft}
+    model: {path: org/model}
+    tokenizer_path: org/words
+    train_dataset: {path: "org/rows:train"}
+"""
+
+
+@pytest.mark.parametrize("missing", ["org/model", "org/words", "org/rows"])
+def test_id_that_neither_the_cache_nor_the_hub_has_is_said_before_anything_starts(
+    areal: Areal, folder: Path, home: Home, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cache = folder / "hf" / "hub"
+    for name, file in {"org/model": "model.safetensors", "org/words": "tokenizer.json"}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / ("README.md" if name == missing else file)).write_text("{}")
+        fill_cache(cache, name, folder / name)
+    if missing != "org/rows":
+        (folder / "org" / "rows").mkdir()
+        (folder / "org" / "rows" / "train.jsonl").write_text("{}\n")
+        fill_cache(cache, "org/rows", folder / "org" / "rows", kind="dataset")
+    (folder / "org").rename(folder / "elsewhere")
+    (folder / "job.yaml").write_text(JOB % "ids" + IDS + f"  env: {{HF_HOME: {folder / 'hf'}}}\n")
+    assert areal("diff", "-f", "job.yaml").code == 1, "a plan asks nobody"
+    result = areal("apply", "-f", "job.yaml")
+    kind, extent = ("dataset", "not in") if missing == "org/rows" else ("model", "only in part in")
+    assert result.code == 4 and f"TrainJob/ids: {kind} {missing} is {extent} the cache" in result.err, result.err
+    assert not home.objects.exists() and not home.runs.exists()

@@ -96,6 +96,20 @@ def test_model_that_cannot_be_had_is_said_before_anything_starts(
     assert not (box.home / "objects").exists() and not (box.home / "runs").exists()
 
 
+def test_model_without_weights_is_said_before_anything_starts(box: Box, tmp_path: Path) -> None:
+    (tmp_path / "words").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "words" / name).write_bytes((MODEL / name).read_bytes())
+    fill_cache(tmp_path / "hf" / "hub", NAME, tmp_path / "words")
+    box.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    unreachable = box.areal("apply", "-f", manifest(box))
+    assert unreachable.code != 0 and "only in part" in unreachable.err and "be reached" in unreachable.err
+    box.env["HF_HUB_OFFLINE"] = "1"
+    result = box.areal("apply", "-f", manifest(box))
+    assert (result.code, "only in part" in result.err) == (4, True), result.text
+    assert not (box.home / "objects").exists() and not (box.home / "runs").exists()
+
+
 @pytest.mark.slow
 def test_token_of_the_manifest_is_used(box: Box, standin: HubStandin, tmp_path: Path) -> None:
     standin.repository(NAME).push(files_of(MODEL), "first")

@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import areal
 from areal.errors import ArealError
-from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, is_id
+from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, Kind, is_id
 from areal.reconcilers.kinds import StageReporter, host_of
 from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot, restart_policy, run_spec, secret_of, source_file
@@ -35,7 +35,7 @@ from areal.resources.addresses import is_loopback
 from areal.resources.backend import flag_name
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
-from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec
+from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec, TrainJobSpec
 from areal.runtime.backends.base import RunSpec
 from areal.state.home import Home, read_key
 from areal.state.records import StoredObject
@@ -310,11 +310,12 @@ _downloads: dict[str, threading.Lock] = {}
 
 @dataclass(frozen=True)
 class HubModel:
-    """An id of a Model, and the revision that it is wanted at. ``only``: the files of it."""
+    """An id of a manifest, and the revision that it is wanted at. ``only``: the files of it."""
 
     id: str
-    revision: str
+    revision: str = MAIN
     only: tuple[str, ...] | None = None
+    kind: Kind = "model"
 
     @property
     def key(self) -> str:
@@ -327,13 +328,14 @@ def hub_models(stored: StoredObject, spec: ModelSpec) -> Iterator[HubModel]:
     if spec.external is not None:
         return
     attached = spec.engine_url is not None
+    weights = () if attached else (spec.path, *spec.lora.values())
     paths = {spec.path: spec.revision or MAIN} if spec.path and not (attached and spec.tokenizer_path) else {}
     for path in (spec.tokenizer_path, *spec.lora.values()):
         if path:
             paths.setdefault(path, MAIN)
     for path, revision in paths.items():
         if not looks_local(path) and is_id(path) and resolve_model_path(path, source_file(stored)) is None:
-            yield HubModel(path, revision, TOKENIZER_FILES if attached else None)
+            yield HubModel(path, revision, None if path in weights else TOKENIZER_FILES)
 
 
 def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
@@ -342,22 +344,27 @@ def commits_of(stored: StoredObject, spec: ModelSpec) -> dict[str, str]:
     return {model.id: known[model.key] for model in hub_models(stored, spec) if model.key in known}
 
 
-def hub_of(stored: StoredObject, spec: ModelSpec) -> Hub:
-    """The hub by the Model's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... of ``env`` and ``envFrom``."""
+def hub_of(stored: StoredObject, spec: ModelSpec | TrainJobSpec) -> Hub:
+    """The hub by the object's own settings: HF_TOKEN, HF_HOME, HF_ENDPOINT, ... of ``env`` and ``envFrom``."""
     names = [name for name in spec.env_from if name.startswith(("HF_", "HUGGING"))]
     secrets = {name: secret_of(spec.env_from[name], stored) for name in names}
     return Hub.of({**spec.env, **secrets})
 
 
 def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], report: StageReporter) -> None:
-    """Raises NotFound or ArealError for the first of the ids that neither the cache nor the hub has. ``report``: the
-    object's ref, and what is done for it."""
+    """Raises NotFound or ArealError for the first of the ids that neither the cache nor the hub has."""
     wanted = [
         (ref, hub_of(stored, spec), model)
         for ref, (stored, spec) in models.items()
         for model in hub_models(stored, spec)
         if model.key not in stored.status.get(COMMITS, {})
     ]
+    require_ids(wanted, report)
+
+
+def require_ids(wanted: Sequence[tuple[str, Hub, HubModel]], report: StageReporter) -> None:
+    """Raises NotFound or ArealError for the first of the ids, each wanted by the object of a ref, that neither its
+    cache nor its hub has. ``report``: the object's ref, and what is done for it."""
     if not wanted:
         return
 
@@ -365,7 +372,7 @@ def require_models(models: Mapping[str, tuple[StoredObject, ModelSpec]], report:
         ref, hub, model = item
         report(ref, f"looking for {model.id}")
         try:
-            hub.commit(model.id, model.revision)
+            hub.commit(model.id, model.revision, model.kind, only=model.only)
         except ArealError as error:
             raise type(error)(f"{ref}: {error.message}", hint=error.hint) from error
 
@@ -387,7 +394,7 @@ def _folders(
 
 def _folder_of(context: EffectContext, stored: StoredObject, hub: Hub, model: HubModel, report: ByteReporter) -> Path:
     known = (context.store.get(stored.ref) or stored).status.get(COMMITS, {}).get(model.key)
-    folder = hub.cached(model.id, known) if known else None
+    folder = hub.cached(model.id, known, only=model.only) if known else None
     if folder is None:
         began = time.monotonic()
         folder = hub.snapshot(model.id, known or model.revision, only=model.only, report=report)

@@ -16,17 +16,19 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
-from areal.hub import COMMITS_VARIABLE
+from areal.hub import COMMITS_VARIABLE, TOKENIZER_FILES, is_id
 from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
-from areal.reconcilers.kinds.inference_launch import commits_of
+from areal.reconcilers.kinds import StageReporter
+from areal.reconcilers.kinds.inference_launch import HubModel, commits_of, hub_of, require_ids
 from areal.reconcilers.kinds.job_config import (
+    BUILT_IN,
     PROCESSES,
     JobConfig,
     choose_driver,
@@ -399,6 +401,44 @@ def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
     if job.object.spec.get("suspend"):
         return now.run is None or not now.run.may_live
     return now.finished and not _restart_requested(job.object, now)
+
+
+# -- ids of the hub in a job's configuration
+
+_MODELS = ("actor", "critic", "ref", "teacher", "model")
+_DATASETS = ("train_dataset", "valid_dataset")
+
+
+def require_job_ids(jobs: Mapping[str, StoredObject], report: StageReporter) -> None:
+    """Raises NotFound or ArealError for an id that neither the cache nor the hub has, of a job that a built-in driver
+    runs on this machine. Any commit in the cache will do: a Model that the job trains may pin one."""
+    wanted = []
+    for ref, stored in jobs.items():
+        spec: TrainJobSpec = effective("TrainJob", stored.spec)
+        if spec.scheduler.type == "local" and not any(each.startswith(f"{_JOB}/") for each in stored.depends_on):
+            hub = hub_of(stored, spec)
+            wanted += [(ref, hub, each) for each in _job_ids(stored) if not hub.has(each.id, each.kind, each.only)]
+    require_ids(wanted, report)
+
+
+def _job_ids(stored: StoredObject) -> Iterator[HubModel]:
+    config = JobConfig.of(replace(_as_recorded(stored), spec=stored.spec))
+    driver = stored.spec.get("driver") or config.get("driver")
+    if driver and str(driver).replace(".", ":") not in {known.replace(".", ":") for known in BUILT_IN.values()}:
+        return
+    paths: dict[str, HubModel] = {}
+    for section in _MODELS:
+        path = config.text(f"{section}.path")
+        paths.setdefault(path, HubModel(path))
+    for section in _DATASETS:
+        path = config.text(f"{section}.path")
+        if "/" in path:  # else it may be a registered one
+            paths[path] = HubModel(path.partition(":")[0], kind="dataset")
+    tokenizer = config.text("tokenizer_path")
+    paths.setdefault(tokenizer, HubModel(tokenizer, only=TOKENIZER_FILES))
+    for path, model in paths.items():
+        if is_id(model.id) and not Path(config.absolute(path)).exists():
+            yield model
 
 
 # -- the start of a driver

@@ -116,6 +116,11 @@ class TrainJobController(KindController):
         """The rendezvous of a job on several nodes; None for one node."""
         return Endpoint() if ((spec.get("resources") or {}).get("nodes") or 1) > 1 else None
 
+    def check_start(self, starting: Mapping[str, StoredObject], report: StageReporter) -> None:
+        from areal.reconcilers.kinds.job_plan import require_job_ids
+
+        require_job_ids(starting, report)
+
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         from areal.reconcilers.kinds.job_plan import driver_run
 
