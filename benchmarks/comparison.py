@@ -92,7 +92,7 @@ def _direction(benchmark: Benchmark, result: Mapping[str, Any], path: str) -> Be
     verdicts: Sequence[Mapping[str, Any]] = result.get("verdicts", ())
     for verdict in verdicts:  # these say for themselves what is wanted
         if path == f"verdicts.{_label(verdict)}.measured":
-            return "lower" if str(verdict["wanted"]).startswith("under") else "higher"
+            return "lower" if str(verdict["wanted"]).startswith(("under", "at most")) else "higher"
     return next((better for pattern, better in benchmark.figures.items() if fnmatch.fnmatchcase(path, pattern)), None)
 
 

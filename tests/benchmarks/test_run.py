@@ -73,7 +73,8 @@ def test_verdicts_say_themselves_which_way_is_better() -> None:
     bare = Benchmark("b", ())
     (less,) = compare(bare, verdict(10, "over 5"), verdict(6, "over 5"))
     (more,) = compare(bare, verdict(10, "under 50"), verdict(60, "under 50"))
-    assert less.worse and more.worse
+    (most,) = compare(bare, verdict(6, "at most 10"), verdict(9, "at most 10"))
+    assert less.worse and more.worse and most.worse
 
 
 def test_every_benchmark_compares_something_that_its_checked_in_result_has() -> None:
