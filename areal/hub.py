@@ -209,7 +209,7 @@ class Hub:
         at = "" if revision == MAIN else f" at {revision}"
         raise NotFound(
             f"{kind} {repo}{at} is {self._extent(repo, revision, kind)}, and HF_HUB_OFFLINE forbids asking the hub",
-            hint=f"areal models pull {repo}, without HF_HUB_OFFLINE; or name a folder",
+            hint=f"areal models pull {repo}, without HF_HUB_OFFLINE; or name a folder" if kind == "model" else None,
         )
 
     def _extent(self, repo: str, revision: str, kind: Kind) -> str:

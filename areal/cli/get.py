@@ -135,6 +135,8 @@ def _objects(
     if listed is not None:
         listed.update(str(item.ref) for item in shown)
     note = _note(len(found) - len(shown))
+    if not found and home.objects:
+        note = f"no labels match {selector}" if selector is not None else f"there is no {' or '.join(kinds)}"
     if cli.format.kind == "manifest":
         return Table([], [], str, manifests=[manifest(item) for item in shown], unreadable=unreadable, note=note)
     seen = home.statuses(shown, probe=cli.format.kind != "name")  # then nobody reads a status

@@ -7,6 +7,7 @@ verb's signature. ``areal --help`` imports this module, so it imports click and 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -226,6 +227,16 @@ class Seconds(click.ParamType[float]):
             return parse_seconds(value)
         except ValueError:
             self.fail(f"{value!r} is not a duration; write 90, 90s, 5m, 2h or 1d", param, ctx)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without NaN, which click lets through, and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
 
 
 class OutputType(click.ParamType[Format]):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from areal.errors import ArealError, NotFound, TimedOut
+from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 
 
 @contextlib.contextmanager
@@ -201,6 +201,8 @@ def _error(error: Mapping[str, Any], status: int, hint: str | None = None) -> Ar
         return NotFound(message, hint=hint, detail=detail)
     if status in (401, 403):
         return ArealError(message, hint="pass the service's key with --api-key-file", detail=detail)
+    if status in (400, 422):
+        return UsageFault(message, hint=hint if error.get("param") == "model" else None, detail=detail)
     return ArealError(message, detail=detail)
 
 

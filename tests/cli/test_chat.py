@@ -97,7 +97,9 @@ def test_logprobs_are_shown_and_documented(capsys: pytest.CaptureFixture[str]) -
     assert answer.document("m")["usage"] == {"total_tokens": 2}
 
 
-@pytest.mark.parametrize(("name", "text"), [("temperatur", "1"), ("top_k", "1.5"), ("stream", "yes"), ("seed", "x")])
+@pytest.mark.parametrize(
+    ("name", "text"), [("temperatur", "1"), ("top_k", "1.5"), ("stream", "yes"), ("seed", "x"), ("top_p", "nan")]
+)
 def test_setting_that_is_none_or_has_no_such_value_is_refused(name: str, text: str) -> None:
     talk = Conversation(Scripted())
     with pytest.raises(UsageFault):

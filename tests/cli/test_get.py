@@ -116,6 +116,11 @@ def test_get_with_a_selector(areal: Areal, objects: None, selector: str, names: 
     assert areal("get", "-l", selector, "-o", "name").out.split() == names
 
 
+def test_list_without_rows_says_why(areal: Areal, objects: None) -> None:
+    assert areal("get", "-l", "tier=none").err.strip() == "no labels match tier=none"
+    assert areal("get", "trainjobs").err.strip() == "there is no TrainJob"
+
+
 @pytest.mark.parametrize(
     ("key", "names"),
     [

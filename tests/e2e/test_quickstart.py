@@ -149,6 +149,13 @@ def test_openai_sdk_streamed_and_not_agree(served: Box) -> None:
 
 def test_inf_chat_one_shot_prints_the_answer(served: Box) -> None:
     assert served.ok("inf", "chat", "-m", "1234", "--temperature", "0").out.strip() == served.chat("1234")
+    for temperature in ("nan", "3"):  # refused here, and by the gateway
+        refused = served.areal("inf", "chat", "-m", "1234", "--temperature", temperature)
+        assert refused.code == 2 and "temperature" in refused.err
+
+
+def test_healthy_home_has_no_exposed_files(served: Box) -> None:
+    assert served.areal("doctor", "--security").text.strip() == "nothing found"
 
 
 def test_manifest_of_get_is_unchanged_when_applied_again(served: Box) -> None:

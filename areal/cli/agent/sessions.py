@@ -13,7 +13,7 @@ from urllib.parse import quote
 import click
 
 from areal.cli.objects import complete_names, home_of, names_of
-from areal.cli.options import Invocation, common, output, pass_invocation, read_options, remote, stack
+from areal.cli.options import FiniteRange, Invocation, common, output, pass_invocation, read_options, remote, stack
 from areal.cli.output import Column, age, clock, emit_one, emit_rows, field
 from areal.cli.remote import GatewayClient, gateway, gateway_of
 from areal.cli.services import session_pages
@@ -296,7 +296,7 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
 @_session_option
 @click.option("--output", "file", metavar="FILE", required=True, help="Here: NAME.json, .jsonl or .parquet.")
 @click.option("--trajectory", type=click.IntRange(min=0), metavar="N", help="Which one  [default: all that are ready].")
-@click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
+@click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
 @click.option(
     "--style",
     type=click.Choice(["individual", "concat"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Generator, Mapping
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.objects import model_name_option, service_option
-from areal.cli.options import Invocation, read_options, timeout
+from areal.cli.options import FiniteRange, Invocation, read_options, timeout
 from areal.cli.output import Column, compact, dump, render_table, write
 from areal.cli.remote import gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
@@ -32,7 +33,7 @@ _ANSWER_S = 600.0
 @model_name_option(required=False)
 @message_option
 @click.option("--system", metavar="TEXT", help="System prompt.")
-@click.option("--temperature", type=click.FloatRange(min=0), metavar="T", help="Sampling temperature.")
+@click.option("--temperature", type=FiniteRange(min=0), metavar="T", help="Sampling temperature.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option("--show-logprobs", is_flag=True, help="Print each token with its log-probability.")
@@ -245,9 +246,12 @@ class Conversation:
             self.settings[name] = text == "on"
         elif name in _NUMBERS:
             try:
-                self.settings[name] = _NUMBERS[name](text)
+                number = _NUMBERS[name](text)
+                if not math.isfinite(number):
+                    raise ValueError
             except ValueError:
                 raise UsageFault(f"{name} is a number, not {text!r}") from None
+            self.settings[name] = number
         else:
             self.settings[name] = text
 

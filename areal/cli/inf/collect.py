@@ -16,7 +16,7 @@ import click
 from areal.cli import options
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.operate import EXIT_INTERRUPTED, graceful
-from areal.cli.options import Invocation, Seconds, stack
+from areal.cli.options import FiniteRange, Invocation, Seconds, stack
 from areal.cli.output import age, emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
 from areal.errors import Partial, TargetFailed, UsageFault
@@ -49,8 +49,8 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
     metavar="MODULE:CLASS",
     help="How one episode runs: module:function, or file.py:function  [default: one answer a prompt].",
 )
-@click.option("--temperature", type=click.FloatRange(min=0), metavar="T", help="Sampling temperature.")
-@click.option("--top-p", type=click.FloatRange(0, 1), metavar="P", help="Sample from the likeliest tokens only.")
+@click.option("--temperature", type=FiniteRange(min=0), metavar="T", help="Sampling temperature.")
+@click.option("--top-p", type=FiniteRange(0, 1), metavar="P", help="Sample from the likeliest tokens only.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
 @click.option("--n-samples", type=click.IntRange(1, 1024), default=1, show_default=True, help="Episodes a prompt.")
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Episodes at once.")
@@ -60,7 +60,7 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 )
 @click.option("--reward-processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Rewards at once.")
 @click.option("--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Tries more for a failure.")
-@click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True, help="Of rewards, by turn.")
+@click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of rewards, by turn.")
 @click.option(
     "--style",
     type=click.Choice(["individual", "concat"]),

@@ -225,7 +225,7 @@ class DeclaredFile:
         content = {"url": self._url, "declared": self._registry.declared()}
         if content == self._written:
             return
-        replace_file(self._path, orjson.dumps(content), durable=True)
+        replace_file(self._path, orjson.dumps(content), mode=0o600, durable=True)
         self._written = content
 
     async def run(self) -> None:
