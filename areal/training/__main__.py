@@ -34,6 +34,7 @@ from areal.services.http.process import die_with_parent
 from areal.training import stopping
 from areal.training.launch import FAILED, TERMINATED, is_quiet_rank, is_rank, report_error
 
+_LARGEST_STATUS = 255
 _HTTP_CLIENTS = ("httpx", "httpx2", "openai", "anthropic")  # these log every call of every episode
 
 
@@ -70,7 +71,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _report(error_text(error), error.exit_code)
         return error.exit_code
-    return status if isinstance(status, int) else 0
+    return _exit_status(status, given.driver)
+
+
+def _exit_status(returned: object, driver: str) -> int:
+    """The exit status for what a driver returned. The system keeps the last byte of a status only: 256 would be 0."""
+    if isinstance(returned, int):
+        return int(returned) if 0 <= returned <= _LARGEST_STATUS else FAILED
+    if returned is not None:
+        sys.stderr.write(
+            f"warning: driver {driver} returned {type(returned).__name__}, which is no exit status: taken as 0\n"
+        )
+    return 0
 
 
 def _report(text: str, status: int, *, is_consequence: bool = False) -> None:

@@ -148,3 +148,13 @@ def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_
     assert f"resumed after step {newest.step}" in done.stderr
     assert f"step {last}/{last}" in done.stderr
     assert steps_of(tmp_path / FOLDER / "metrics.jsonl")[-1]["step"] >= last
+
+
+@pytest.mark.parametrize(
+    ("returned", "status"), [("None", 0), ("3", 3), ("True", 1), ("256", 1), ("-1", 1), ("{'reward': 1}", 0)]
+)
+def test_status_of_a_driver_is_what_it_returns(tmp_path: Path, returned: str, status: int) -> None:
+    (tmp_path / "driver.py").write_text(f"def main(argv):\n    return {returned}\n")
+    done = _run(tmp_path, "--driver", "driver.py")
+    assert done.returncode == status
+    assert ("returned dict, which is no exit status" in done.stderr) == (returned[0] == "{")
