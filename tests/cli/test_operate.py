@@ -199,12 +199,14 @@ sys.exit(main())
 
 
 # Stands for a library that takes long to import, and for one that makes another error of an interrupt.
-SLOW = "print('importing', flush=True)\nimport time\ntime.sleep(60)\n"
+# Many short sleeps: a signal that comes just before a long one would be seen at its end.
+SLOW = "print('importing', flush=True)\nimport time\nfor _ in range(6000):\n    time.sleep(0.01)\n"
 SLY = """
 try:
     print('importing', flush=True)
     import time
-    time.sleep(60)
+    for _ in range(6000):
+        time.sleep(0.01)
 except BaseException:
     raise ImportError('broken')
 """

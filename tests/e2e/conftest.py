@@ -166,10 +166,11 @@ def make_box(tmp: Path) -> Box:
 
 
 def tear_down(box: Box) -> None:
-    names = box.areal("get", "--all", "-o", "name", timeout=60).out.split()
+    names = [f"{path.parent.parent.name}/{path.parent.name}" for path in box.home.glob("objects/*/*/object.json")]
     if names:
         box.areal("delete", *names, "--yes", "--cascade", "--grace", "1", timeout=60)
-    box.areal("doctor", "--fix", "--yes", timeout=60)
+    if box.living():
+        box.areal("doctor", "--fix", "--yes", timeout=60)
     left = box.living()
     for pid in left:
         os.kill(pid, 9)
