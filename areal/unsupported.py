@@ -10,7 +10,7 @@ _SERVICE = (
 _SCHEDULER = (
     "processes are started by areal apply and areal train run, not by the driver; RolloutController needs no scheduler"
 )
-_LAUNCHER = "scheduler.type is local only: python -m areal.infra.launcher.local, or areal train run"
+_LAUNCHER = "areal train run --driver DRIVER --config FILE scheduler.type={}"
 _AGENT_CLIENT = (
     "a class with async run(data, base_url=, api_key=, http_client=, **extra) is a workflow, and gets the base URL and "
     "key of a recorded session; areal.experimental.openai.ArealOpenAI is the client for a workflow of its own"
@@ -23,8 +23,8 @@ UNSUPPORTED = {
     "areal.infra:RayScheduler": _SCHEDULER,
     "areal.infra:SlurmScheduler": _SCHEDULER,
     "areal.infra.scheduler": _SCHEDULER,
-    "areal.infra.launcher.ray": _LAUNCHER,
-    "areal.infra.launcher.slurm": _LAUNCHER,
+    "areal.infra.launcher.ray": _LAUNCHER.format("ray"),
+    "areal.infra.launcher.slurm": _LAUNCHER.format("slurm"),
     "areal.infra.async_task_runner": "areal.client.RolloutController runs episodes: submit, wait, rollout_batch",
     "areal.infra.rpc": "trajectories are plain tensors in the driver's process: leave RTensor.localize out",
     "areal.infra.sandbox": _SANDBOX,
