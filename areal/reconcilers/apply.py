@@ -15,7 +15,7 @@ from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, ta
 from areal.reconcilers.kinds import controller_of, controllers
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
-from areal.reconcilers.plan import PLAN_FORMAT, ObjectPlan, Plan
+from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
@@ -106,7 +106,13 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
         return _Manifests.load(command, request).prepare().plan
     loaded = _Manifests.load_valid(command, request)
     refused: dict[str, ArealError] = {}
-    plan = loaded.prepare(refused).plan
+    too_large: dict[str, ArealError] = {}
+    while True:
+        try:
+            plan = loaded.prepare(refused, too_large).plan
+            break
+        except DoesNotFit as error:  # each turn plans for one object less
+            too_large[error.ref] = error
     blocked = {ref: ObjectPlan(ref, "blocked", why.message, refusal=refusal_of(why)) for ref, why in refused.items()}
     objects = {item.ref: item for item in plan.objects} | blocked
     faults = [fault for error in refused.values() if isinstance(error, ManifestError) for fault in error.diagnostics]
@@ -171,8 +177,11 @@ class _Manifests:
         errors = {str(ref): ManifestError(faults) for ref, faults in spoiled.items()}
         return cls(command, request, resources, valid.rendered, errors, valid.faults)
 
-    def prepare(self, refused: dict[str, ArealError] | None = None) -> Prepared:
-        """``refused`` collects why single objects cannot be applied; they then stay as they are. None: it is raised."""
+    def prepare(
+        self, refused: dict[str, ArealError] | None = None, too_large: Mapping[str, ArealError] | None = None
+    ) -> Prepared:
+        """``refused`` collects why single objects cannot be applied; they then stay as they are. None: it is raised.
+        ``too_large``: objects that an earlier plan had no room for."""
         request = self.request
         if not self.faults:
             if not self.resources and not self.request.allow_empty:
@@ -184,7 +193,9 @@ class _Manifests:
                 raise UsageFault("--prune needs --set-name", hint="only members of a named set are ever pruned")
 
         def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
-            return self._targets(stored) if refused is None else self._possible_targets(stored, refused)
+            return (
+                self._targets(stored) if refused is None else self._possible_targets(stored, refused, too_large or {})
+            )
 
         policy = Policy(allow_downtime=request.allow_downtime)
         if request.dry_run == "client":
@@ -219,7 +230,9 @@ class _Manifests:
             self._require_runnable(target)
         return tuple(targets)
 
-    def _possible_targets(self, stored: list[StoredObject], refused: dict[str, ArealError]) -> tuple[Target, ...]:
+    def _possible_targets(
+        self, stored: list[StoredObject], refused: dict[str, ArealError], too_large: Mapping[str, ArealError]
+    ) -> tuple[Target, ...]:
         """The targets of what can be applied; ``refused`` says why the rest cannot, which stays as it is recorded."""
         by_ref = {str(item.ref): item for item in stored}
         refused.clear()
@@ -232,8 +245,11 @@ class _Manifests:
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
         for controller in controllers():
             wanted = controller.expand(wanted, stored, recreate, refused)
+        refused |= too_large
         targets = []
         for item in wanted:
+            if item.ref in too_large:
+                continue
             try:
                 target = self._target(item, by_ref.get(item.ref))
                 self._require_runnable(target)

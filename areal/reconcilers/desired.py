@@ -219,6 +219,7 @@ def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange
     return tuple(
         FieldChange(path_text(("metadata", *change.path)), change.old, change.new, UpdateClass.META)
         for change in changes(of(old), of(new))
+        if change.path not in (("labels",), ("annotations",))  # emptied: its entries say so
     )
 
 

@@ -20,6 +20,14 @@ from areal.errors import NoCapacity
 from areal.resources.tree import ABSENT, UpdateClass
 
 
+class DoesNotFit(NoCapacity):
+    """There is no room for what a plan wants for the object ``ref``."""
+
+    def __init__(self, ref: str, error: NoCapacity) -> None:
+        super().__init__(error.message, hint=error.hint, detail=error.detail)
+        self.ref = ref
+
+
 @dataclass
 class GpuPool:
     """``free`` GPUs can be taken at once; ``_coming`` holds (count, op after which they are free), earliest first."""

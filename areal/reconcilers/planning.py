@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from areal.errors import NoCapacity
 from areal.reconcilers.desired import Target
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
-from areal.reconcilers.plan import Drift, GpuPool, PlanBuilder, Refusal, Verb
+from areal.reconcilers.plan import DoesNotFit, Drift, GpuPool, PlanBuilder, Refusal, Verb
 from areal.resources.backend import Part, parse_backend
 from areal.resources.kinds import KINDS
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
@@ -306,7 +306,7 @@ class Planning:
                 yield
         except NoCapacity as error:
             if target.action != "unchanged":
-                raise
+                raise DoesNotFit(target.ref, error) from error
             self.notes.refused[target.ref] = Refusal("capacity", error.message, error.hint or "")
 
 

@@ -379,6 +379,32 @@ def test_worst_of_several_decides_and_each_is_told(
     assert github.code == 3 and "[!CAUTION]" in github.out
 
 
+def test_what_does_not_fit_is_10_and_the_rest_is_shown(
+    areal: Areal, manifests_of: Callable[..., str], model: dict[str, Any]
+) -> None:
+    model = {**model, "suspend": False}
+    large = [document("Model", name, {**model, "resources": {"gpus": 9999}}) for name in ("m2", "m3")]
+    needy = document("Model", "m4", model, dependsOn=["Model/m3"])
+    file = manifests_of(document("InferenceService", "default", {}), document("Model", "m1", model), *large, needy)
+    shown = areal("diff", "-f", file)
+    assert shown.code == 10 and shown.out.startswith("2 to create, 3 blocked"), shown
+    assert "start Model/m1 engine/0" in shown.out and "Model/m3 needs 9999 GPUs for 1 new replica" in shown.err
+    found = areal("diff", "-f", file, "-o", "json")
+    reasons = {item["ref"]: item["refusal"]["reason"] for item in json.loads(found.out)["objects"] if "refusal" in item}
+    assert found.code == 10 and reasons == dict.fromkeys(("Model/m2", "Model/m3", "Model/m4"), "capacity")
+    assert areal("apply", "-f", file, "--yes").code == 10
+
+
+def test_job_whose_driver_is_not_there_is_an_invalid_manifest(areal: Areal, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    file.write_text(
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: j}\nspec: {driver: 'no.such:f'}\n"
+    )
+    for verb in ("diff", "apply"):
+        result = areal(verb, "-f", str(file))
+        assert result.code == 3 and f"{file}:3:18: TrainJob/j: driver 'no.such:f'" in result.err, result
+
+
 def test_nothing_is_pruned_that_an_invalid_manifest_may_declare(areal: Areal, record: Record, tmp_path: Path) -> None:
     for name in ("bad", "gone"):
         record("InferenceService", name, {"suspend": True}, set_name="prod")
@@ -411,6 +437,9 @@ def test_change_of_metadata_is_shown(
     assert shown.code == 1 and shown.out.startswith("1 to change")
     for line in ("metadata.labels.tier: 'dev' -> 'prod'", "metadata.annotations.why", "metadata.dependsOn"):
         assert line in shown.out
+    removed = areal("diff", "-f", manifests_of(document("Model", "m1", model)), "-o", "json")
+    (change,) = next(item for item in json.loads(removed.out)["objects"] if item["ref"] == "Model/m1")["changes"]
+    assert change["path"] == "metadata.labels.tier" and change["old"] == "dev"
 
 
 def test_object_of_one_set_is_not_moved_to_another_by_a_typo(

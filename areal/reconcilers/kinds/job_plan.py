@@ -44,6 +44,7 @@ from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, Op, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
 from areal.resources.kinds import name_problem, parse_ref, served_name
+from areal.resources.nodes import ManifestError
 from areal.resources.specs import TrainJobSpec
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec, RunState
@@ -201,8 +202,11 @@ def with_services(
             item = _with_model_of_agents(item, specs) if item.kind == _JOB else item
             made = _expanded(item, known, owners, recreate=item.ref in replacing) if item.kind == _JOB else [item]
         except ArealError as error:
+            if item.where and not isinstance(error, ManifestError):  # of a manifest, and no verb's flags
+                kind = InvalidManifest if isinstance(error, UsageFault) else type(error)
+                error = kind(f"{item.where}: {error.message}", hint=error.hint)
             if refused is None:
-                raise
+                raise error
             refused[item.ref] = error
             continue
         owners |= {each.ref: each.owner for each in made}
