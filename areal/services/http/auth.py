@@ -5,8 +5,8 @@ admin key), INFERENCE (the admin key), SESSION (the admin key or any other, of w
 SOCKET (the admin key, or none: then the handler asks for it) or ADMIN. A missing or malformed key is 401; a wrong one
 is 401 on an INFERENCE or SESSION route, where it can only be an unknown session key, and 403 elsewhere.
 
-Without a key (loopback only) a Host or Origin that is a name other than localhost is refused, so
-that a web page elsewhere cannot reach the service through somebody's browser.
+Without a key (loopback only) a Host or Origin that is a name other than localhost is refused: a foreign web page must
+not reach the service through a browser on this machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AdminKey:
         return hmac.compare_digest(self._secret, presented)
 
     def bearer(self) -> dict[str, str]:
-        """The header with which we call another component of the same service."""
+        """The header of calls to another component of the same service."""
         return {"Authorization": "Bearer " + self._secret.decode("ascii")}
 
 
@@ -141,7 +141,7 @@ class Authenticator:
         raise ApiError(403, "this route needs the admin key", code="admin_key_required")
 
     def sees_details(self, headers: Mapping[str, str]) -> bool:
-        """Whether the caller of a HEALTH route is told more than the state: on loopback, or with the admin key."""
+        """Whether a HEALTH route may tell this caller more than the state: on loopback, or with the admin key."""
         if self.key is None or self._loopback:
             return True
         try:
@@ -151,8 +151,7 @@ class Authenticator:
 
 
 def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
-    """Refuse requests of foreign web pages where there is no key: a page could resolve its name to this machine, or
-    post to it."""
+    """Refuse requests of foreign web pages: a page could resolve its name to this machine, or post to it."""
     host, origin = headers.get("Host", ""), headers.get("Origin")
     if not _is_this_machine(host):
         message = f"host {host!r} is not allowed: without an admin key only localhost or an address is"
@@ -163,7 +162,7 @@ def _refuse_foreign_pages(headers: Mapping[str, str]) -> None:
 
 
 def _is_this_machine(authority: str) -> bool:
-    """Whether DNS cannot give the name to another machine: localhost, or an address."""
+    """Whether DNS has no say in what the name means: localhost, or an address."""
     name = authority.rpartition("]")[0].lstrip("[") if authority.startswith("[") else authority.split(":")[0]
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,9 +1,9 @@
-"""One connection to another service, one call at a time.
+"""The HTTP client of service processes: a pool of connections with one call at a time on each.
 
-An answer is parsed just far enough to pass it on. A reader that lags behind stops the connection from reading, so that
-a slow caller holds back the service that answers. ``stream_to`` passes a body on from inside the loop's callback,
-without a task switch. While it streams, a read that is one whole chunk and nothing else, as an event of a stream nearly
-always is, is not parsed at all; with a ``Window`` such chunks may wait for each other.
+A response is parsed just far enough to pass it on. A reader that lags behind pauses the connection, so that a slow
+caller holds back the service that answers. ``stream_to`` passes a body on from inside the loop's callback, without a
+task switch. While it streams, a read that is exactly one chunk, as nearly every event is, is not parsed at all; with a
+``Window`` such chunks are coalesced.
 """
 
 from __future__ import annotations
@@ -22,26 +22,25 @@ from areal.services.http.headers import Headers, add_field
 
 
 class CallFailed(Exception):
-    """The other side gave no whole answer. A deadline is TimeoutError, as everywhere."""
+    """The call has no complete response. A missed deadline is TimeoutError instead."""
 
 
 class NotConnected(CallFailed):
-    """The connection was not made: the other side has not seen the call."""
+    """The connection could not be made: the server has not seen the call."""
 
 
 class ResponseLost(CallFailed):
-    """The connection ended, or spoke no HTTP, before the answer's end."""
+    """The connection ended, or did not speak HTTP, before the response's end."""
 
 
-# Parts of streams that come soon after others are handed on together. An event costs everyone on its
-# way the same with one token as with several: it is parsed, written, and read and written again by each relay. What
-# comes within a window of what was handed on last waits for the window's end, which is one moment for all streams:
-# then relays read and write for all of them in one turn of their loop. A stream's beginning and its end never wait,
-# nor does a source that is slower than the window.
+# Coalescing. An event costs each process on its way the same with one token as with several. So a part that arrives
+# within a window after the last delivery waits for the window's end, which is the same for all streams: relays then
+# read and write for all of them in one turn of their loop. A stream's first and last parts never wait, nor do those of
+# a source that is slower than the window.
 
 
 class Window:
-    """The timer of all streams. It runs only while something waits."""
+    """The timer of all streams, which runs only while something waits."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -50,13 +49,13 @@ class Window:
         self._timer: asyncio.TimerHandle | None = None
 
     def wait(self, action: Callable[[], None]) -> None:
-        """Do ``action``, which raises nothing, at the window's end."""
+        """Call ``action``, which must not raise, at the window's end."""
         self._waiting.append(action)
         if self._timer is None:
             self._timer = self._loop.call_later(self.seconds, self.end)
 
     def end(self) -> None:
-        """Now: nothing waits when it returns."""
+        """End the window now: nothing waits when it returns."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -73,14 +72,14 @@ _NO_SIZE = b"\n"  # no chunk is so long, or begins so
 
 
 def start_of_chunk(data: bytes) -> int:
-    """The offset of the content in ``data`` that is exactly one chunk, its size written in the usual form. The content
+    """The offset of the content where ``data`` is exactly one chunk with a size line in the usual form; the content
     ends two bytes before the end of ``data``. 0 for anything else, also for the last chunk."""
     size = _SIZES.get(len(data)) or _size_line(len(data))
     return len(size) if data.startswith(size) and data.endswith(b"\r\n") else 0
 
 
 def _size_line(length: int) -> bytes:
-    """The first line of a chunk of ``length`` bytes in all. A few lengths come again and again."""
+    """The size line of a chunk of ``length`` bytes in all, cached: a few lengths recur."""
     if len(_SIZES) > _MOST_SIZES:
         _SIZES.clear()
     lines = [b"%x\r\n" % (length - 4 - digits) for digits in range(1, 9) if length - 4 - digits > 0]
@@ -90,7 +89,8 @@ def _size_line(length: int) -> bytes:
 
 
 class Connection(asyncio.Protocol):
-    """``status`` and ``headers`` stand once ``ask`` returns; then ``part`` until it is empty, or ``stream_to``."""
+    """After ``ask`` returned, ``status`` and ``headers`` are set; read the body by ``part`` until it is empty, or by
+    ``stream_to``."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self.closed = False
         self.idle_since = 0.0
-        self.on_lost: Callable[[], None] | None = None  # while it lies idle
+        self.on_lost: Callable[[], None] | None = None  # called when it is lost while idle
         self._handed_on = -math.inf  # when the sink was given something last, in loop time
         self._fresh()
 
@@ -109,13 +109,13 @@ class Connection(asyncio.Protocol):
         self._held = 0
         self._header_bytes = 0
         self._begun = False
-        self._ended = True  # nothing is asked yet
+        self._ended = True  # there is no request yet
         self._keep = False
         self._sink: Callable[[bytes], None] | None = None
         self._framed: Callable[[bytes], bool] | None = None
         self._window: Window | None = None
-        self._late: list[bytes] = []  # chunks that wait for the window's end
-        self._between = False  # the parser is where a chunk may begin
+        self._late: list[bytes] = []  # contents of chunks that wait for the window's end
+        self._between = False  # the parser is at a chunk's boundary
         self._raw: dict[bytes, bytes] = {}
         self.status = 0
 
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
     # Called by the owner.
 
     async def ask(self, request: bytes) -> None:
-        """Send ``request`` and wait for the answer's head. Raises ResponseLost."""
+        """Send ``request`` and wait for the response's head. Raises ResponseLost."""
         self._fresh()
         self._ended = False
         self._transport.write(request)
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
             await self._wait()
 
     async def part(self) -> bytes:
-        """The next bytes of the answer's body; empty at its end. Raises ResponseLost."""
+        """The next bytes of the body; empty at its end. Raises ResponseLost."""
         while not self._parts:
             if self._ended:
                 return b""
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         return data
 
     async def whole(self, most: int | None = None) -> bytes:
-        """The body from here to its end. Raises ResponseLost, also for one of more than ``most`` bytes."""
+        """The rest of the body. Raises ResponseLost, also where that is more than ``most`` bytes."""
         parts = []
         size = 0
         while part := await self.part():
@@ -160,10 +160,10 @@ class Connection(asyncio.Protocol):
         framed: Callable[[bytes], bool] | None = None,
         window: Window | None = None,
     ) -> None:
-        """Give the rest of the body to ``sink`` as it comes, and return at its end. Raises ResponseLost, and what
-        ``sink`` raises. The sink's owner holds the connection back by ``pause`` and ``resume``. A chunk that came alone
-        is offered to ``framed`` as it came, its size before it: True says that ``sink`` need not have it. Of chunks
-        that come alone within a ``window``, ``sink`` has those after the first at its end, in one."""
+        """Give the rest of the body to ``sink`` as it arrives, and return at its end. Raises ResponseLost, and errors
+        of ``sink``. The sink's owner controls the flow by ``pause`` and ``resume``. A chunk that arrives alone is first
+        offered to ``framed`` with its size line; ``sink`` gets it unless that returns True. With a ``window``, chunks
+        that arrive alone within it are given to ``sink`` at its end, joined."""
         self._handed_on = -math.inf
         if self._parts:
             self._handed_on = self._loop.time()
@@ -222,7 +222,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
 
     def data_received(self, data: bytes) -> None:
-        if self._ended:  # nobody asked
+        if self._ended:  # a response without a request
             self.abort()
             return
         if self._between and self._sink is not None and (start := start_of_chunk(data)):
@@ -240,7 +240,7 @@ class Connection(asyncio.Protocol):
             self._parse(data)
 
     def _waits(self, window: Window, part: bytes) -> bool:
-        """Whether ``part`` is handed on at the window's end."""
+        """Whether ``part`` is deferred to the window's end."""
         now = self._loop.time()
         if not self._late:
             if now - self._handed_on >= window.seconds:
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._fail(ResponseLost(f"the other side speaks no HTTP: {error}"))
             return
-        self._between = self._between and data.endswith(b"\r\n")  # else the next size has begun
+        self._between = self._between and data.endswith(b"\r\n")  # else part of the next size line has arrived
         if self._sink is None:
             if self._held > _HIGH_WATER and not self._ended:
                 self.pause()
@@ -335,9 +335,8 @@ class Connection(asyncio.Protocol):
         self._keep = self._parser.should_keep_alive()
 
 
-# Connections by address, the last used first: as many as there are calls, and idle ones close after a
-# while. An answer that is left before its end takes its connection with it, which is how the other side learns that
-# nobody listens.
+# The pool: as many connections as there are calls, the last used first; idle ones close after a while. Leaving a
+# response before its end closes its connection, which tells the server that nobody listens.
 
 CONNECT_TIMEOUT_S = 5.0
 POOL_IDLE_S = 30.0  # shorter than any server's keep-alive here
@@ -378,13 +377,14 @@ class Fetched:
         return data if isinstance(data, dict) else {}
 
     def error(self) -> dict[str, Any]:
-        """The error object of a refusal (``message``, ``code``, ``param``); empty where the body holds none."""
+        """The error object (``message``, ``code``, ``param``) in the body; empty where it holds none."""
         error = self.object().get("error")
         return error if isinstance(error, dict) else {}
 
 
 class PendingCall:
-    """One call in progress: ``async with`` gives the connection, its head read; leaving returns or closes it."""
+    """A call: entering it sends the request and returns the connection with the response's head read; leaving it
+    returns the connection to the pool, or closes it."""
 
     def __init__(self, pool: HttpClient, address: Address, request: bytes) -> None:
         self._pool = pool
@@ -395,7 +395,7 @@ class PendingCall:
     async def __aenter__(self) -> Connection:
         connection = self._connection = await self._pool.connection(self._address)
         try:
-            request, self._request = self._request, b""  # it may be large, and the answer long
+            request, self._request = self._request, b""  # frees a large body while the response is read
             await connection.ask(request)
         except BaseException:
             connection.abort()
@@ -422,15 +422,14 @@ class HttpClient:
         self._sweep: asyncio.TimerHandle | None = None
 
     def call(self, method: str, base: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> PendingCall:
-        """The answer to ``method`` with ``body``, its end the caller's business, and so is its deadline. Raises
-        ValueError for a header, or a path, with a line break."""
+        """A call, whose deadline is the caller's business. Raises ValueError for a header or path with a line break."""
         lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
             raise ValueError("a header's value has a line break")
         return self.send(base, f"{method} ", path, lines.encode("utf-8", "surrogateescape"), body)
 
     def send(self, base: str, verb: str, path: str, lines: bytes, body: bytes) -> PendingCall:
-        """``call`` for whoever has the header's lines already."""
+        """``call`` with the method and a space as ``verb``, and the header's encoded ``lines``."""
         if (address := self._addresses.get(base)) is None:
             if len(self._addresses) >= _MOST_ADDRESSES:  # workers come and go
                 self._addresses.clear()
@@ -451,7 +450,7 @@ class HttpClient:
         body: bytes = b"",
         most: int | None = None,
     ) -> Fetched:
-        """The whole answer within ``timeout_s``. Raises NotConnected, TimeoutError, and ResponseLost, also for a body
+        """The whole response within ``timeout_s``. Raises NotConnected, TimeoutError, and ResponseLost, also for a body
         of more than ``most`` bytes."""
         async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
             return Fetched(answer.status, answer.headers, await answer.whole(most))

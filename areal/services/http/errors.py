@@ -1,6 +1,6 @@
-"""Errors as a caller over HTTP meets them: in the form of the API that was called, always with a request id.
+"""HTTP errors, in the format of the API that was called and always with a request id.
 
-A caller's mistake is 4xx, ours is 5xx and says nothing of the inside: the detail stays in the log beside the same
+A caller's mistake is 4xx. A fault of the service is 5xx and reveals no internals: the log has the detail under the same
 request id.
 """
 
@@ -26,11 +26,11 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # within a text of the answer its quotes are escaped
+_SEQUENCE = re.compile(rb'"sequence_number":\s*(\d{1,18})')  # no text in the answer matches: its quotes are escaped
 
 
 class ApiError(Exception):
-    """One refused or failed request. ``param`` names the offending field, ``code`` is for programs."""
+    """A refused or failed request. ``param`` names the offending field, ``code`` is for programs."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = "i
 
 
 class ErrorForm:
-    """OpenAI's: ``body`` beside a status, or ``event`` as a stream's last one, after the bytes of ``last_part``."""
+    """OpenAI's error format: the ``body`` of a response, or the last ``event`` of a stream, written after
+    ``last_part``."""
 
     id_headers: tuple[str, ...] = (REQUEST_ID,)
 
@@ -75,8 +76,8 @@ class ErrorForm:
 
 
 class _ResponsesForm(ErrorForm):
-    """Errors of the Responses API: its own event, and the object by which clients tell an error from an event they do
-    not know. The event's number follows that of the event before."""
+    """The Responses API's error event, with the error object by which clients tell it from unknown events. Its sequence
+    number follows that of the last event."""
 
     def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
         numbers = _SEQUENCE.findall(last_part)
@@ -103,7 +104,7 @@ _OTHERS = tuple(_FORMS)
 
 
 def error_form(path: str) -> ErrorForm:
-    """The form in which callers of ``path`` expect errors, whether it is a path of ours or not."""
+    """The format in which callers of ``path`` expect errors, also where there is no such route."""
     path = path.removeprefix("/v1")
     if not path.startswith(_OTHERS):
         return OPENAI

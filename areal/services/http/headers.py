@@ -1,4 +1,4 @@
-"""Header names, header fields as both ends of a connection have them, and ids of requests."""
+"""Header names, the header fields of requests and responses, and request ids."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from functools import lru_cache
 from typing import TypeVar, overload
 
 REQUEST_ID = "x-request-id"
-ANTHROPIC_REQUEST_ID = "request-id"  # where clients of their API look for it
-OVERHEAD = "x-areal-overhead-us"  # our own time in a proxied reply, in microseconds; the engine's is left out
+ANTHROPIC_REQUEST_ID = "request-id"  # where Anthropic's clients look for it
+OVERHEAD = "x-areal-overhead-us"  # microseconds of a proxied response, without the engine's
 IGNORED = "x-areal-ignored"  # request fields that the API does not know
 ATTEMPTS = "x-areal-attempts"  # how many workers were tried
 EXPORT_ID = "x-areal-export-id"  # beside an export's columns as .npz
-FINAL = "x-areal-final"  # data proxy to relay: another worker would be told the same, so the caller is told
-PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress that are too many
-CALL = "x-areal-call"  # relay to data proxy: which call; all attempts at it have the same
-AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt at the call may be recorded
+FINAL = "x-areal-final"  # data proxy to relay: do not retry, every worker would answer the same
+PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress before a timeout
+CALL = "x-areal-call"  # relay to data proxy: the call's id, the same in all attempts
+AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt may have been recorded
 
 
 T = TypeVar("T")
 
 
 class Headers(Mapping[str, str]):
-    """Header fields by name, in any case. ``raw`` has them as they came, names in lower case; one that came twice has
-    its values joined by commas. A value that is no UTF-8 keeps its bytes as surrogates."""
+    """Header fields by case-insensitive name. ``raw`` maps lower-case names to values; the values of a repeated field
+    are joined by commas. Bytes that are not UTF-8 are decoded as surrogates."""
 
     __slots__ = ("raw",)
 
@@ -58,7 +58,7 @@ def _key(name: str) -> bytes:
 
 
 def add_field(raw: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Take one more field as a parser found it."""
+    """Add a field to ``Headers.raw``, as a parser found it."""
     name = name.lower()
     raw[name] = value if name not in raw else raw[name] + b", " + value
 
@@ -69,5 +69,5 @@ _numbers = random.Random(secrets.randbits(128))
 
 
 def unique_id(prefix: str) -> str:
-    """``prefix`` and 96 random bits. Never a capability: those come from ``secrets``."""
+    """``prefix`` and 96 random bits. Not for keys: those come from ``secrets``."""
     return f"{prefix}{_numbers.getrandbits(96):024x}"

@@ -68,7 +68,7 @@ class RouterLease:
         return asdict(lease)
 
     async def _wait_for_change(self, sent: Mapping[str, Any], seconds: float) -> None:
-        """Return when what was ``sent`` has changed, or after ``seconds``."""
+        """Return when an urgent field differs from ``sent``, or after ``seconds``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         news = self._service.lifetime.news
@@ -84,7 +84,7 @@ class RouterLease:
                 return
 
     async def _renew(self, ready: Mapping[str, Any]) -> float:
-        """Seconds until the next renewal."""
+        """Renew the lease; returns the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         try:
             about = self._file.stat()

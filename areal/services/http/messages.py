@@ -1,4 +1,4 @@
-"""One request: its head at once, its body when asked for, and never more of it in memory than was asked for."""
+"""Requests, whose bodies are read on demand and within a limit, and their responses, whole or streamed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ServerConnection(Protocol):
 
 
 class Upgraded(Protocol):
-    """The input of a connection that speaks another protocol than HTTP."""
+    """Takes the input of a connection that was upgraded to another protocol."""
 
     def received(self, data: bytes) -> None: ...
 
@@ -65,8 +65,8 @@ class Upgraded(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """``target`` and ``path`` are as they came, percent signs and all; ``match_info`` has the decoded parts that the
-    route names. ``size``: bytes of the body, as far as it has come."""
+    """``target`` and ``path`` are percent-encoded as they came; ``match_info`` has the route's decoded parameters.
+    ``size``: bytes of the body that have arrived."""
 
     connection: ServerConnection
     method: str
@@ -74,9 +74,9 @@ class Request:
     headers: Headers
     is_http_1_0: bool = False
     keep_alive: bool = True
-    upgrade: bytes = b""  # the protocol that the caller wishes for
+    upgrade: bytes = b""  # the requested protocol
     expects_continue: bool = False
-    by_admin: bool = False  # the admin key was seen
+    by_admin: bool = False  # the caller presented the admin key
     complete: bool = False  # the whole body is here
     closes: bool = False  # the answer's head said so
     chunked: bool = False  # so is the answer
@@ -101,7 +101,7 @@ class Request:
 
     @property
     def query(self) -> dict[str, str]:
-        """The query's fields; of those that come twice, the first."""
+        """The query's fields; of a repeated one, the first value."""
         return dict(reversed(parse_qsl(self.query_string, keep_blank_values=True)))
 
     @property
@@ -110,8 +110,8 @@ class Request:
         return None if text is None else int(text)
 
     async def read(self, limit: int) -> bytes:
-        """The whole body, at most ``limit`` bytes. Raises 413 as soon as that is known to be passed, 408 when the rest
-        does not come."""
+        """The whole body. Raises 413 as soon as it is known to exceed ``limit`` bytes, 408 when the rest does not
+        arrive in time."""
         if (self.content_length or 0) > limit or self.size > limit:
             raise _too_large(limit)
         self._limit = limit
@@ -130,7 +130,7 @@ class Request:
         return self._parts[0]
 
     async def answer(self, response: Response) -> None:
-        """Send ``response`` now; the handler may go on. Raises ConnectionResetError when the caller is gone."""
+        """Send ``response`` before the handler returns. Raises ConnectionResetError when the caller is gone."""
         self.connection.send(self, response)
         await self.connection.wait_writable()
 
@@ -146,7 +146,7 @@ class Request:
 
     @property
     def backlog(self) -> int:
-        """Bytes of the body that have no reader yet."""
+        """Buffered bytes of a body that no handler reads yet."""
         return self.size if self._limit is None else 0
 
     def completed(self) -> None:
@@ -167,9 +167,8 @@ def _too_large(limit: int) -> ApiError:
     return ApiError(413, f"the request body is larger than {limit} bytes", code="body_too_large")
 
 
-# Answers: whole ones and streams, and how each is written. A whole answer is one write. A stream is
-# chunked, or for an HTTP/1.0 caller ended by the connection. The server adds the framing, the date and the request's
-# id; the headers given here are what the handler has to say.
+# A whole response is one write. A stream is chunked, or for an HTTP/1.0 caller ended by closing the connection. The
+# server adds the framing, the date and the request's id to the handler's headers.
 
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
 _WITHOUT_BODY = frozenset({204, 304})
@@ -184,7 +183,7 @@ class Flow(Protocol):
 
 
 class Response:
-    """A whole answer. ``headers`` may be added to until it is sent."""
+    """A whole response. ``headers`` may be added to until it is sent."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -204,11 +203,11 @@ class Response:
 
 
 class StreamingResponse:
-    """An answer that is written bit by bit: ``prepare`` sends its head, returning it from the handler ends it.
+    """A response that is written in parts: ``prepare`` sends its head, returning it from the handler ends it.
 
-    ``write`` waits while the caller lags behind. ``write_nowait`` never waits: its caller obeys
-    ``set_backpressure``. Both raise ConnectionResetError once the caller is gone. ``end``: bytes that go out with the
-    stream's end.
+    ``write`` waits while the caller lags behind. ``write_nowait`` never waits: pause its source by
+    ``set_backpressure``. Both raise ConnectionResetError once the caller is gone. ``end``: the last bytes, sent with
+    the stream's end.
     """
 
     __slots__ = ("_request", "end", "headers", "status")
@@ -232,7 +231,7 @@ class StreamingResponse:
         self.begin(request)
 
     def begin(self, request: Request, first: bytes = b"") -> None:
-        """Send the head, and ``first`` with it. Raises as ``prepare`` does."""
+        """Send the head and ``first`` in one write. Raises as ``prepare`` does."""
         assert self._request is None, "a stream begins once"
         request.connection.begin_stream(request, self, first)
         self._request = request
@@ -255,13 +254,13 @@ class StreamingResponse:
         await self._begun().connection.wait_writable()
 
     def chunk_writer(self) -> Callable[[bytes], None] | None:
-        """``write_nowait`` for bytes that are one whole chunk already, with its size. None where the answer has no
-        chunks."""
+        """``write_nowait`` for bytes that are a whole HTTP chunk, size line included. None where the response is not
+        chunked."""
         request = self._begun()
         return request.connection.write_chunk if request.chunked else None
 
     def set_backpressure(self, source: Flow | None) -> None:
-        """Pause and resume ``source`` as the caller takes the stream, from now on. None ends that."""
+        """From now on, pause ``source`` while the caller lags behind; None ends that."""
         self._begun().connection.set_source(source)
 
     def _begun(self) -> Request:
@@ -297,8 +296,8 @@ _clock = _Clock()
 
 
 def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
-    """The head of an answer; ``framing`` is the server's own lines. Raises ValueError for a header with a line break,
-    which would be another header, or another answer."""
+    """The head of a response; ``framing`` is the server's own lines. Raises ValueError for a header with a line break,
+    which would inject a header or a response."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header has a line break")
@@ -322,7 +321,7 @@ DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in ``body``. Raises 400; UTF-8 is required, as JSON over HTTP requires it."""
+    """The JSON object in ``body``, in UTF-8. Raises 400."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -342,7 +341,7 @@ async def read_body(request: Request, cls: type[T], limit: int = DEFAULT_MAX_BOD
 
 
 def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
-    """``path`` is that of an object within the body. Raises 400 naming the field."""
+    """``data`` as ``cls``; ``path`` locates it within the body. Raises 400 naming the field."""
     try:
         return read_fields(cls, data, path, lenient=True)
     except FieldError as error:

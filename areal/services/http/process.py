@@ -1,5 +1,5 @@
-"""The start of a service process: its configuration, socket and exit status. Standard library only, so that a
-supervisor that serves nothing itself stays small.
+"""The start of a service process: its configuration, socket and exit status. Imports the standard library only, so
+that a supervisor that serves nothing itself stays small.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ServeOptions:
 
 
 def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C:
-    """The process' configuration: the JSON object in the file that ``--config`` names, with the flags given on top.
-    Raises UsageFault naming the field."""
+    """Read the JSON object in the file that ``--config`` names; flags override its fields. Raises UsageFault naming the
+    field."""
     parser = argparse.ArgumentParser(prog=prog)
     parser.add_argument("--config", metavar="FILE", help="JSON object of the fields that the flags below are named for")
     for each in fields(cls):
@@ -74,8 +74,8 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
 
 
 def keep_settings(settings: Mapping[str, Any]) -> None:
-    """Write settings that have changed since the start into the configuration's file, if there is one: the process has
-    them when it is started again. Raises OSError."""
+    """Write changed settings into the configuration file, if there is one, for the next start of this process. Raises
+    OSError."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--config", type=Path)
     path: Path | None = parser.parse_known_args()[0].config
@@ -85,7 +85,7 @@ def keep_settings(settings: Mapping[str, Any]) -> None:
 
 
 def _parsing(kind: Any) -> dict[str, Any]:
-    """The arguments of argparse for the flag of a field of this type; values are checked with the whole."""
+    """argparse's options for the flag of a field of this type. ``read_fields`` checks the values."""
     if type(None) in get_args(kind):
         kind = next(each for each in get_args(kind) if each is not type(None))
     if kind is bool:
@@ -105,7 +105,7 @@ def serve_options(config: ServeConfig, *, reuse_port: bool = False) -> ServeOpti
 
 
 def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    """A bound TCP socket. Raises ArealError saying what is in the way."""
+    """A bound TCP socket. Raises ArealError with the reason."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -127,7 +127,7 @@ def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
 
 
 def exit_on_failure(main: Callable[[], None]) -> int:
-    """A component's exit status: a failure that a user can act on is two lines, not a traceback."""
+    """Run ``main``; returns the exit status. A failure that a user can act on is two lines, not a traceback."""
     try:
         main()
     except ArealError as error:
@@ -171,9 +171,8 @@ _OFTEN, _SELDOM = 20, 50
 
 
 def collect_rarely() -> None:
-    """Make the garbage collector run rarely; to be called once all long-lived objects are made. Modules live as long as
-    the process, and reference counts free nearly all objects of a request: at the usual thresholds the collector takes
-    a tenth of a short request's time."""
+    """Make the garbage collector run rarely. Call it once all long-lived objects are made. Reference counts free nearly
+    all objects of a request, and at the default thresholds the collector takes a tenth of a short request's time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _OFTEN, _SELDOM)

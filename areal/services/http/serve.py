@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 async def serve(service: Service, options: ServeOptions) -> None:
-    """Run until told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     stop, now = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (now if stop.is_set() else stop).set())
@@ -53,7 +53,7 @@ async def serve(service: Service, options: ServeOptions) -> None:
 
 
 def run_service(build: Callable[[], AbstractAsyncContextManager[Service]], options: ServeOptions) -> None:
-    """Build a service within its loop, and serve until told to stop."""
+    """Build a service inside its event loop and serve it until it is told to stop."""
 
     async def main() -> None:
         async with build() as service:
@@ -87,7 +87,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:
-    """Do ``work``; False when ``interrupted`` came first, or the time was over, and cut it short."""
+    """Whether ``work`` ended within ``limit_s`` and before ``interrupted``; otherwise it is cancelled."""
     tasks = {asyncio.create_task(work, name="drain"), asyncio.create_task(interrupted.wait(), name="second-signal")}
     done, _ = await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -102,7 +102,7 @@ _STOP_S = 10.0
 
 @contextlib.contextmanager
 def serve_in_thread(service: Service, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
-    """Serve beside a program that does something else, such as a trainer: the service's address, while the block runs.
+    """Serve in a thread of another program, such as a trainer, while the block runs; yields the service's address.
     Port 0 takes a free one. Raises UsageFault for a bind that needs a key."""
     refuse_open_bind(host, service.authenticator.key)
     sock = bind(host, port, reuse_port=False)
@@ -122,7 +122,7 @@ def serve_in_thread(service: Service, host: str = "127.0.0.1", port: int = 0) ->
     def run() -> None:
         try:
             asyncio.run(serve())
-        except BaseException as error:  # the boundary of the thread: told to whoever waits for the start
+        except BaseException as error:  # the boundary of the thread: whoever waits for the start raises it
             if not started.done():
                 started.set_exception(error)
             raise

@@ -1,8 +1,8 @@
 """One caller's connection: requests are parsed as they come, and answered one at a time in their order.
 
-The handler starts when a request's head is there, in a task of its own; usually its body has come with it. While one
-is answered, later ones wait parsed, and no more is read. A caller that leaves cancels its handler. A slow reader holds
-its stream back; a caller that sends or reads nothing for too long is answered 408 or disconnected: ``sweep``.
+The handler starts in a task of its own when a request's head has arrived, usually with its body. Later requests wait in
+parsed form, and reading pauses. A caller that disconnects cancels its handler. A slow reader pauses the source of its
+stream; a caller that sends or reads nothing for too long is answered 408 or disconnected (``sweep``).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from areal.services.http.tasks import until_beat
 
 
 class RequestReader:
-    """One connection's parser. A request is handed on as soon as its head is complete; its body follows into it.
+    """One connection's parser. It hands a request on when its head is complete, and adds its body as that arrives.
 
-    ``incoming``: the request whose body is not complete. ``since`` (loop time): when its head began."""
+    ``incoming``: the request whose body is not complete. ``since``: when its head began, in loop time."""
 
     def __init__(self, connection: HttpConnection, most_fields: int, most_head_bytes: int) -> None:
         self._connection = connection
@@ -47,7 +47,7 @@ class RequestReader:
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._refusal: ApiError | None = None  # why a callback stopped the parser
-        self._upgrade = b""  # the protocol that the request wishes for
+        self._upgrade = b""  # the protocol that the request asks for
         self._heads = 0
         self._head_bytes = 0
         self.in_head = False
@@ -55,7 +55,7 @@ class RequestReader:
         self.since = 0.0
 
     def feed(self, data: bytes) -> None:
-        """Raises ApiError where the input cannot be parsed further."""
+        """Parse ``data``. Raises ApiError where the input cannot be parsed further."""
         before = self._heads
         try:
             try:
@@ -70,17 +70,17 @@ class RequestReader:
                 raise _head_too_large()
 
     def stop(self, refusal: ApiError) -> NoReturn:
-        """End the parser's work from inside one of its callbacks."""
+        """Stop the parser from inside one of its callbacks."""
         self._refusal = refusal
         raise httptools.HttpParserError(refusal.message)
 
     def end(self) -> None:
-        """Break the reference cycles, so that the garbage collector has nothing to find."""
+        """Break the reference cycles, which would wait for the garbage collector."""
         del self._parser, self._connection
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """A request that wishes for an upgrade is parsed again without its wish, since the parser takes what follows
-        its head for another protocol. Its handler may grant the wish, as long as nothing follows."""
+        """Parse a request for an upgrade again without its Upgrade header: the parser takes the bytes after its head
+        for another protocol. The handler may still grant the upgrade."""
         method = self._parser.get_method()
         if method == b"CONNECT":
             self.stop(ApiError(405, "this is no proxy: CONNECT is not allowed", code="method_not_allowed"))
@@ -109,7 +109,7 @@ class RequestReader:
         self._head_bytes += len(name) + len(value)
         if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self.stop(_head_too_large())
-        if name.lower() == b"host" and b"host" in self._raw:  # another server may have used the other one
+        if name.lower() == b"host" and b"host" in self._raw:  # a proxy may have routed by the other one
             self.stop(ApiError(400, "a request has one Host header", code="invalid_http"))
         add_field(self._raw, name, value)
 
@@ -155,7 +155,7 @@ def _head_too_large() -> ApiError:
 
 
 def _origin_form(target: bytes) -> bytes:
-    """The path of a target that names the whole URL, as callers of a proxy do."""
+    """The path of a target that is a whole URL, as callers of a proxy send it."""
     try:
         parsed = httptools.parse_url(target)
     except httptools.HttpParserInvalidURLError:
@@ -168,11 +168,11 @@ Application = Callable[[Request], Awaitable[AnyResponse]]
 
 _log = logging.getLogger(__name__)
 _CLOSE = "Connection: close\r\n"
-_TWO_WRITES = 64 * 1024  # from here on a body is not copied behind its head
+_TWO_WRITES = 64 * 1024  # bytes of a body from which it is not copied behind the head
 
 
 class HttpConnection(asyncio.Protocol):
-    """``writable``: the caller keeps up."""
+    """``writable``: the caller keeps up with what is written."""
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
@@ -190,14 +190,14 @@ class HttpConnection(asyncio.Protocol):
         self._source: Flow | None = None
         self._drained: asyncio.Future[None] | None = None
         self._upgraded: Upgraded | None = None
-        self._unread: tuple[float, int] = (0.0, 0)  # since when so many bytes wait for the caller
+        self._unread: tuple[float, int] = (0.0, 0)  # loop time since which so many bytes wait for the caller
         self.last_part = b""  # of a stream, as it was written last
         self.writable = True
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
         self._server.keep(self)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -217,7 +217,7 @@ class HttpConnection(asyncio.Protocol):
             self._update_read_pause()
 
     def eof_received(self) -> None:
-        """A caller that stops sending has left."""
+        """Return None: the transport closes, since a caller that stops sending has left."""
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
@@ -243,10 +243,10 @@ class HttpConnection(asyncio.Protocol):
         if self._current is None and self._waiting:
             self._start_next()
 
-    # One request after the other.
+    # Requests, one after the other.
 
     def begun(self, request: Request) -> None:
-        """The head of one more request is there."""
+        """The head of another request has arrived."""
         if self._current is None:
             self._start(request)
             return
@@ -264,12 +264,12 @@ class HttpConnection(asyncio.Protocol):
             self._finish(request, await self._server.application(request))
         except ConnectionResetError:
             self.abort()
-        except Exception:  # noqa: BLE001 - the process boundary: an answer that cannot be written is a lost one
+        except Exception:  # noqa: BLE001 - the process boundary: the answer cannot be written
             _log.exception("%s %s could not be answered [%s]", request.method, request.path, request.id)
             self.abort()
 
     def _finish(self, request: Request, response: AnyResponse) -> None:
-        """End the answer, and go on with what comes after it."""
+        """End the answer and start the next request."""
         if isinstance(response, Response):
             if not request.answered:
                 self.send(request, response)
@@ -278,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
                 response.begin(request)
             if not self._transport.is_closing():
                 self._transport.write(_part(request, response.end) + (b"0\r\n\r\n" if request.chunked else b""))
-            request.stream = None  # the stream refers to its request: a cycle would wait for the collector
+            request.stream = None  # breaks a reference cycle
         self._current = self._task = self._source = None
         self._idle_since = self._loop.time()
         if request.closes or self._server.draining:
@@ -297,7 +297,7 @@ class HttpConnection(asyncio.Protocol):
             self._update_read_pause()
 
     def _refuse(self, error: ApiError) -> None:
-        """The last answer of a connection whose input cannot be parsed any more."""
+        """Send the last answer of a connection whose input cannot be parsed further."""
         response = error_response(error, OPENAI, unique_id("req_"))
         head = encode_head(response.status, response.headers, f"Content-Length: {len(response.body)}\r\n{_CLOSE}")
         self._transport.write(head + response.body)
@@ -348,7 +348,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.writelines((head, response.body))
 
     def begin_stream(self, request: Request, response: StreamingResponse, first: bytes = b"") -> None:
-        """``first``: what can be said at once, in one write with the head."""
+        """Send the head and ``first`` in one write."""
         self._check_begins(request)
         request.chunked = not request.is_http_1_0 and request.method != "HEAD"
         framing = self._framing(request, response, "" if request.is_http_1_0 else "Transfer-Encoding: chunked\r\n")
@@ -368,7 +368,7 @@ class HttpConnection(asyncio.Protocol):
         return f"{ids}{length}{_CLOSE}" if request.closes else ids + length
 
     def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None:
-        """Answer with ``head``. From now on ``reader`` has what comes, until the handler returns."""
+        """Answer with ``head``. From now on ``reader`` gets the input, until the handler returns."""
         self._check_begins(request)
         request.answered = request.closes = True
         self._upgraded = reader
@@ -380,7 +380,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(data)
 
     def hold_input(self, hold: bool) -> None:
-        """Pause or resume reading from an upgraded connection."""
+        """Pause or resume reading."""
         if hold != self._read_paused and not self._lost and not self._closing:
             self._read_paused = hold
             (self._transport.pause_reading if hold else self._transport.resume_reading)()
@@ -392,7 +392,7 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(_part(request, data))
 
     def write_chunk(self, chunk: bytes) -> None:
-        """``write_part`` of what is a chunk already."""
+        """``write_part`` for bytes that are a whole chunk, size line included."""
         if self._lost:
             raise ConnectionResetError("the caller is gone")
         self.last_part = chunk
@@ -420,13 +420,13 @@ class HttpConnection(asyncio.Protocol):
             raise ConnectionResetError("the caller is gone")
 
     def abort(self) -> None:
-        """Break the connection: what was being answered cannot be ended well."""
+        """Break the connection: the answer cannot be completed."""
         self._transport.abort()
 
     # The end.
 
     def _close(self, *, linger: bool) -> None:
-        """``linger``: the caller still sends, and would lose our answer if we hung up on it."""
+        """``linger``: the caller still sends, and closing now could lose it the answer."""
         if self._closing or self._lost:
             return
         self._discarding = self._closing = True
@@ -445,14 +445,14 @@ class HttpConnection(asyncio.Protocol):
             self._close(linger=False)
 
     def cancel(self) -> asyncio.Task[None] | None:
-        """Break off what is under way: the handler's task, which ends now."""
+        """Break the connection and cancel its handler; returns the handler's task."""
         self._transport.abort()
         if self._task is not None:
             self._task.cancel()
         return self._task
 
     def sweep(self, now: float) -> None:
-        """Disconnect a caller that keeps the server waiting."""
+        """Disconnect a caller that has kept the server waiting for too long."""
         limits = self._limits
         if self._closing:
             self._sweep_slow(now, limits.linger_s)
@@ -478,7 +478,7 @@ class HttpConnection(asyncio.Protocol):
             self._fail(ApiError(408, "the request's body did not come", code="request_timeout"))
 
     def _sweep_slow(self, now: float, patience_s: float) -> None:
-        """A caller that takes some of its answer may go on, however slowly."""
+        """Disconnect a caller that read nothing for ``patience_s``; reading slowly is allowed."""
         since, left = self._unread
         size = self._transport.get_write_buffer_size()
         if size < left:
@@ -488,7 +488,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 def _part(request: Request, data: bytes) -> bytes:
-    """The bytes on the wire of a part of a stream's body."""
+    """A part of a stream's body as bytes on the wire."""
     if request.chunked and data:
         return b"%x\r\n%b\r\n" % (len(data), data)
     return data if request.method != "HEAD" else b""
@@ -496,10 +496,10 @@ def _part(request: Request, data: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Seconds and bytes that one connection may take.
+    """Limits of one connection in seconds and bytes.
 
-    A body may take ``body_grace_s``, and longer as long as it has come at ``body_bytes_per_s``. ``buffered_bytes`` are
-    buffered of a body that has no reader yet.
+    A body may take ``body_grace_s``, and longer while its average rate is at least ``body_bytes_per_s``. Of a body
+    without a reader ``buffered_bytes`` are buffered.
     """
 
     keep_alive_s: float = 120.0  # longer than POOL_IDLE_S of our clients
@@ -510,8 +510,8 @@ class ServerLimits:
     body_bytes_per_s: float = 1024.0
     buffered_bytes: int = 256 * 1024
     pipelined: int = 64
-    linger_s: float = 10.0  # for a caller to stop sending what is refused, and to take its last answer
-    stalled_s: float = 900.0  # for a caller to take anything at all of an answer that waits
+    linger_s: float = 10.0  # for a caller to stop sending and to read its last answer
+    stalled_s: float = 900.0  # for a caller to read any byte of the answer
     sweep_s: float = 2.0
 
 
@@ -520,7 +520,8 @@ _JUST_ACCEPTED_S = 0.25
 
 
 class HttpServer:
-    """Made inside a running loop. ``listen``, then ``close``, which lets finish what runs, or ``cancel``."""
+    """Create it inside a running loop. ``listen``, then ``close``, which lets running requests finish, or
+    ``cancel``."""
 
     def __init__(self, application: Application, limits: ServerLimits | None = None) -> None:
         self.application = application
@@ -543,7 +544,7 @@ class HttpServer:
             self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
 
     def _sweep(self) -> None:
-        """One timer for all connections: ten thousand idle ones cost a millisecond each time."""
+        """Check all connections; ten thousand idle ones take a millisecond."""
         self._sweeps = None
         now = self.loop.time()
         for connection in list(self.connections):
@@ -576,7 +577,7 @@ class HttpServer:
             await self._empty.wait()
 
     async def cancel(self) -> None:
-        """Break off whatever still runs, and return when it has ended."""
+        """Break all connections and return when their handlers have ended."""
         if self._listener is not None:
             self._listener.close()
         tasks = [task for connection in list(self.connections) if (task := connection.cancel()) is not None]

@@ -28,8 +28,8 @@ from areal.services.http.auth import Access, AdminKey, Authenticator
 from areal.services.http.errors import ApiError, bad_request, error_form
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
 
-# Prometheus metrics. Several relay processes share one port, and a scrape reaches any of them: when their supervisor
-# sets ``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
+# Prometheus metrics. A scrape of relay processes that share a port reaches one of them: when their supervisor sets
+# ``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -38,7 +38,7 @@ OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.2
 
 
 class _EveryProcess(Collector):
-    """The metrics that all processes wrote into ``folder``. The file of a process that just starts is empty."""
+    """The metrics that all processes wrote into ``folder``. The file of a starting process may be empty."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -52,12 +52,12 @@ class _EveryProcess(Collector):
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # its process has just ended
+    except FileNotFoundError:  # its process has ended
         return 0
 
 
 class RouteMetrics:
-    """The metrics of one route's requests, looked up once."""
+    """The metrics of one route, with their labels resolved."""
 
     def __init__(self, metrics: Metrics, route: str) -> None:
         self._requests = metrics.requests
@@ -97,7 +97,7 @@ class Metrics:
     def gauge(
         self, name: str, text: str, labels: Sequence[str] = (), across: Literal["livesum", "livemax"] = "livesum"
     ) -> Gauge:
-        """``across`` says how the processes that share a port add up."""
+        """``across``: how the values of processes that share a port are combined."""
         return Gauge(name, text, labels, registry=self._registry, multiprocess_mode=across)
 
     def histogram(
@@ -114,8 +114,8 @@ class Metrics:
 
 
 class Lifetime:
-    """Whether a process is starting, ready or draining. ``not_ready`` is called at each probe and gives the reason, or
-    None when the process can serve. ``news`` is set when the answer to a probe may have changed."""
+    """Whether a process is starting, ready or draining. ``not_ready`` is called at each probe and returns the reason,
+    or None when the process can serve. ``news`` is set when the answer to a probe may have changed."""
 
     def __init__(self, not_ready: Callable[[], str | None]) -> None:
         self._not_ready = not_ready
@@ -128,7 +128,7 @@ class Lifetime:
         return self._draining.is_set()
 
     def drain(self) -> None:
-        """Become not ready for good. Handlers of endless streams (``wait_draining``) end them."""
+        """Become not ready for good. Handlers of endless streams await ``wait_draining`` and end them."""
         self._draining.set()
         self.news.set()
 
@@ -136,7 +136,7 @@ class Lifetime:
         await self._draining.wait()
 
     def state(self) -> tuple[str, str | None]:
-        """``ready``, ``not_ready`` or ``draining``, and why it is not ready."""
+        """``ready``, ``not_ready`` or ``draining``, and the reason."""
         if self.draining:
             return "draining", "the process was told to stop and finishes what it has"
         reason = self._not_ready()
@@ -150,8 +150,8 @@ _LONGEST_EVENT = 16 * 1024 * 1024
 
 
 class EventCutter:
-    """Cuts a byte stream between events, so that a source that breaks off never leaves half an event behind. ``held``
-    is the half that waits for its end; of a source that ended well it is passed on, too."""
+    """Cuts a stream of server-sent events between events, so that a source that breaks off leaves no partial event
+    behind. ``held`` is the event that is still incomplete; pass it on when the source ended well."""
 
     def __init__(self) -> None:
         self.held = b""
@@ -170,15 +170,15 @@ class EventCutter:
 
 
 async def write_final(out: StreamingResponse, data: bytes) -> None:
-    """Write ``data`` to a stream that ends now. A caller that is gone, or reads nothing any more, misses it."""
+    """Write the last bytes of a stream, unless the caller is gone or reads nothing."""
     with contextlib.suppress(ConnectionResetError, TimeoutError):
         async with asyncio.timeout(_FINAL_WRITE_S):
             await out.write(data)
 
 
-# Routes. A path without parameters is looked up; the few with some are tried in the order in which they were added.
-# ``{name}`` stands for one segment, ``{name...}`` at the end for the rest of the path. Parameters are decoded after the
-# route is chosen, so that an encoded slash never chooses one.
+# Routes. A path without parameters is looked up; those with parameters are tried in the order in which they were added.
+# ``{name}`` matches one segment, a final ``{name...}`` the rest of the path. Parameters are decoded after the match, so
+# that an encoded slash does not change it.
 
 T = TypeVar("T")
 
@@ -205,7 +205,7 @@ class _Pattern(Generic[T]):
 
 
 def _decoded(segment: str) -> str:
-    """Raises 400: two segments are never the same name."""
+    """Raises 400 for bytes that are not UTF-8: replacing them would make different names equal."""
     try:
         return unquote(segment, errors="strict")
     except UnicodeDecodeError as error:
@@ -213,7 +213,7 @@ def _decoded(segment: str) -> str:
 
 
 class PathTable(Generic[T]):
-    """A HEAD goes where the GET of its path goes."""
+    """Targets by method and path. HEAD is routed as GET."""
 
     def __init__(self) -> None:
         self._fixed: dict[str, dict[str, T]] = {}
@@ -234,8 +234,8 @@ class PathTable(Generic[T]):
         return pattern
 
     def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
-        """The target and the path's parameters. A path without parameters that lacks the method may still match a
-        pattern. Raises 404, and 405 with the methods that the path has."""
+        """The target and the path's parameters. A fixed path without this method may still match a pattern that has it.
+        Raises 404, and 405 with the methods that the path has."""
         methods = self._fixed.get(path)
         if methods is not None and _offers(methods, method):
             return _of_method(methods, method, path), {}
@@ -267,7 +267,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Route:
-    """``metrics`` of a model request: in flight now, how long it took, how it ended."""
+    """``metrics``: of model requests only."""
 
     handler: Handler
     access: Access
@@ -275,10 +275,10 @@ class _Route:
 
 
 class Service:
-    """A component under construction: add routes and what runs beside them, then hand it to ``serve``.
+    """A component's routes, probes, metrics and lifespans; ``serve`` runs it.
 
-    ``not_ready`` gives the reason why the component cannot serve now, or None. ``details`` adds fields to the
-    answers of /health and /ready (load, version), which is how the router learns them.
+    ``not_ready`` returns the reason why the component cannot serve now, or None. ``details`` adds fields such as load
+    and version to /health and /ready, where the router reads them.
     """
 
     def __init__(
@@ -291,7 +291,7 @@ class Service:
         details: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.component = component
-        self.address: str | None = None  # where it listens, once it does
+        self.address: str | None = None  # once it listens
         self.authenticator = Authenticator(key, loopback=loopback)
         self.lifetime = Lifetime(not_ready)
         self.metrics = Metrics()
@@ -318,7 +318,7 @@ class Service:
             yield
 
     async def answer(self, request: Request) -> AnyResponse:
-        """Raises CancelledError, and ConnectionResetError when the caller left during the answer; nothing else."""
+        """Raises only CancelledError, and ConnectionResetError when the caller left during the answer."""
         try:
             form = error_form(request.path)
             request.id_headers = form.id_headers
@@ -370,7 +370,7 @@ class Service:
         return json_response(body, status=status)
 
     def readiness(self) -> dict[str, Any]:
-        """The whole body of /ready."""
+        """The body of /ready for callers that see details."""
         state, reason = self.lifetime.state()
         body: dict[str, Any] = {"status": state, "component": self.component, "reason": reason, "pid": os.getpid()}
         return {**body, "in_flight": self.lifetime.in_flight, **self._details()}
@@ -384,7 +384,7 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
 
 
 async def _failure(request: Request, error: ApiError) -> AnyResponse:
-    """The error as a status where none is sent yet, else as the last event of the stream. Any other answer that began
+    """The error as a response where none began, else as the last event of the event stream. Any other answer that began
     can only be broken off."""
     form = error_form(request.path)
     stream: StreamingResponse | None = request.stream

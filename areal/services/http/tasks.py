@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 _log = logging.getLogger(__name__)
-_PHASE_S = random.uniform(0.0, 3600.0)  # of this process: other processes wake at other times
+_PHASE_S = random.uniform(0.0, 3600.0)  # random, so that processes do not wake all at once
 
 
 def until_beat(period_s: float) -> float:
@@ -37,7 +37,8 @@ async def _guarded(name: str, run: Callable[[], Coroutine[Any, Any, None]], agai
 async def background(
     name: str, run: Callable[[], Coroutine[Any, Any, None]], *, again_after_s: float = 1.0
 ) -> AsyncIterator[None]:
-    """Keep ``run()`` going beside the body. A failure is logged and the task starts again; leaving cancels it."""
+    """Run ``run()`` beside the block. After a failure, which is logged, it starts again; leaving the block cancels
+    it."""
     task = asyncio.create_task(_guarded(name, run, again_after_s), name=name)
     try:
         yield
@@ -52,20 +53,20 @@ _running: set[asyncio.Task[Any]] = set()
 
 
 async def uninterrupted(work: Coroutine[Any, Any, _T], name: str) -> _T:
-    """``work`` runs to its end even when its caller is cancelled."""
+    """Run ``work`` to its end even when the caller is cancelled."""
     task = asyncio.create_task(work, name=name)
     _running.add(task)
     task.add_done_callback(_running.discard)
     return await asyncio.shield(task)
 
 
-# A deadline on progress: every ``kick`` starts it anew, and a kick costs one clock reading.
+# A deadline on progress: every ``kick`` restarts it, for one reading of the clock.
 
 
 class Watchdog:
     """Raises TimeoutError in its body after ``idle_s`` seconds without a ``kick``, unless ``excused()`` then.
 
-    ``idle_s`` is asked anew each time, so that a changed limit holds for running calls too.
+    ``idle_s`` is called at each check, so that a changed limit applies to running calls too.
     """
 
     def __init__(self, idle_s: Callable[[], float], *, excused: Callable[[], bool] = lambda: False) -> None:
@@ -92,10 +93,10 @@ class Watchdog:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A cancellation is a timeout where it was ours alone, as ``asyncio.timeout`` has it."""
+        """Turn a cancellation into TimeoutError if only this watchdog caused it, as ``asyncio.timeout`` does."""
         if self._timer is not None:
             self._timer.cancel()
-        del self._excused  # it may refer to this watchdog: a cycle would wait for the collector, with all of a call
+        del self._excused  # it may refer to this watchdog: the cycle would keep the call's memory until a collection
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 

@@ -21,13 +21,13 @@ from areal.services.http.messages import Request, ServerConnection, encode_head
 
 NORMAL, GOING_AWAY, TEXT_ONLY, TOO_LARGE = 1000, 1001, 1003, 1009
 _VERSION = "13"
-_MOST_WAITING = 16  # messages that nobody has received yet
+_MOST_WAITING = 16  # messages without a receiver, at which reading pauses
 _PING_S = 30.0
 _SILENCE_S = 75.0
 
 
 def accept(request: Request, most_chars: int) -> WebSocket:
-    """Raises 400, and 426 for a request that does not ask for a WebSocket of the version that there is."""
+    """Answer ``request`` with a WebSocket. Raises 400, and 426 for a request that asks for anything else."""
     if request.upgrade.lower() != b"websocket" or request.headers.get("Sec-WebSocket-Version") != _VERSION:
         headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": _VERSION}
         message = f"this is a WebSocket of version {_VERSION}"
@@ -47,7 +47,7 @@ def accept(request: Request, most_chars: int) -> WebSocket:
 
 
 class WebSocket:
-    """``leaving``: the server stops, so that no more messages are received; what runs may end."""
+    """``leaving``: the server drains. No more messages are received; those received may still be answered."""
 
     def __init__(self, connection: ServerConnection, most_chars: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -65,7 +65,7 @@ class WebSocket:
         self.leaving = False
 
     async def receive(self) -> str | None:
-        """The next message; None where no more will come."""
+        """The next message; None after the last one."""
         while not self._messages:
             if self._ended:
                 return None
@@ -79,7 +79,7 @@ class WebSocket:
         return message
 
     async def send(self, text: str) -> None:
-        """Returns once the caller keeps up. Raises ConnectionResetError when the connection has ended."""
+        """Send a message, once the caller keeps up. Raises ConnectionResetError when the connection has ended."""
         if not self._connection.writable:
             async with self._sending:
                 await self._connection.wait_writable()
@@ -88,7 +88,7 @@ class WebSocket:
         self._connection.write_raw(self._protocol.send(TextMessage(data=text)))
 
     def close(self, code: int = NORMAL, reason: str = "") -> None:
-        """The last frame, unless it is sent already. The handler's return ends the connection."""
+        """Send the close frame, unless it was sent. The handler's return ends the connection."""
         if self._protocol.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
             self._control(CloseConnection(code=code, reason=reason))
         self._end()
@@ -106,7 +106,7 @@ class WebSocket:
 
     def received(self, data: bytes) -> None:
         self._heard_at, self._pinged = self._loop.time(), False
-        if self._protocol.state is not ConnectionState.OPEN:  # of closing ones nothing is read
+        if self._protocol.state is not ConnectionState.OPEN:  # input of a closing one is discarded
             return
         self._protocol.receive_data(data)
         for event in self._protocol.events():
@@ -148,7 +148,7 @@ class WebSocket:
         self._end()
 
     def is_gone(self, now: float) -> bool:
-        """Whether the caller has been silent for too long. It is asked for a sign of life before."""
+        """Whether the caller has been silent for too long; a ping is sent before that."""
         silent_s = now - self._heard_at
         if silent_s > _PING_S and not self._pinged and self._protocol.state is ConnectionState.OPEN:
             self._pinged = True
