@@ -14,7 +14,7 @@ from areal.wire.processes import GatewayConfig
 
 def main() -> None:
     config = read_config(GatewayConfig, "areal-inference-gateway")
-    # Always shared: other relays listen on the port too, and so does a successor to which this gateway hands over.
+    # The port is always shared: with other relays, and with a successor during a handover.
     options = serve_options(config, reuse_port=True)
     if config.relays > 1 and config.relay_index is None:
         supervise(config.relays, options, sys.argv[1:])

@@ -1,5 +1,5 @@
-"""The gateway's routes and its relay process: model calls are relayed, models listed from the table, workers controlled
-and models registered by hand; other admin routes are passed to the router.
+"""The gateway's routes and its relay process. Model calls are relayed and models listed from the routing table; admins
+control workers and register models; other admin routes are passed to the router.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class GatewayRoutes:
             journal = None if request.by_admin else await self._keys.journal_of(request.headers)
             answer = await self._relay.forward(request, path, journal)
             if answer.status == 401 and journal is not None:
-                self._keys.forget(presented_key(request.headers))  # its session is elsewhere by now, or nowhere
+                self._keys.forget(presented_key(request.headers))  # its session has moved or ended
             return answer
 
         return handle
@@ -82,7 +82,7 @@ class GatewayRoutes:
 
 
 def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
-    """The model and its adapters: OpenAI's fields, and vLLM's where the workers told them."""
+    """The entries of a model and its adapters: OpenAI's fields, and vLLM's where workers report them."""
     entry: dict[str, object] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "areal"}
     told = {"root": model.root, "max_model_len": model.max_model_len}
     entry |= {name: value for name, value in told.items() if value is not None}
@@ -90,9 +90,9 @@ def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
     return [entry, *adapters]
 
 
-# Control of workers: pause, memory, versions and published weights, of one data proxy or of all. The router says who
-# they are; each is asked directly, all at once, and has its own result. 207 when some failed: what succeeded on the
-# others stands. A body that no worker would take is refused before any is asked.
+# Control of workers: pause, memory, versions and published weights, of one data proxy or of all. The router lists them;
+# all are asked directly and at once, and each has its own result. 207 when some failed: the effect on the others stays.
+# A malformed body is refused before any worker is asked.
 
 _BODY_BYTES = 64 * 1024
 _DEADLINE_S = 180.0  # longer than the data proxy's own on its engine
@@ -149,7 +149,7 @@ class WorkerControl:
         return handle
 
     async def set_version(self, request: Request) -> Response:
-        """Refused as a whole where a worker has a newer one."""
+        """Without ``force``, refused for all where a worker has a newer version."""
         body = await request.read(_BODY_BYTES)
         version, force = read_version(decode_object(body))
         workers = await self._workers(request.match_info["worker_id"])
@@ -163,7 +163,7 @@ class WorkerControl:
         return list(await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers)))
 
     async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
-        """Id and address of those meant; a data proxy that serves several models is one worker. Raises 404."""
+        """Ids and addresses of the named workers; a data proxy that serves several models is one. Raises 404."""
         known = (await self._router.get("/workers"))["workers"]
         if worker_id == EVERY_WORKER:
             names = {worker["worker_addr"]: worker["worker_id"] for worker in reversed(known)}  # the first that it has
@@ -191,15 +191,14 @@ def _answer(path: str, results: list[Result]) -> Response:
     if path.endswith("_version"):
         versions = {result.answer.get("version") for result in results}
         version = versions.pop() if len(versions) == 1 else None
-        answer["version"] = version if isinstance(version, int) else None  # of all of them
+        answer["version"] = version if isinstance(version, int) else None  # where all have the same
     return json_response(answer, status=200 if all(result.ok for result in results) else 207)
 
 
-# Models that are registered by hand: data proxies that already run, put behind this gateway under a model's name.
+# Registration of models by hand: running data proxies are put behind this gateway under a model's name.
 #
-# With a ``url`` the data proxies are told first that they serve that external API too, by default all that are
-# healthy. All or nothing: every data proxy is asked first whether it serves that model, or can reach that API; a
-# registration that fails after that leaves the router with what it had before.
+# With a ``url`` the data proxies, by default all healthy ones, first register that external API. All or nothing: each
+# is asked first whether it serves the model, or can reach the API; a registration that fails later is rolled back.
 
 _REGISTRATION_BYTES = 1024 * 1024
 _PROBE_TIMEOUT_S = 10.0
@@ -239,7 +238,7 @@ class Registration:
         return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
 
     async def deregister(self, request: Request) -> Response:
-        """``untold``: data proxies of an external model that may still serve it, for they do not answer."""
+        """``untold``: data proxies that did not answer and may still serve the external model."""
         model = _name(await read_object(request, _REGISTRATION_BYTES))
         async with self._lock:
             known = await self._registered(model)
@@ -250,7 +249,7 @@ class Registration:
         return json_response({"status": "ok", "model": model, **({"untold": untold} if untold else {})})
 
     async def _healthy(self) -> list[str]:
-        """Every healthy data proxy. Raises 503 where there is none."""
+        """Addresses of the healthy data proxies. Raises 503 where there is none."""
         workers = (await self._router.get("/workers"))["workers"]
         addrs = list(dict.fromkeys(worker["worker_addr"] for worker in workers if worker["healthy"]))
         if not addrs:
@@ -258,8 +257,8 @@ class Registration:
         return addrs
 
     async def _register_external(self, model: str, data: Mapping[str, Any], addrs: Sequence[str]) -> None:
-        """Each data proxy tries the API before any of them takes it. Raises ApiError; then none has it that had it not
-        before. ``provider_model``: the model's name at the provider."""
+        """Register the API at each data proxy, after a dry run at all. Raises ApiError, after a rollback.
+        ``provider_model``: the model's name at the provider."""
         options = {name: data[name] for name in _EXTERNAL_OPTIONS if data.get(name) is not None}
         body = {**options, "name": model, "model": data.get("provider_model") or model}
         await self._post_to_each(addrs, {**body, "dry_run": True})
@@ -271,7 +270,7 @@ class Registration:
             raise
 
     async def _forget_external(self, name: str, addrs: Sequence[str]) -> list[str]:
-        """Tell the data proxies that they serve it no longer; those that could not be told."""
+        """Deregister the model at the data proxies; returns the addresses of those that could not be told."""
 
         async def tell(addr: str) -> bool:
             try:
@@ -301,7 +300,7 @@ class Registration:
             raise ApiError(502, f"no data proxy answers at {addr}: {error!r}", code="data_proxy_unavailable") from error
 
     async def _check(self, addr: str, model: str) -> None:
-        """Raises ApiError when there is no data proxy ready for ``model`` at ``addr``."""
+        """Raises ApiError unless ``addr`` is a data proxy that is ready for ``model``."""
         answer = await self._fetch("GET", addr, "/ready", _PROBE_TIMEOUT_S)
         about = answer.object()
         if about.get("component") != "data-proxy":
@@ -315,7 +314,7 @@ class Registration:
             raise ApiError(503, message, code="data_proxy_not_ready")
 
     async def _registered(self, model: str) -> RegisterModel | None:
-        """The router's entry of this name, as the body that registers it again."""
+        """The registered model, as the body that registers it again."""
         models = {entry["name"]: entry for entry in (await self._router.get("/models"))["models"]}
         if (entry := models.get(model)) is None:
             return None
@@ -363,7 +362,7 @@ def _addresses(data: Mapping[str, Any]) -> list[str]:
 
 
 def _worker_id(model: str, addr: str) -> str:
-    """The same for the same pair, and nobody else's: an id taken from another model would replace its worker."""
+    """Unique to the pair: an id of another model would replace that model's worker."""
     return "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""``/export_trajectories`` and ``/trajectories`` at the gateway: what several data proxies recorded, as one answer.
+"""``/export_trajectories`` and ``/trajectories`` at the gateway: one answer for the records of several data proxies.
 
-Sessions of one data proxy are passed through. For several, each is asked first whether it could answer, and takes
-nothing unless all can; then their rows are put together in the order of the request.
+An export from one data proxy is passed through. With several, each first makes a dry run, and nothing is taken unless
+all succeed; then their rows are merged in the order of the request.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ExportRoutes:
         return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
-        """Lease trajectories from every data proxy that has some; none waits for another."""
+        """Lease trajectories from all data proxies; those that have some do not wait for others."""
         keepers, headers = self._journals.keepers(), self._journals.for_admin(request)
         wait_s = query_seconds(request, "wait", 300.0)
         if len(keepers) == 1:
@@ -132,7 +132,7 @@ class ExportRoutes:
     async def _lend_now(
         self, keepers: Sequence[WorkerEntry], limit: int, kind: str, headers: Mapping[str, str]
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Lent items; and trajectories that were skipped, and journals whose data proxies do not answer."""
+        """Leased items, and the answer's other fields: skipped trajectories, and journals of silent data proxies."""
         items: list[Any] = []
         skipped: list[Any] = []
         away: list[str] = []
@@ -153,7 +153,7 @@ class ExportRoutes:
     async def _wait_for_any(
         self, keepers: Sequence[WorkerEntry], wait_s: float, kind: str, headers: Mapping[str, str]
     ) -> None:
-        """Return when some data proxy says that it has something; a table that changes meanwhile is looked at soon."""
+        """Return when a data proxy has a trajectory, or after 10 s, to look for new data proxies."""
         wait_s = min(wait_s, 10.0)
         path = f"/trajectories?limit=0&wait={wait_s:g}{kind}"
         asks = {
@@ -191,7 +191,7 @@ class ExportRoutes:
 
 
 def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The sessions asked for, by journal. Raises 400, 404."""
+    """The requested sessions by journal. Raises 400, 404."""
     ids, group_id = data.get("session_ids"), data.get("group_id")
     if not ids and isinstance(group_id, str):
         return {GroupName.require(group_id).tag: []}
@@ -206,7 +206,7 @@ def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _is_damaged(reply: WorkerReply) -> bool:
-    """Whether this data proxy can export nothing of the sessions it was asked for."""
+    """Whether the records of the requested sessions cannot be exported."""
     return reply.status in (422, 500) and _error_of(reply)["code"] in UNEXPORTABLE
 
 
@@ -219,7 +219,7 @@ def _has_some(reply: WorkerReply | None) -> bool:
     return reply is not None and reply.status == 200 and reply.object().get("ready", 0) > 0
 
 
-# Exports of several data proxies as one: the same columns, padded to one width, rows in the order of the request.
+# Merging exports: the same columns, padded to one width, with rows in the order of the request.
 
 _BY_TOKEN = "token_temperatures"
 
@@ -227,7 +227,7 @@ _BY_TOKEN = "token_temperatures"
 def merged_answer(
     parts: Sequence[bytes], session_ids: Sequence[str], form: str, errors: Sequence[dict[str, Any]] = ()
 ) -> Response:
-    """``parts`` are whole JSON exports; ``errors`` are of those that gave none. To be run off the event loop."""
+    """Merge ``parts``, JSON exports; ``errors`` are those of missing ones. Run it off the event loop."""
     exports = [orjson.loads(part) for part in parts]
     export_id = "~".join(export["export_id"] for export in exports)
     tokens, texts = _order(exports, session_ids, "tokens"), _order(exports, session_ids, "text")
@@ -255,7 +255,7 @@ def merged_answer(
 def _order(
     exports: Sequence[dict[str, Any]], session_ids: Sequence[str], kind: str
 ) -> list[tuple[dict[str, Any], dict[str, Any], int]]:
-    """Export, entry in ``rows`` and place among the rows of this kind, by the session's place in the request."""
+    """Export, entry in ``rows`` and index among the rows of this kind, in the order of the request's sessions."""
     place = {session_id: number for number, session_id in enumerate(session_ids)}
     rows = [
         (place[about["session_id"]], part, row)
@@ -267,7 +267,7 @@ def _order(
 
 
 def _cell(traj: dict[str, Any], name: str, row: int) -> Any:
-    """``_BY_TOKEN`` is there only where rows of its export need it. JSON's null is NaN."""
+    """A row's value. ``_BY_TOKEN`` is derived where the export lacks it. JSON's null is NaN."""
     if name == _BY_TOKEN and name not in traj:
         temperature = traj["temperatures"][row]
         return [temperature if is_answer else 1.0 for is_answer in traj["loss_mask"][row]]

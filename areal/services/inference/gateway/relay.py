@@ -1,12 +1,12 @@
-"""One model call through the relay: pick a worker, pass the bytes on, try another while nothing has begun.
+"""One model call through the relay: pick a worker, pass the bytes on, retry while the caller has no answer.
 
-What may be tried again:
+Retries:
 
-* a refused connection, or 503 before the answer: the worker never began. Tried elsewhere for as long as the call
-  may wait. So is 421: the worker no longer holds the session's journal, as a newer table will say.
-* a connection lost, or 502, before the answer's first byte: the worker began and died. Tried elsewhere once; what
-  it produced reached nobody. A call that kills workers stops there.
-* never a timeout: the worker may still be at it, and one slow call must not become four.
+* A refused connection or 503: the worker never began. Retried elsewhere for as long as the call may wait. So is 421:
+  the worker no longer holds the session's journal, and a newer table will tell which one does.
+* A lost connection or 502 before the answer's first byte: the worker began and died. Retried elsewhere once, so that a
+  call that kills workers stops there.
+* Never a timeout: the worker may still be busy, and one slow call must not become four.
 
 After the first byte a failure is an error event in the stream.
 """
@@ -43,8 +43,8 @@ _PREFIX_TOKENS = 512
 
 
 def read_envelope(body: bytes, journal: str | None = None, *, with_prefix: bool) -> tuple[str | None, CallKey]:
-    """The model asked for, and what the pick needs. ``journal``: that of the caller's session. Raises 400 for a body
-    that is no JSON object, or whose model is no string."""
+    """The requested model, and the key of the pick. ``journal``: that of the caller's session. Raises 400 for a body
+    that is not a JSON object, or whose model is not a string."""
     data = decode_object(body)
     model = data.get("model")
     if model is not None and not isinstance(model, str):
@@ -63,10 +63,10 @@ def _answer_tokens(data: dict[str, Any]) -> float:
 
 
 def prompt_prefix(data: dict[str, Any]) -> bytes | None:
-    """A digest that equal beginnings share. None where there is no prompt to speak of.
+    """A digest of the prompt's beginning; None without a prompt.
 
-    For a chat: everything up to and with the first user message, so that each later turn of a conversation, and
-    each sample of a group, has the same one. For a completion: the first characters, or the first token ids.
+    For a chat: all messages up to the first user message, so that all turns of a conversation and all samples of a
+    group have the same digest. For a completion: the first characters, or the first token ids.
     """
     messages, prompt = _messages(data), data.get("prompt")
     digest = hashlib.blake2b(digest_size=16)
@@ -88,7 +88,7 @@ def prompt_prefix(data: dict[str, Any]) -> bytes | None:
 
 
 def _messages(data: dict[str, Any]) -> object:
-    """A chat's messages; for the other APIs, with what comes before them, and from where they have them."""
+    """The messages of a chat, message or response request, preceded by its system prompt or instructions."""
     before = data.get("system", data.get("instructions"))
     messages = data.get("messages", data.get("input"))
     if isinstance(messages, str):
@@ -114,19 +114,19 @@ class RelayMetrics:
         return found
 
 
-# Waiting for a worker. Back-pressure, not shedding: a call is refused only past ``max_queued_requests``.
+# Waiting for a worker. Calls queue, and are refused only past ``max_queued_requests``.
 #
-# A call waits while its model has no worker that could take it: none is published yet, all are dead or draining, or
-# each of them has just refused it. Where every worker says that waiting will not help (an external API that refuses
-# our key), it ends at once. A call of a session waits for the one worker that holds its journal. It ends as 503 after
-# ``request_timeout_seconds`` without a worker, and much sooner where that worker drains and keeps the session.
+# A call waits while no worker of its model can take it: none is published yet, all are dead or draining, or all have
+# just refused it. A session's call waits for the worker that holds its journal. It ends as 503 after
+# ``request_timeout_seconds`` without a worker; at once where every worker reports that waiting will not help, such as
+# an external API that refuses the key; and after a few seconds where the session's worker drains and keeps it.
 
 _MOVING_S = 5.0  # for a session to move from a worker that drains; a call that runs there may hold it longer
 _JOURNAL_S = 1.0  # a call that a journal's holder refused may ask it again: it came back, as the table says
 
 
 class Admission:
-    """Picks workers and counts the tokens each holds for this relay."""
+    """Picks workers, and counts the tokens of this relay's calls at each."""
 
     def __init__(self, table: LiveTable, queued: Gauge) -> None:
         self._table = table
@@ -149,9 +149,10 @@ class Admission:
         return self._tokens.get(worker.addr, 0.0)
 
     async def worker(self, model: str, key: CallKey, refused: Collection[str], since: float) -> WorkerEntry:
-        """The worker for one attempt, rather none of ``refused``; ``since`` (loop time) the call is without one.
+        """The worker for an attempt, if possible none of ``refused``; ``since`` (loop time) the call has been without
+        one.
 
-        Raises ApiError: 429 (queue full), 503 (waited in vain), 404 (the model went away).
+        Raises ApiError: 429 (queue full), 503 (no worker in time), 404 (the model was removed).
         """
         ready = self._table.routable(model, even_suspects=True, journal=key.journal)
         chosen = self._pick(model, ready, key)
@@ -185,7 +186,7 @@ class Admission:
             self._gauge.dec()
 
     def _patience(self, model: str, key: CallKey, since: float) -> float:
-        """Seconds until the next look without a new table. Raises ApiError when the wait is over."""
+        """Seconds to wait for a new table before looking again. Raises ApiError when the wait is over."""
         if model not in self._table.snapshot.models:
             raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
         waited = asyncio.get_running_loop().time() - since
@@ -221,16 +222,16 @@ _GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
 
 @dataclass(frozen=True)
 class FailedAttempt:
-    """An attempt that gave the caller nothing. ``begun``: the worker may have worked on it."""
+    """An attempt of which the caller got nothing. ``begun``: the worker may have started it."""
 
     begun: bool
     reason: str
-    answer: Response | None = None  # what the worker answered, if it did
+    answer: Response | None = None  # the worker's answer, if there is one
 
 
 @dataclass
 class Call:
-    """One request on its way. Times in seconds of ``perf_counter``."""
+    """One request. Times are seconds of ``perf_counter``."""
 
     request: Request
     path: str
@@ -238,10 +239,10 @@ class Call:
     key: CallKey
     model: ModelEntry
     started: float
-    elsewhere: float = 0.0  # spent waiting: for a worker, or for its answer
+    elsewhere: float = 0.0  # seconds spent waiting for a worker or its answer
     attempts: int = 0
-    answering: bool = False  # the caller has the answer's first byte
-    again: bool = False  # some worker began it: what it recorded must not be recorded twice
+    answering: bool = False  # the caller got the answer's first byte
+    again: bool = False  # a worker began it, and may have recorded it
     id: str = field(default_factory=lambda: unique_id(""))
 
     def overhead_us(self) -> int:
@@ -264,17 +265,17 @@ class Relay:
         self._metrics = metrics
 
     async def forward(self, request: Request, path: str, journal: str | None = None) -> AnyResponse:
-        """Answer ``request`` from a worker's ``path``: from the one that holds ``journal`` where it is a session's."""
+        """Answer ``request`` by a worker's ``path``: for a session's call, by the worker with its ``journal``."""
         body = await request.read(self._table.limits.max_body_bytes)
         started = time.perf_counter()
-        # Calls of the admin are recorded too: the turns of one conversation belong into one journal.
+        # The admin's calls are recorded too, and the turns of a conversation belong into one journal.
         with_prefix = journal is None and (self._table.records or self._table.snapshot.strategy == "prefix")
         name, key = read_envelope(body, journal, with_prefix=with_prefix)
         model = await self.resolve(name if journal is None else self._table.model_of_journal(journal))
         return await self._until_answered(Call(request, path, body, key, model, started))
 
     async def resolve(self, name: str | None) -> ModelEntry:
-        """The model asked for, or the only one. Raises 400, 404, and 503 while there is no table."""
+        """The requested model, or the only one. Raises 400, 404, and 503 while the table is incomplete."""
         model = self._table.resolve(name)
         if model is None:  # it may have been registered a moment ago
             await self._follower.refresh()
@@ -337,14 +338,14 @@ class Relay:
         return self._table.limits.request_timeout_seconds
 
     def _watchdog(self, call: Call, worker: WorkerEntry) -> Watchdog:
-        """Silence is excused while the router sees the worker alive: its data proxy keeps the deadline then."""
+        """Silence is excused while the router sees the worker alive: its data proxy keeps the deadline."""
         return Watchdog(
             lambda: self._idle_s() + _GRACE_S,
             excused=lambda: self._follower.connected and self._table.is_serving(call.model.name, worker.addr),
         )
 
     def _post(self, call: Call, worker: WorkerEntry) -> PendingCall:
-        """The caller's fields go on as they came: the server's parser lets no line break pass."""
+        """The caller's header fields are passed on unchecked: the server's parser admits no line break."""
         given = call.request.headers.raw
         lines = [b"%b: %b\r\n" % (name, given[name]) for name in _REQUEST_FIELDS if name in given]
         ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n{names.CALL}: {call.id}\r\n"
@@ -370,7 +371,7 @@ class Relay:
         return answer
 
     def _overhead(self, call: Call, headers: Headers) -> str:
-        """The gateway's own microseconds and the data proxy's, which left the engine's out."""
+        """The microseconds of gateway and data proxy, without the engine's."""
         ours = call.overhead_us()
         self._metrics.overhead_of(call.path).observe(ours / 1e6)
         theirs = headers.get(names.OVERHEAD, "")
@@ -379,7 +380,7 @@ class Relay:
     async def _stream(
         self, call: Call, upstream: Connection, headers: dict[str, str], watchdog: Watchdog
     ) -> AnyResponse:
-        """Events go to the caller from inside the callback that brings them. Each holds the other back."""
+        """Pass events on from inside the callback that reads them, with backpressure on the worker."""
         headers["Cache-Control"] = "no-cache"
         headers[names.OVERHEAD] = self._overhead(call, upstream.headers)
         stream = _StreamRelay(call, upstream, StreamingResponse(headers=headers), watchdog)
@@ -395,7 +396,7 @@ class Relay:
 
 
 class _StreamRelay:
-    """One stream on its way through: whole events only, so that a worker that breaks off leaves no half one behind."""
+    """Passes on whole events only, so that a worker that breaks off leaves no partial one behind."""
 
     def __init__(self, call: Call, upstream: Connection, out: StreamingResponse, watchdog: Watchdog) -> None:
         self.out = out
@@ -411,7 +412,7 @@ class _StreamRelay:
             self._write(events)
 
     def chunk(self, chunk: bytes) -> bool:
-        """A chunk of whole events goes on with its framing, not a byte of it copied."""
+        """Pass a chunk of whole events on with its framing, without a copy; False for any other chunk."""
         write = self._write_chunk
         if write is None or self._cutter.held or not chunk.endswith(b"\n\n\r\n"):
             return False
@@ -420,7 +421,7 @@ class _StreamRelay:
         return True
 
     def end(self) -> None:
-        """The worker's answer is whole."""
+        """Pass on the rest of a complete answer."""
         if rest := self._cutter.held:
             self._write(rest)
 

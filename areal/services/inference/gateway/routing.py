@@ -1,8 +1,8 @@
-"""The relay's view of the router: the followed table, its change event, and which workers are in trouble just now.
+"""The relay's view of the router: the followed table, its change event, and the workers that are suspect.
 
-The router knows health within seconds; a relay that was refused a connection knows it at once, and avoids that
-worker for a moment (longer each time, until a call succeeds). That memory is local and only an ordering: when every
-ready worker is suspect, they are tried all the same.
+The router notices a dead worker within seconds. A relay that is refused a connection avoids that worker at once, for a
+moment that grows until a call succeeds. Suspicion is local and only a preference: when all ready workers are suspect,
+they are tried all the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SUSPECT_MAX_S = 2.0
 
 
 class LiveTable:
-    """Changed only by ``apply``; read by every request."""
+    """The routing table of this relay. Changed only by ``apply``; read by every request."""
 
     def __init__(self, defaults: GatewayLimits) -> None:
         self._defaults = defaults
@@ -53,10 +53,12 @@ class LiveTable:
         self._followed = Followed()
         self._changed = asyncio.Event()
         self._suspects: dict[str, tuple[float, float]] = {}  # address -> (avoided until, for how long)
-        self._trusted: dict[str, tuple[float, list[WorkerEntry]]] = {}  # of a model's ready ones, until (loop time)
+        self._trusted: dict[
+            str, tuple[float, list[WorkerEntry]]
+        ] = {}  # a model's ready workers without suspects, until (loop time)
         self._journals: dict[str, str] = {}  # tag -> model
-        self._ready: dict[str, list[WorkerEntry]] = {}  # of each published model
-        self._holders: dict[tuple[str, str], list[WorkerEntry]] = {}  # of a model, and a journal that they serve
+        self._ready: dict[str, list[WorkerEntry]] = {}  # by published model
+        self._holders: dict[tuple[str, str], list[WorkerEntry]] = {}  # by published model and journal
         self.received = asyncio.Event()
 
     @property
@@ -69,7 +71,7 @@ class LiveTable:
         return self.received.is_set() and not self.snapshot.learning
 
     def require_whole(self) -> None:
-        """Raises 503 while it is not."""
+        """Raises 503 while the table is not complete."""
         if not self.whole:
             message = "the router has not told all of its routing table yet"
             raise ApiError(503, message, code="no_routing_table", headers={"Retry-After": "1"})
@@ -82,7 +84,7 @@ class LiveTable:
         published = [model for model in self.snapshot.models.values() if model.published]
         self._ready = {model.name: [each for each in model.workers if each.state == READY] for model in published}
         self._holders = _holders(published)
-        # The router's word that a worker is back ends its suspicion; one that left is forgotten.
+        # A worker is no longer suspect once the router reports it ready again, or it is gone.
         still_ready = before & _ready_addrs(self.snapshot)
         self._suspects = {addr: since for addr, since in self._suspects.items() if addr in still_ready}
         self._trusted.clear()
@@ -91,7 +93,8 @@ class LiveTable:
         self._changed = asyncio.Event()
 
     def remembered(self, incoming: Snapshot) -> Snapshot | None:
-        """The table to send to a router that lost its own (``incoming``); None where it has one, or this relay none."""
+        """The last known table, for a router whose ``incoming`` one is empty; None where it is not, or nothing is
+        known."""
         kept = self._followed.inherited
         return kept if kept.models and not incoming.models and not incoming.synced else None
 
@@ -114,8 +117,8 @@ class LiveTable:
         return [model for model in self.snapshot.models.values() if model.published]
 
     def resolve(self, name: str | None) -> ModelEntry | None:
-        """The model asked for, by its name or by that of an adapter (``adapter``, ``model:adapter``). None when it is
-        unknown. Raises 400 when none is named and several could be meant."""
+        """The model of a name, which may be an adapter's (``adapter``, ``model:adapter``); None for an unknown one.
+        Without a name, the only model; raises 400 where there are several."""
         models = self.snapshot.models
         if name is not None:
             return models.get(name) or self._with_adapter(name)
@@ -125,7 +128,7 @@ class LiveTable:
         return next(iter(models.values()), None)
 
     def _with_adapter(self, name: str) -> ModelEntry | None:
-        """The model of a name ``model:adapter``, or of ``adapter`` alone where one model has it."""
+        """The model of ``model:adapter``, or of ``adapter`` where exactly one model has it."""
         base, colon, adapter = name.partition(":")
         if colon and base in self.snapshot.models:
             model = self.snapshot.models[base]
@@ -134,25 +137,25 @@ class LiveTable:
         return having[0] if len(having) == 1 else None
 
     def model_of_journal(self, tag: str) -> str | None:
-        """The model whose data proxies have this journal: one of them, or none just now."""
+        """The model whose folder has this journal, also while no data proxy serves it."""
         return self._journals.get(tag)
 
     @property
     def records(self) -> bool:
-        """Whether any data proxy keeps a journal."""
+        """Whether any model records sessions."""
         return bool(self._journals)
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has told its journals: then one that is not in the table does not exist. A table without
-        workers says so only when it is whole."""
+        """Whether every worker has reported its journals, so that any other journal does not exist. Without workers,
+        only a synced table tells."""
         workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
         return all(worker.heard for worker in workers) and (bool(workers) or self.snapshot.synced)
 
     def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
-        """Workers that may get a new call: ready ones of a published model, and of those the ones not in trouble.
-        ``even_suspects``: rather one in trouble than none. A session's call goes to those that have its ``journal``.
-        What it costs does not grow with the table, but for the first call after one got into trouble, or out of it."""
+        """Workers that may get a new call: ready ones of a published model that are not suspect; with
+        ``even_suspects``, suspects if there are no others. A session's call goes to workers with its ``journal``. The
+        cost does not grow with the table, except for the first call after a suspicion began or ended."""
         ready = self._ready.get(name, []) if journal is None else self._holders.get((name, journal), [])
         if not self._suspects:
             return ready
@@ -166,8 +169,8 @@ class LiveTable:
         return trusted or (ready if even_suspects else [])
 
     def moving(self, name: str, journal: str) -> bool | None:
-        """Whether the sessions of a journal can move away from a worker that drains without an end in sight; None where
-        none holds them back."""
+        """Whether a journal's sessions can move to another worker, where a worker that drains to stay holds them; None
+        where none does."""
         model = self.snapshot.models.get(name)
         workers = model.workers if model is not None else ()
         if not any(each.turns_away and each.state == DRAINING and journal in each.journals for each in workers):
@@ -175,27 +178,27 @@ class LiveTable:
         return any(each.state in (READY, CORDONED) and each.journals for each in workers)
 
     def fault(self, name: str) -> str:
-        """The fault of a model each of whose workers says that waiting will not make it ready; "" elsewhere."""
+        """The fault of a model all of whose workers report that waiting will not make them ready; otherwise empty."""
         model = self.snapshot.models.get(name)
         workers = model.workers if model is not None else ()
         hopeless = workers and all(worker.state == DEAD and worker.fault for worker in workers)
         return workers[0].fault if hopeless else ""
 
     def suspicion_left_s(self, name: str) -> float:
-        """Seconds until the first suspect of this model may be tried again; infinite where none is suspect."""
+        """Seconds until a suspect of this model may be tried again; infinite where there is none."""
         model = self.snapshot.models.get(name)
         ends = [self._suspects[w.addr][0] for w in model.workers if w.addr in self._suspects] if model else []
         return max(0.01, min(ends) - asyncio.get_running_loop().time()) if ends else math.inf
 
     def is_serving(self, name: str, addr: str) -> bool:
-        """Whether the router still believes that this worker lives: then a silent call is only slow."""
+        """Whether the router considers the worker alive, so that a silent call is only slow."""
         model = self.snapshot.models.get(name)
         return model is not None and any(w.addr == addr and w.state != DEAD for w in model.workers)
 
     def suspect(self, addr: str) -> None:
         now = asyncio.get_running_loop().time()
         until, span = self._suspects.get(addr, (0.0, 0.0))
-        if until <= now:  # calls that fail together count once, and lengthen it
+        if until <= now:  # calls that fail together count once
             span = min(max(span * 2, _SUSPECT_FIRST_S), _SUSPECT_MAX_S)
             self._trusted.clear()  # calls that fail together make a list once for them all
         self._suspects[addr] = (now + span, span)
@@ -206,7 +209,7 @@ class LiveTable:
 
 
 def _journals(table: Snapshot) -> dict[str, str]:
-    """The model of each journal: that of its data proxies' engine, where they serve external models too."""
+    """The model of each journal: not an external one where its data proxies serve others, too."""
     models = sorted(table.models.items(), key=lambda item: not item[1].external)
     found = {tag: name for name, model in models for tag in model.orphans}
     for name, model in models:
@@ -229,8 +232,8 @@ def _holders(published: list[ModelEntry]) -> dict[tuple[str, str], list[WorkerEn
 
 
 class AnswerLines:
-    """Each complete line of an answer without its newline; empty ones are skipped, and so is an unfinished last one.
-    Raises ResponseLost. No generator: one that is left before its end is closed by a task of its own."""
+    """The complete lines of an answer without their newlines, but for empty ones. Raises ResponseLost. Not a generator:
+    closing one that is left early would take a task of its own."""
 
     def __init__(self, answer: Connection) -> None:
         self._answer = answer
@@ -259,8 +262,8 @@ _RETRY_MAX_S = 1.0
 
 
 class Follower:
-    """Follows the router's /watch for as long as the relay lives. While the router is gone the last table stands, and a
-    router that comes back knowing nothing is told it: nobody else does so until the next reconcile."""
+    """Follows the router's /watch. Without the router the last table stays in use, and a router that comes back without
+    state is sent it: nobody else restores it until the next reconcile."""
 
     def __init__(self, table: LiveTable, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._table = table
@@ -301,7 +304,8 @@ class Follower:
                 self.connected = True
 
     async def _remind(self, incoming: Snapshot) -> None:
-        """Raises CallFailed, TimeoutError: then the next snapshot is answered so."""
+        """Send the last table to a router that lost it. Raises CallFailed, TimeoutError; the next snapshot tries
+        again."""
         if (remembered := self._table.remembered(incoming)) is None:
             return
         body = orjson.dumps(remembered.to_json())
@@ -311,10 +315,8 @@ class Follower:
         _check(reply.status)
 
     async def refresh(self) -> None:
-        """Fetch the table now: before a model is called unknown, the router is asked whether it just came.
-
-        Callers at the same time share one fetch. A router that does not answer changes nothing.
-        """
+        """Fetch the table now, before a model is called unknown. Concurrent callers share one fetch. A router that does
+        not answer changes nothing."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.create_task(self._fetch(), name="table-refresh")
         await asyncio.shield(self._refreshing)
@@ -339,7 +341,7 @@ _TIMEOUT_S = 35.0  # the router itself asks workers within 30
 
 
 class RouterClient:
-    """Admin routes that the router answers. The caller's admin key is ours already; the router gets it from us."""
+    """Calls to the router, and handlers of admin routes that it answers."""
 
     def __init__(self, http: HttpClient, router_url: str, headers: Mapping[str, str]) -> None:
         self._http = http
@@ -357,13 +359,13 @@ class RouterClient:
 
         async def handle(request: Request) -> AnyResponse:
             if body := await request.read(_ADMIN_BODY_BYTES):
-                decode_object(body)  # a caller whose body is damaged may have meant something else
+                decode_object(body)  # refuse a malformed body rather than ignore it
             return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
 
         return handle
 
     def lists_targets(self, service: Service, job: str) -> Handler:
-        """The router's list for Prometheus, and ``service`` itself at the address that was asked."""
+        """The router's list for Prometheus, and ``service`` itself at the address of the request."""
 
         async def handle(request: Request) -> AnyResponse:
             status, body = await self.send("GET", "/http_sd", b"", request.id)
@@ -380,15 +382,15 @@ class RouterClient:
         return Response(status, answer, content_type="application/json")
 
     async def get(self, path: str) -> dict[str, Any]:
-        """The router's answer. Raises ApiError with the router's own refusal, or 502 where there is none."""
+        """The JSON of the answer. Raises ApiError: the router's refusal, or 502 or 503 where there is no answer."""
         return _read(*await self.send("GET", path))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return _read(*await self.send("POST", path, orjson.dumps(body)))
 
     async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> tuple[int, bytes]:
-        """The router's answer as it is: status and body. Raises ApiError where there is none: 503 when it was not
-        reached, 502 when it may have acted."""
+        """Status and body of the router's answer. Raises ApiError where there is none: 503 when it was not reached, 502
+        when it may have acted."""
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}
         headers = {**self._headers, "Content-Type": "application/json", **named}
         try:

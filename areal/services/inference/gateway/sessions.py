@@ -1,5 +1,6 @@
-"""``/rl/*`` at the gateway: sessions are started where the router says, and spoken to where they are recorded. Which
-session a caller's key belongs to, which data proxy holds its journal, and the sessions of the human in the loop.
+"""``/rl/*`` at the gateway: sessions are started where the router places them, and called where their journal is.
+
+Finds the session of a caller's key, the data proxy that holds its journal, and the human in the loop's sessions.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from areal.services.inference.router.picking import CallKey
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.wire.routing import CORDONED, READY, WorkerEntry
 
-# A session's key names its journal by the journal's tag. A key that a caller chose is looked up at the router, and
-# the answer is remembered for a while, also where no data proxy has it.
+# A session's key carries the tag of its journal. A key that a caller chose is looked up at the router, and the result
+# is cached for a while, also where no data proxy has it.
 
 _REMEMBERED = 10_000
 _FOUND_S = 60.0
@@ -40,7 +41,7 @@ _REFRESH_S = 0.1
 
 
 class SessionKeys:
-    """``key`` None: a service without keys, where whoever presents no session's key is admin."""
+    """``key`` None: a service without keys, where a caller without a session's key is the admin."""
 
     def __init__(self, table: LiveTable, follower: Follower, router: RouterClient, key: AdminKey | None) -> None:
         self._table = table
@@ -68,21 +69,21 @@ class SessionKeys:
         return tag
 
     async def journal_with(self, key: bytes) -> str | None:
-        """The tag of the journal whose session has this key; None where there is no such session. Raises 503 where that
-        cannot be told now."""
+        """The tag of the journal with this key's session; None where there is no such session. Raises 503 where that is
+        unknown for now."""
         tag = tag_of_key(key.decode())
         if tag is not None and await self.is_known(tag):
             return tag
         return await self._chosen_key(key_digest(key)) if self._table.records else None
 
     async def is_known(self, tag: str) -> bool:
-        """Whether some data proxy has this journal, or will have it again. Raises 503 where one that might have it was
-        not heard from yet."""
+        """Whether a data proxy has this journal, or will have it again. Raises 503 where one that might have it has not
+        reported yet."""
         if self._table.model_of_journal(tag) is not None:
             return True
         loop = asyncio.get_running_loop()
-        if loop.time() - self._refreshed_at >= _REFRESH_S:  # keys that were made up must not keep the router busy
-            await self._follower.refresh()  # it may have been made a moment ago
+        if loop.time() - self._refreshed_at >= _REFRESH_S:  # invented keys must not keep the router busy
+            await self._follower.refresh()  # it may be new
             self._refreshed_at = loop.time()
         deadline = loop.time() + _UNHEARD_S
         while self._table.model_of_journal(tag) is None:
@@ -112,7 +113,8 @@ class SessionKeys:
         return tag
 
     async def _found(self, digest: bytes, deadline: float) -> str | None:
-        """Raises 503 where the router, or a data proxy that may have the session, stays away until ``deadline``."""
+        """Ask until ``deadline``. Raises 503 where the router, or a data proxy that may have the session, stays
+        away."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -133,16 +135,16 @@ class SessionKeys:
         return journal if isinstance(journal, str) else None
 
     def remember(self, key: bytes, tag: str) -> None:
-        """The session with this key is in this journal."""
+        """Cache that the session with this key is in the journal ``tag``."""
         self._chosen[key_digest(key)] = (tag, asyncio.get_running_loop().time() + _FOUND_S)
 
     def forget(self, key: bytes) -> None:
-        """Forget which session has the key: another one may have it now."""
+        """Drop the cached result: another session may have the key now."""
         self._chosen.pop(key_digest(key), None)
 
 
-# Small calls to the data proxy that holds a journal. It is waited for while it is away, or its journal moves. Only
-# what may be asked twice is asked here: a call whose answer was lost is asked again.
+# Small idempotent calls to the data proxy that holds a journal. While it is away or the journal moves, a call waits; a
+# call whose answer was lost is sent again.
 
 _DEADLINE_S = 120.0
 _UNREADY_S = 5.0  # who is not ready may not answer at all
@@ -152,7 +154,7 @@ _AUTH = ("Authorization", "x-api-key")
 
 @dataclass(frozen=True)
 class WorkerReply(Fetched):
-    """``journals``: tags of those that the data proxy held when it was asked."""
+    """``journals``: tags of those that the data proxy served when it was asked."""
 
     journals: tuple[str, ...] = ()
 
@@ -177,7 +179,7 @@ class JournalClient:
         return {**self._admin, names.REQUEST_ID: request.id}
 
     def for_caller(self, request: Request) -> dict[str, str]:
-        """The headers of calls with the caller's own key."""
+        """The headers of calls with the caller's key."""
         given = {name: request.headers[name] for name in _AUTH if name in request.headers}
         return {**given, names.REQUEST_ID: request.id}
 
@@ -190,7 +192,7 @@ class JournalClient:
         body: bytes | None = None,
         timeout_s: float = _DEADLINE_S,
     ) -> WorkerReply:
-        """The answer of the data proxy that holds the journal. Raises 404 for an unknown journal, 503 where its holder
+        """The answer of the data proxy with journal ``tag``. Raises 404 for an unknown journal, 503 where its holder
         stays away."""
         if not await self._keys.is_known(tag):
             raise ApiError(404, "no data proxy has this session", code="session_not_found")
@@ -201,7 +203,7 @@ class JournalClient:
             if model is None:
                 raise ApiError(404, "no data proxy has this session any more", code="session_not_found")
             if not self._table.routable(model, even_suspects=True, journal=tag):
-                # One whose engine is gone still has what is recorded: rewards and exports need no engine.
+                # Rewards and exports need no engine: a data proxy without one can still answer.
                 workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
                 for worker in {worker.addr: worker for worker in workers if tag in worker.journals}.values():
                     reply = await self._try(worker, method, path, headers, body, min(timeout_s, _UNREADY_S))
@@ -219,14 +221,14 @@ class JournalClient:
     async def each(
         self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0, model: str | None = None
     ) -> dict[str, WorkerReply]:
-        """The answers of the data proxies that record to a GET, by address, as far as they answer."""
+        """The answers of all data proxies that record to GET ``path``, by address; silent ones are left out."""
         workers = self.keepers(model)
         replies = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, replies, strict=True) if answer is not None}
 
     async def page(self, request: Request, path: str, name: str, place: Callable[[Mapping[str, Any]], Any]) -> Response:
-        """One page of sessions over all data proxies, each asked for ``path``, in the order of ``place``; the next page
-        begins after the ``name`` of its last one. ``journals_away``: those of which nobody serves the sessions now."""
+        """A page of the sessions of all data proxies' GET ``path``, in the order of ``place``; ``next`` is the field
+        ``name`` of its last one. ``journals_away``: those that no data proxy serves now."""
         limit = query_int(request, "limit", 100, 1, 1000)
         answers = await self.each(f"{path}?{request.query_string}", self.for_admin(request))
         if (refusal := next((reply for reply in answers.values() if reply.status != 200), None)) is not None:
@@ -238,8 +240,8 @@ class JournalClient:
         return json_response({"sessions": found[:limit], "next": following, "journals_away": self.away(answers)})
 
     def away(self, answers: Mapping[str, WorkerReply], model: str | None = None) -> list[str]:
-        """Tags of the journals of which these answers do not speak: of data proxies that did not answer, of those that
-        none serves, and of those that came to a data proxy after it was asked."""
+        """Tags of the journals that these answers do not cover: those of data proxies that did not answer, those
+        without a data proxy, and those that came to a data proxy after it was asked."""
         models = [each for each in self._table.snapshot.models.values() if model in (None, each.name)]
         known = {tag for each in models for worker in each.workers for tag in worker.journals}
         known |= {tag for each in models for tag in each.orphans}
@@ -281,8 +283,8 @@ class JournalClient:
         return WorkerReply(reply.status, reply.headers, reply.body, tuple(worker.journals))
 
 
-# The human in the loop has no session's key: each journal has a session of theirs, and a reward is for the one where
-# they spoke last.
+# The human in the loop has no session key: each journal has a session for them, and a reward goes to the one where they
+# spoke last.
 
 _ASK_S = 5.0
 _PATIENCE_S = 30.0
@@ -295,7 +297,7 @@ class HitlSessions:
         self._journals = journals
 
     async def session(self, model: str | None, headers: Mapping[str, str]) -> str:
-        """The id of the session. A journal that is away may be the one: it is waited for. Raises 503."""
+        """The id of the human's last session. Waits for journals that are away, which may have it. Raises 503."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE_S
         while True:
@@ -319,9 +321,9 @@ _LOOK_AGAIN_S = 0.5
 async def place_sessions(
     table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str
 ) -> tuple[int, bytes]:
-    """The router's answer, as soon as there is a data proxy to take the sessions: 503 says that nothing began, and 404
-    of a model that we know that the router has yet to hear of it again. That an agent service has no inference service
-    is told at once."""
+    """The router's answer, once a data proxy can take the sessions. Retried are 503, with which nothing was started,
+    and 404 for a known model, of which a restarted router has yet to hear. An agent service without an inference
+    service is refused at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + table.limits.request_timeout_seconds
     while True:
@@ -380,7 +382,7 @@ class SessionRoutes:
         return handle
 
     async def _named(self, data: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        """An admin's body with its session: where none is named, that of the human in the loop."""
+        """An admin's body with a session: by default the human in the loop's."""
         if data.get("session_id") not in (None, HITL) or data.get("group_id") is not None:
             return data
         interaction, model = data.get("interaction_id"), data.get("model")
@@ -390,7 +392,7 @@ class SessionRoutes:
         return {**data, "session_id": await self._hitl.session(name, headers)}
 
     async def sessions(self, request: Request) -> Response:
-        """A page in the order of journals and numbers."""
+        """A page of sessions, ordered by journal and number."""
         return await self._journals.page(request, "/rl/sessions", "session_id", _place)
 
     async def session(self, request: Request) -> Response:
@@ -411,7 +413,7 @@ def _place(session: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _tag_of(data: Mapping[str, Any]) -> str:
-    """The journal of what an admin names. Raises 400, 404."""
+    """The journal of the session or group in an admin's body. Raises 400, 404."""
     session_id, group_id = data.get("session_id"), data.get("group_id")
     if session_id is not None:
         if not isinstance(session_id, str):

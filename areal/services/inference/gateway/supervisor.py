@@ -1,8 +1,7 @@
 """Several relay processes on one port: spawn, watch, start a dead one again, pass signals on.
 
-The kernel spreads connections over the children (SO_REUSEPORT). The supervisor keeps a bound socket of its own,
-which never listens: it proves at the start that the port is ours to take, and keeps it ours. It imports no web
-server, so it costs next to nothing.
+The kernel spreads connections over the children (SO_REUSEPORT). The supervisor's own bound socket never listens: it
+reserves the port. The supervisor imports no web server, so it stays small.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from pathlib import Path
 
 from areal.services.http.process import ServeOptions, bind, die_with_parent
 
-# The folder in which a gateway's relays add their numbers up: the supervisor and each relay hold it, and the last to
-# leave removes it. A supervisor that is killed leaves it to its relays. Where all of them are killed it stays until
-# the next gateway begins: below the run's own folder where areal runs us, else among the temporary files.
+# The metrics folder that a gateway's relays share: the supervisor and each relay lock it, and the last to leave removes
+# it. Where all of them are killed it stays until the next gateway starts: in the run's folder if there is one, else
+# among the temporary files.
 
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
 _RUN_FOLDER = "AREAL_RUN_DIR"
@@ -37,7 +36,7 @@ _YOUNG_S = 60.0
 def make_folder() -> Path:
     run = os.environ.get(_RUN_FOLDER)
     if not run:
-        # A young folder stays: its supervisor is about to hold it.
+        # A young folder stays: its supervisor is about to lock it.
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
             with suppress(OSError):  # another's, or gone already
                 if time.time() - folder.stat().st_mtime > _YOUNG_S:
@@ -57,8 +56,8 @@ def held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(BlockingIOError):  # not the last
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # gives the shared one up in any case
+        with suppress(BlockingIOError):  # others share it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # releases the shared lock in any case
             shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
@@ -81,7 +80,7 @@ class _GatewayProcess:
 
 
 class Supervisor:
-    """``run`` returns when every child has ended after a stop was asked for."""
+    """Keeps the relays running. ``run`` returns when all have ended after a stop signal."""
 
     def __init__(self, argv: Sequence[str], count: int) -> None:
         self._argv = [sys.executable, "-m", "areal.services.inference.gateway", *argv]
@@ -105,7 +104,7 @@ class Supervisor:
             received = signal.sigtimedwait(_SIGNALS, self._sleep_s())
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._stopping = True
-                for process in self._living():  # their first signal drains them; a second one reaches them too
+                for process in self._living():  # the first signal drains them, a second one stops them
                     process.send_signal(signal.SIGTERM)
 
     def _living(self) -> list[subprocess.Popen[bytes]]:
@@ -117,7 +116,7 @@ class Supervisor:
             if child.process is None or (code := child.process.poll()) is None:
                 continue
             for file in Path(os.environ[VARIABLE]).glob(f"gauge_live*_{child.process.pid}.db"):
-                file.unlink(missing_ok=True)  # in flight, queued; its counters stay in the sum
+                file.unlink(missing_ok=True)  # gauges of the living; its counters stay in the sum
             child.process = None
             steady = now - child.started_at >= _STEADY_S
             child.backoff_s = _BACKOFF_FIRST_S if steady else min(child.backoff_s * 2, _BACKOFF_MAX_S)
@@ -133,7 +132,7 @@ class Supervisor:
 
 
 def _begin_child(supervisor: int) -> None:
-    """Prepare the child process before it is a relay: it ends with its supervisor from its first moment on."""
+    """Runs in the child before exec: a relay ends with its supervisor from the start."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     die_with_parent(supervisor)
 

@@ -1,7 +1,7 @@
-"""The router's routes, all for the admin key, and its process. A route reads its body, changes the registry, answers.
+"""The router's routes, which need the admin key, and its process.
 
-Registering waits for the first probe of the new workers, so that the answer, and the table behind it, already
-tell whether they serve.
+Registering waits for the first probe of the new workers, so that its answer and the routing table already tell whether
+they serve.
 """
 
 from __future__ import annotations
@@ -62,10 +62,9 @@ from areal.wire.routing import (
     worker_base_url,
 )
 
-# GET /watch: the table now, then after each change the whole table again, or with ``?changes`` only what has changed;
-# one JSON object a line, and heartbeats between. A follower gets all changes since its last line at once; one that
-# has fallen far behind gets the whole table again. Fast changes are sent together: sending takes a small part of our
-# time.
+# GET /watch: the table, then after each change the whole table again, or with ``?changes`` only the changes; one JSON
+# object a line, with heartbeats between. A follower gets all changes since its last line at once; one that has fallen
+# far behind gets the whole table again. Rapid changes are sent together, to bound the time that sending takes.
 
 HEARTBEAT_S = 2.0
 _DEAR_S = 0.002
@@ -131,9 +130,9 @@ class Watch:
                     await waker.wait()
 
 
-# Targets for Prometheus, as its HTTP service discovery reads them: a list of ``{"targets", "labels"}``. The
-# router knows the data proxies and their engines at each moment, also after a rolling update gave them other ports.
-# Trainers register themselves, for a time that they renew. The label ``job`` tells the components apart.
+# Targets for Prometheus' HTTP service discovery: a list of ``{"targets", "labels"}``. The router knows the data proxies
+# and their engines at any time, also after a rolling update changed their ports. Trainers register themselves for a
+# time and renew that. The label ``job`` names the component.
 
 _MOST = 1000
 
@@ -141,7 +140,7 @@ Target = dict[str, Any]
 
 
 def target(url: str, job: str, **labels: str | None) -> Target:
-    """``url``: of a service that answers /metrics."""
+    """``url``: of a service with /metrics."""
     known = {name: value for name, value in labels.items() if value}
     return {"targets": [urlsplit(url).netloc.rpartition("@")[2]], "labels": {"job": f"areal-{job}", **known}}
 
@@ -185,10 +184,9 @@ _LEARNING_S = 6.0  # every data proxy that lives has renewed its lease by then
 
 
 class DeclaredFile:
-    """The declarations of a router as a file of its service: the next router goes on from it, and the service's data
-    proxies read there where their router is. A file that cannot be read is set aside, never taken for an empty one: the
-    router has to learn then who is there. ``path`` None: nothing is kept, and a router that starts is told
-    everything."""
+    """The file of a router's declarations and address: the next router continues from it, and the service's data
+    proxies find the router by it. An unreadable file is set aside, not taken for an empty one: the router then learns
+    from leases which workers exist. ``path`` None: nothing is kept, and a new router must be told everything."""
 
     def __init__(self, path: Path | None, registry: WorkerRegistry) -> None:
         self._path = path
@@ -198,7 +196,7 @@ class DeclaredFile:
         self._url: str | None = None
 
     def read(self) -> None:
-        """Give the registry what is kept. A service that is new has no file, and nothing to be told of."""
+        """Restore the registry. A new service has no file, and then its router is synced."""
         if self._path is None:
             return
         try:
@@ -213,7 +211,7 @@ class DeclaredFile:
             self._registry.learning = True
 
     def announce(self, url: str | None) -> None:
-        """Write the router's address, ``url``."""
+        """Write the router's address."""
         self._url = url
         self.write()
 
@@ -229,7 +227,7 @@ class DeclaredFile:
         self._written = content
 
     async def run(self) -> None:
-        """Write what leases have changed; end the time of learning."""
+        """Write changes by leases once a period, and end the learning."""
         learnt_at = time.monotonic() + _LEARNING_S
         while True:
             self.write()
@@ -243,7 +241,7 @@ _LEASE_FIELDS = tuple(RenewLease.__dataclass_fields__)
 
 @lru_cache(maxsize=1024)
 def _read_lease(own: bytes) -> RenewLease:
-    """A data proxy says the same of itself at each renewal, which is all that an idle router does. Raises 400."""
+    """Cached, since a data proxy sends the same fields at each renewal. Raises 400."""
     return body_as(RenewLease, orjson.loads(own))
 
 
@@ -303,8 +301,8 @@ class RouterRoutes:
         return self._accepted(worker_id=worker.id, state=worker.state)
 
     async def lease(self, request: Request) -> Response:
-        """A data proxy registers itself, or renews that: its words of /ready beside what it is. It is to come again
-        within ``renew_seconds``. ``registered`` is false for one that was removed."""
+        """Register a data proxy or renew its lease. The body has its fields of /ready beside those of ``RenewLease``.
+        It must renew within ``renew_seconds``. ``registered`` is false for one that was removed."""
         data = await read_object(request)
         own = orjson.dumps({name: data[name] for name in _LEASE_FIELDS if name in data})
         lease, now = _read_lease(own), time.monotonic()
@@ -339,9 +337,8 @@ class RouterRoutes:
         return self._accepted(model=name)
 
     async def drain(self, request: Request) -> Response:
-        """Stop new calls to one worker, or ``all``; its sessions move to the model's other workers. With ``stopping``
-        the worker goes away after that, and calls of its sessions wait; without, calls of sessions that cannot move are
-        refused."""
+        """Stop new calls to one worker, or ``all``; sessions move to the model's other workers. With ``stopping`` the
+        worker is about to go, and calls of its sessions wait; else calls of sessions that cannot move are refused."""
         return await self._set_drained(await read_body(request, NameWorker), True)
 
     async def undrain(self, request: Request) -> Response:
@@ -361,8 +358,7 @@ class RouterRoutes:
         return self._accepted()
 
     async def recall(self, request: Request) -> Response:
-        """A relay's table, to a router that was started again and was told nothing since. Whoever is told something
-        already is told the rest by the same: then this changes nothing."""
+        """Adopt a relay's table after a restart. Changes nothing where something was declared already."""
         data = await read_object(request, _TABLE_BYTES)
         try:
             kept = Snapshot.from_json(data)
@@ -376,8 +372,8 @@ class RouterRoutes:
         return self._accepted(recalled=recalled)
 
     async def pick(self, request: Request) -> Response:
-        """The worker of a call, by its session or its session's key, else by its model. Relays decide for themselves,
-        but for a key that a caller chose; this is for people and other services."""
+        """The worker for a call, by its session or the session's key, else by its model. Relays ask this only for a key
+        that a caller chose."""
         body = await read_body(request, RouteCall)
         held = await self._placing.holder(body)
         if held is not None:
@@ -393,7 +389,7 @@ class RouterRoutes:
         return self._there(ready[chosen.addr])
 
     def _ready(self, model: str) -> tuple[list[WorkerEntry], dict[str, WorkerRecord]]:
-        """The same values until the table changes."""
+        """Cached until the table changes."""
         members = self._registry.members(model)
         kept = self._listed.get(model)
         if kept is None or kept[0] is not members:
@@ -402,7 +398,7 @@ class RouterRoutes:
         return kept[1:]
 
     def _there(self, worker: WorkerRecord, **more: Any) -> Response:
-        """``api_key`` is None: a data proxy takes the caller's own, and a provider's key never leaves it."""
+        """``api_key`` is always None: callers use their own, and a provider's key never leaves its data proxy."""
         where = {"worker_id": worker.id, "worker_addr": worker.addr, "url": worker.addr, "api_key": None}
         return json_response({**where, "model": worker.model, **more})
 
@@ -436,7 +432,7 @@ class RouterRoutes:
         return json_response(found)
 
     async def register_target(self, request: Request) -> Response:
-        """Register another scrape target, such as a trainer, for its time to live."""
+        """Register a scrape target, such as a trainer, for its ``ttl_seconds``."""
         try:
             self._scraped.register(await read_body(request, RegisterTarget), time.monotonic())
         except ValueError as error:

@@ -1,6 +1,6 @@
-"""A worker's health with hysteresis: one lost probe is noise, some in a row are a death, some answers in a row a
-recovery. A worker that itself answers "not ready" is believed at once; one that was never ready becomes so at its first
-good answer. Pure."""
+"""A worker's health with hysteresis: ``failure_threshold`` lost probes in a row make it dead, ``success_threshold``
+good ones in a row healthy again. A worker that answers "not ready" is unhealthy at once; one that was never ready
+becomes healthy at its first good probe. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Answer(Enum):
     """The result of one probe."""
 
     READY = "ready"
-    DRAINING = "draining"  # the worker says so: it was told to stop
+    DRAINING = "draining"  # the worker says that it was told to stop
     NOT_READY = "not ready"  # the worker says so
-    LOST = "lost"  # no answer in time, or none at all
+    LOST = "lost"  # no answer in time
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class WorkerHealth:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a few more answers decide that the worker is dead, or back."""
+        """Whether further probes may soon make the worker dead, or healthy again."""
         return self.failures > 0 if self.healthy else self.successes > 0
 
     def after(self, answer: Answer, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:

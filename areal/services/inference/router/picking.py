@@ -5,14 +5,13 @@
 ``least_loaded`` fewest tokens in flight
 ``prefix``       the worker that a hash of the prompt's beginning points to, so that its prefix cache is met again
 
-A session's calls are not picked for: they go where its journal is. Prefixes use rendezvous hashing: when a worker
-comes or goes, only its own share moves. A prefix does not override load: a worker with more than ``_BOUND`` times the
-mean load (and clearly more than a lone call) passes the call on to the next in its order, or one popular system prompt
-would put all calls on one worker.
+A session's calls go where its journal is, without a pick. Prefixes use rendezvous hashing: when a worker comes or goes,
+only its own share moves. Load is bounded: a worker with more than ``_BOUND`` times the mean load, and clearly more than
+a lone call's, passes the call on to the next in order, or a popular system prompt would put all calls on one worker.
 
-What a pick costs does not grow with the pool: in a large one a prefix chooses among the ``_CANDIDATES`` that follow it
-on a ring of addresses, which are other ones only where one of them came or went, and the least loaded worker lies on a
-heap. Both are made once for a table's list of workers: such a list is never changed.
+The cost of a pick does not grow with the pool: in a large one a prefix chooses among the ``_CANDIDATES`` that follow it
+on a ring of addresses, and the least loaded worker lies on a heap. Both are built once for each list of workers, which
+is never changed.
 """
 
 from __future__ import annotations
@@ -52,14 +51,13 @@ class CallKey:
 
 
 def rendezvous(key: bytes, workers: Sequence[WorkerEntry]) -> list[WorkerEntry]:
-    """The workers in the order in which ``key``, a digest, prefers them."""
+    """The workers in order of their rank for ``key``, a digest."""
     weights = _weights(_seed(key), (_digest_of_address(worker.addr) for worker in workers))
     return [workers[place] for place in sorted(range(len(workers)), key=weights.__getitem__, reverse=True)]
 
 
 class _Ring:
-    """A pool's workers in the order of their addresses' digests. Those of a large one are packed: of what a pick reads
-    little is in the processor's caches."""
+    """A pool's workers in the order of their addresses' digests, which are packed for the processor's caches."""
 
     def __init__(self, workers: Sequence[WorkerEntry]) -> None:
         placed = sorted(((_digest_of_address(worker.addr), worker) for worker in workers), key=lambda each: each[0])
@@ -77,7 +75,7 @@ class _Ring:
 
 
 class _Candidates:
-    """Candidates among the ``workers`` of a ring, from ``first`` on; ``weights``: by how much the key prefers each."""
+    """Candidates among the ``workers`` of a ring, from ``first`` on, and the ``weights`` that the key gives them."""
 
     __slots__ = ("_first", "_weights", "_workers")
 
@@ -95,21 +93,21 @@ class _Candidates:
         return iter(self._workers[self._first : self._first + len(self._weights)])
 
     def preferred(self) -> Iterator[WorkerEntry]:
-        """The one that the key prefers first."""
+        """By descending weight."""
         order = sorted(range(len(self._weights)), key=self._weights.__getitem__, reverse=True)
         return (self._workers[self._first + place] for place in order)
 
 
 class _Least:
-    """A pool's workers by their load: those of each load together, and the loads as a heap, in which one that no worker
-    has any more is dropped when it comes to the top."""
+    """A pool's workers grouped by load, and a heap of the loads. A load that no worker has any more is dropped when it
+    reaches the top."""
 
     def __init__(self, workers: Sequence[WorkerEntry], load: Load, dice: random.Random) -> None:
         self._workers, self._dice = workers, dice
         self._places = {worker.addr: place for place, worker in enumerate(workers)}
         self._loads = [load(worker) for worker in workers]
         self._equals: dict[float, list[int]] = {}
-        self._at = [0] * len(workers)  # among its equals
+        self._at = [0] * len(workers)  # each worker's place in the group of its load
         for place, tokens in enumerate(self._loads):
             self._join(place, tokens)
         self._heap = sorted(self._equals)
@@ -136,7 +134,7 @@ class _Least:
         equals.append(place)
 
     def pick(self, load: Load) -> WorkerEntry | None:
-        """The least loaded worker; None where loads changed without notice and the heap has to be rebuilt."""
+        """The least loaded worker; None where a load changed without notice: then the heap must be rebuilt."""
         while not (equals := self._equals[self._heap[0]]):
             del self._equals[heapq.heappop(self._heap)]
         worker = self._workers[equals[int(self._dice.random() * len(equals))]]
@@ -144,8 +142,7 @@ class _Least:
 
 
 def _weights(seed: int, digests: Iterable[int]) -> list[int]:
-    """How much the key that begins with ``seed`` prefers each address: their digests, mixed by Fibonacci hashing. A
-    call pays this for each candidate."""
+    """The rendezvous weight of each address for a key: digests mixed by Fibonacci hashing, which is cheap."""
     return [(seed ^ digest) * 0x9E3779B97F4A7C15 & _64_BITS for digest in digests]
 
 
@@ -179,7 +176,7 @@ class _Kept(Generic[Made]):
 
 
 class Picker:
-    """One strategy's pick after pick. ``workers`` are the candidates: routable, and never none."""
+    """Picks workers one call after the other. ``workers``: the routable ones, at least one."""
 
     def __init__(self, dice: random.Random | None = None) -> None:
         self._dice = dice or random.Random()
@@ -188,14 +185,14 @@ class Picker:
         self._least: _Kept[_Least] = _Kept()
 
     def loaded(self, addr: str, tokens: float) -> None:
-        """The load of a worker is another one now."""
+        """Note a worker's new load."""
         for least in self._least:
             least.loaded(addr, tokens)
 
     def pick(
         self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load, pool: str = ""
     ) -> WorkerEntry:
-        """``pool``: the name of what ``workers`` are of, a model's."""
+        """``pool``: the name of the model whose ``workers`` these are."""
         if len(workers) == 1:
             return workers[0]
         if strategy == "round_robin":
@@ -218,13 +215,12 @@ class Picker:
         return one if load(one) <= load(other) else other
 
     def _two(self, workers: Sequence[WorkerEntry]) -> tuple[WorkerEntry, WorkerEntry]:
-        """Different ones, each pair as likely as another, in any order, for a third of what ``random.sample`` costs."""
+        """Two different workers, uniformly, at a third of the cost of ``random.sample``."""
         first, second = int(self._dice.random() * len(workers)), int(self._dice.random() * (len(workers) - 1))
         return workers[first], workers[second + (second >= first)]
 
     def _where_it_began(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        """Pick by the conversation's beginning, unless that worker has clearly more to do than another one. The cost
-        does not depend on the size of the pool."""
+        """The worker of the conversation's beginning, unless its load is clearly above that of a random other one."""
         home = ring.candidates(prefix).home
         one, other = self._two(workers)
         if other is home:
@@ -232,8 +228,8 @@ class Picker:
         return home if load(home) <= load(other) * _BOUND + _SLACK_TOKENS else other
 
     def _by_prefix(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        """Pick by prefix. Two random workers of a large pool give the usual load, and get the call where all candidates
-        have clearly more."""
+        """The first candidate whose load is not clearly above the usual one, which in a large pool is that of the
+        lighter of two random workers; that worker where all candidates are above."""
         candidates = ring.candidates(prefix)
         home = candidates.home
         if (held := load(home)) <= _SLACK_TOKENS:  # then it is not above any mean

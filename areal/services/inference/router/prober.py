@@ -1,5 +1,5 @@
-"""Health of workers: those with a lease report it themselves, the others are asked for /ready, as often and for as long
-as their model says."""
+"""Health of workers: those with a lease report it themselves, the others are probed by GET /ready, with the period and
+timeout of their model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOBODY_S = 1.0  # between two looks where every worker has a lease; who registe
 
 
 class Prober:
-    """Each worker is probed at its own rate: one that answers late does not delay the others' probes."""
+    """Probes each worker at its own rate: one that answers late does not delay the others."""
 
     def __init__(self, registry: WorkerRegistry, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._registry = registry
@@ -95,7 +95,7 @@ class Prober:
 
 
 async def expire_leases(registry: WorkerRegistry) -> None:
-    """Expire leases; a router that was itself stopped for a while extends them by that time first."""
+    """Expire leases. A router that was suspended for a while first extends them by that time."""
     looked = time.monotonic()
     while True:
         await asyncio.sleep(planned_s := until_beat(_EXPIRY_PERIOD_S))

@@ -1,9 +1,9 @@
 """The router's state: models, their workers, drains and health. No I/O; every change makes a new snapshot.
 
-A worker belongs to one model (or to none yet). ``register_model`` is declarative: it replaces a model's workers;
-a worker that stays keeps its health and its drain, and one that is removed stays out, whatever it says itself. A data
-proxy keeps itself registered by a lease (``renew``): it joins its model, and is dead when the lease runs out. What was
-declared, and who has joined, outlives the router (``Declared``).
+A worker belongs to one model, or to none yet. ``register_model`` is declarative: it replaces a model's workers. A
+worker that stays keeps its health and its drain; one that is removed cannot join again by its lease. A data proxy keeps
+itself registered by a lease (``renew``): it joins its model, and is dead when the lease expires. ``declared`` and
+``restore`` carry models and workers over to the next router.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _RENEWALS_PER_S = 500.0  # of all workers together
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """A worker's report at the last probe, which was sent at ``asked_at`` (monotonic).
+    """A worker's report at its last probe, which was sent at ``asked_at`` (monotonic).
 
     ``journals`` and ``elsewhere``: tags of the journals that it serves, and of the others in its model's folder.
-    ``sessions``: those that are active. ``fault``: why it is not ready, where waiting alone will not make it so.
-    ``engine_url``, ``agent_url``: of an engine, or an agent's worker, that answers /metrics.
+    ``sessions``: the number of active ones. ``fault``: why it is not ready, where waiting alone does not help.
+    ``engine_url``, ``agent_url``: the engine, or the agent's worker, that serves /metrics.
     """
 
     in_flight: int = 0
@@ -69,13 +69,13 @@ class WorkerRecord:
     addr: str
     model: str | None = None
     drained: bool = False
-    stopping: bool = False  # drained because it is about to be stopped: its sessions wait for its successor
+    stopping: bool = False  # drained to be stopped: its sessions wait for its successor
     cordoned: bool = False
     health: WorkerHealth = field(default_factory=WorkerHealth)
     report: WorkerReport = field(default_factory=WorkerReport)
-    probed_at: float = -1e9  # monotonic: when it was last asked
-    expires_at: float | None = None  # monotonic: its lease's end; None: it has none, and is probed
-    granted_s: float = math.inf  # how long its lease was
+    probed_at: float = -1e9  # monotonic
+    expires_at: float | None = None  # monotonic: the lease's end; None: without a lease, it is probed
+    granted_s: float = math.inf  # the lease's length
     was_ready: bool = False
 
     @property
@@ -88,7 +88,7 @@ class WorkerRecord:
 
     @property
     def public(self) -> tuple[object, ...]:
-        """The parts that the table shows, or derives something from."""
+        """The parts on which the table depends."""
         told = self.report
         about = told.max_model_len, told.root, told.adapters, told.fault
         return self.state, self.health.seen, about, told.journals, told.elsewhere
@@ -117,52 +117,52 @@ class WorkerRecord:
 
 @dataclass
 class _Model:
-    """``withheld``: it was not declared, and not all of its replicas were ready yet."""
+    """``withheld``: it joined by leases and not all of its replicas were ready yet, so that it is not published."""
 
     expected: int
     external: bool
     created: int
     readiness: Readiness
-    journals: frozenset[str] = frozenset()  # all of which its workers told, when last some did
+    journals: frozenset[str] = frozenset()  # all that its workers reported last
     withheld: bool = False
-    were_ready: int = 0  # workers, while it is withheld
-    journals_due: bool = False  # some worker told others than before
+    were_ready: int = 0  # workers that were ready while it is withheld
+    journals_due: bool = False  # some worker reported others than before
 
 
 class WorkerRegistry:
-    """Mutable, and only changed from the event loop. ``on_change`` is called after every change."""
+    """Changed in the event loop only. ``on_change`` is called after every change."""
 
     def __init__(self, *, strategy: str = "auto", readiness: Readiness = DEFAULT_READINESS) -> None:
         self.epoch = secrets.token_hex(8)
         self.serial = 0
         self.synced = False
-        self.learning = False  # what was declared is lost: nothing is known to be absent until all have registered
+        self.learning = False  # declarations were lost: what is missing may exist until all workers have registered
         self.strategy = strategy
         self.limits: dict[str, float] = {}
-        self._readiness = readiness  # of models that do not say
+        self._readiness = readiness  # the default
         self.on_change: Callable[[], None] = lambda: None
         self._models: dict[str, _Model] = {}
         self._workers: dict[str, WorkerRecord] = {}
         self._members: dict[str | None, dict[str, WorkerRecord]] = {}  # the same, by model
         self._by_addr: dict[str, dict[str, WorkerRecord]] = {}  # the same, by address
-        self._by_journal: dict[str, dict[str, WorkerRecord]] = {}  # the same, by the journals that they serve
-        self._listed: dict[str, tuple[int, list[WorkerRecord]]] = {}  # members of a model at a serial
+        self._by_journal: dict[str, dict[str, WorkerRecord]] = {}  # the same, by served journal
+        self._listed: dict[str, tuple[int, list[WorkerRecord]]] = {}  # a model's members at a serial
         self._changes: deque[tuple[int, str | None, str]] = deque(maxlen=_CHANGES_KEPT)  # serial, model, worker
-        self._whole_at = 0  # the serial of the last change that was more than some workers'
-        self._removed: dict[str, None] = {}  # ids of removed workers: their leases do not bring them back
+        self._whole_at = 0  # serial of the last change of more than single workers
+        self._removed: dict[str, None] = {}  # ids of removed workers, whose leases are refused
 
     def workers(self, model: str | None = None) -> list[WorkerRecord]:
         return list((self._workers if model is None else self._members.get(model, {})).values())
 
     def members(self, model: str) -> Sequence[WorkerRecord]:
-        """The same as ``workers``, cached until the table changes: the cost does not grow with the pool."""
+        """``workers``, cached until the table changes."""
         kept = self._listed.get(model)
         if kept is None or kept[0] != self.serial:
             kept = self._listed[model] = self.serial, self.workers(model)
         return kept[1]
 
     def holders(self, tag: str) -> list[WorkerRecord]:
-        """The workers that serve a journal: those of the engine's model first, those of external models last."""
+        """The workers that serve a journal, those of external models last."""
         return sorted(self._by_journal.get(tag, {}).values(), key=self._is_external)
 
     def _is_external(self, worker: WorkerRecord) -> bool:
@@ -187,7 +187,7 @@ class WorkerRegistry:
         return next(iter(self._by_addr.get(addr or "", {}).values()), None)
 
     def register(self, worker_id: str | None, addr: str, model: str | None) -> WorkerRecord:
-        """Add one worker, or move it. The same id with another address is the replica's successor."""
+        """Add a worker, or move it to ``model``. The same id at another address is the replica's successor."""
         known = self.find(worker_id=worker_id) if worker_id else self.find(addr=addr)
         former = known.model if known is not None else None
         worker = self._place(known.id if known else worker_id or f"worker-{secrets.token_hex(4)}", addr, model)
@@ -209,7 +209,7 @@ class WorkerRegistry:
                 del self._removed[next(iter(self._removed))]
 
     def renew(self, lease: RenewLease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
-        """Register a data proxy, or renew its lease, with its present state. None: it was removed, and stays out."""
+        """Register a data proxy, or renew its lease, with its present state. None for one that was removed."""
         if lease.worker_id in self._removed:
             return None
         worker = self._workers.get(lease.worker_id)
@@ -228,7 +228,7 @@ class WorkerRegistry:
         elif model.withheld:
             model.expected = max(model.expected, lease.expected)
         for other in list(self._by_addr.get(lease.addr, {}).values()):
-            if other.model == lease.model and other.id != lease.worker_id:  # it is dead: its port is ours now
+            if other.model == lease.model and other.id != lease.worker_id:  # dead, since its port was taken over
                 self._drop(other)
                 self._changed(other)
         was = former.model if former is not None else None
@@ -240,7 +240,7 @@ class WorkerRegistry:
         return worker
 
     def _publish(self, worker: WorkerRecord) -> None:
-        """Publish the model once as many workers have been ready as it declares."""
+        """Publish a withheld model once all the workers that it expects have been ready."""
         name = str(worker.model)
         model = self._models[name]
         if not model.withheld:
@@ -251,7 +251,7 @@ class WorkerRegistry:
         if model.were_ready < model.expected:
             return
         workers = self.workers(name)
-        for each in workers:  # some may have gone since: they count again once they are back
+        for each in workers:  # a worker that is gone counts again once it is back
             each.was_ready = each.state == READY
         model.were_ready = sum(each.was_ready for each in workers)
         if model.were_ready >= model.expected:
@@ -259,8 +259,8 @@ class WorkerRegistry:
             self._changed()
 
     def renew_s(self, worker: WorkerRecord) -> float:
-        """The period of renewals of its lease: longer the more workers there are, so that we keep up with all, but as
-        often as its model says while it is in doubt."""
+        """Seconds between renewals of its lease: more in a large pool, to bound the router's load, but the model's
+        period while its health is in doubt."""
         period_s = self.readiness(worker).period_seconds
         return period_s if worker.health.in_doubt else max(period_s, len(self._workers) / _RENEWALS_PER_S)
 
@@ -269,8 +269,7 @@ class WorkerRegistry:
         return self.renew_s(worker) * rules.failure_threshold + rules.timeout_seconds
 
     def expire(self, now: float) -> None:
-        """Mark workers dead whose lease has run out. Where many have joined since a renewal, its lease is as long as
-        theirs."""
+        """Mark workers with an expired lease dead. A lease granted before the pool grew is as long as one of now."""
         for worker in self._workers.values():
             if worker.expires_at is None or worker.expires_at >= now or not worker.health.healthy:
                 continue
@@ -279,7 +278,7 @@ class WorkerRegistry:
                 self._changed(worker)
 
     def extend(self, seconds: float) -> None:
-        """Prolong every lease: the router itself was stopped for so long and could hear no worker."""
+        """Extend every lease by the time for which the router was suspended."""
         for worker in self._workers.values():
             if worker.expires_at is not None:
                 worker.expires_at += seconds
@@ -294,8 +293,7 @@ class WorkerRegistry:
         readiness: Readiness | None = None,
         cordoned: Collection[str] = (),
     ) -> None:
-        """``workers`` are (id, address) pairs, the whole set; ``cordoned`` those ids that get nothing new. Saying the
-        same again changes nothing."""
+        """``workers``: all of the model's, as (id, address); ``cordoned``: ids that get no new calls. Idempotent."""
         wanted, marked = dict(workers), frozenset(cordoned)
         changed, moved = [worker for worker in self.workers(name) if worker.id not in wanted], False
         for worker in changed:
@@ -315,7 +313,7 @@ class WorkerRegistry:
         self._models[name] = replace(known, expected=count, external=external, readiness=readiness, withheld=False)
         if before is None or moved:
             self._changed()
-        elif changed:  # one change of the table for its followers, who look again when we return
+        elif changed:  # followers see them as one change: they read after this returns
             for worker in changed:
                 self._changed(worker)
         elif replace(self._models[name], journals=before.journals, journals_due=before.journals_due) != before:
@@ -336,7 +334,7 @@ class WorkerRegistry:
             self._changed(worker)
 
     def observe(self, worker: WorkerRecord, answer: Answer, report: WorkerReport | None) -> None:
-        """One probe's finding. Load alone is no change of the table: relays count their own."""
+        """Apply the result of a probe. Load alone does not change the table: relays count their own."""
         before, journals = worker.public, worker.report.journals
         worker.health = worker.health.after(answer, self.readiness(worker))
         worker.report = report or worker.report
@@ -360,8 +358,8 @@ class WorkerRegistry:
             model.journals_due = True
 
     def _note_journals(self, name: str | None) -> None:
-        """Note the journals of a model's workers. While no worker has reported any, the previous ones stay: a successor
-        will come. Called when journals are read, and when a worker goes."""
+        """Update the model's journals from its workers' reports, before they are read or a worker goes. Without any
+        report the previous ones stay, for the successors."""
         model = self._models.get(name) if name is not None else None
         if model is None or not model.journals_due:
             return
@@ -372,14 +370,14 @@ class WorkerRegistry:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has reported its journals: then a journal that none has does not exist. A router without
-        workers, or one that lost its declarations, does not know all workers until it is synced."""
+        """Whether every worker has reported its journals, so that any other journal does not exist. A router without
+        workers, or one that lost its declarations, cannot know that before it is synced."""
         workers = self.workers()
         known = not self.learning and (bool(workers) or self.synced)
         return known and all(worker.health.seen for worker in workers)
 
     def orphans(self) -> frozenset[str]:
-        """Journals that no worker serves just now."""
+        """Journals that no worker serves now."""
         for name in self._models:
             self._note_journals(name)
         held = {tag for worker in self.workers() for tag in worker.report.journals}
@@ -394,8 +392,8 @@ class WorkerRegistry:
             self._changed()
 
     def recall(self, kept: Snapshot) -> bool:
-        """Go on from the table of the router before us, if nothing was declared to us yet; whether it was taken.
-        Who was draining gets nothing new here: whoever had it drained says how it goes on. Raises ValueError."""
+        """Continue from the table of the previous router, unless something was declared already; returns whether it was
+        adopted. Draining workers become cordoned: a drain is ordered anew. Raises ValueError."""
         if self.synced or self._models or self._workers:
             return False
         self.configure(kept.strategy, kept.limits)
@@ -422,7 +420,7 @@ class WorkerRegistry:
         return Snapshot(self.epoch, self.serial, self.synced, self.strategy, self.limits, content, self.learning)
 
     def changes_since(self, serial: int) -> Changes | None:
-        """The changes since the table of ``serial``; None where a follower needs the whole table."""
+        """The changes since ``serial``; None where a follower needs the whole table."""
         kept_from = self._changes[0][0] if len(self._changes) == _CHANGES_KEPT else 0
         if serial < self._whole_at or serial < kept_from:
             return None
@@ -437,11 +435,11 @@ class WorkerRegistry:
         return Changes(self.epoch, serial, self.serial, models, gone)
 
     def _entry(self, name: str, model: _Model, some: Collection[str] | None = None) -> ModelEntry:
-        """``some``: with the entries of these workers only."""
+        """``some``: only with the entries of these workers."""
         self._note_journals(name)
         workers = self.workers(name)
         held = {tag for worker in workers for tag in worker.report.journals}
-        of_engines = () if model.external else workers  # of whose model the data proxies of an external API tell
+        of_engines = () if model.external else workers  # data proxies of an external API report another model's
         return ModelEntry(
             name=name,
             workers=tuple(worker.entry for worker in workers if some is None or worker.id in some),
@@ -456,10 +454,10 @@ class WorkerRegistry:
             withheld=model.withheld,
         )
 
-    # -- what outlives the router
+    # -- persistence
 
     def declared(self) -> dict[str, Any]:
-        """The declarations as JSON, for ``restore``: models, their workers, and those that may not join."""
+        """Models, workers and removed ids as JSON, for ``restore``."""
         for name in self._models:
             self._note_journals(name)
         models = {
@@ -489,8 +487,8 @@ class WorkerRegistry:
         return {**settings, "models": models, "workers": workers, "removed": list(self._removed)}
 
     def restore(self, declared: Mapping[str, Any], now: float) -> None:
-        """The inverse of ``declared``: what it says is all that there is. Raises ValueError, KeyError, TypeError; then
-        nothing has changed."""
+        """The inverse of ``declared``, for an empty registry. Raises ValueError, KeyError, TypeError, and then nothing
+        has changed."""
         GatewayLimits().updated(declared["limits"])
         models = {
             str(name): _Model(
@@ -548,7 +546,7 @@ class WorkerRegistry:
         self._journals_changed(worker.model)
 
     def _changed(self, worker: WorkerRecord | None = None) -> None:
-        """``worker``: nothing else has."""
+        """``worker``: the only change."""
         self.serial += 1
         if worker is None:
             self._whole_at = self.serial
@@ -559,6 +557,6 @@ class WorkerRegistry:
 
 
 def _adapters(ready: Sequence[WorkerRecord]) -> tuple[str, ...]:
-    """Adapters that every ready worker serves: a call that names one may go to any worker."""
+    """Adapters that every ready worker serves, since a call may go to any of them."""
     shared = set(ready[0].report.adapters).intersection(*(worker.report.adapters for worker in ready)) if ready else ()
     return tuple(sorted(shared))

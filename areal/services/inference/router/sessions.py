@@ -1,9 +1,9 @@
 """Placement of sessions, and finding them.
 
-A new group goes to the replica with the fewest sessions; of a large pool, to the lightest of a few. Which
-replica has an existing one follows from its name: names carry the tag of a journal, and replicas say which journals
-they serve. Only a key that a caller chose itself is asked for; a session with such a key starts where its last one is,
-else where a hash of the key points to, so that two sessions at once cannot have the same key.
+A new group goes to the replica with the fewest sessions; in a large pool, to the lightest of a sample. Names of
+sessions carry the tag of their journal, and replicas report the journals that they serve: that locates an existing
+session. Only for a key that a caller chose replicas are asked. A session with such a key starts where its last one is,
+else where a hash of the key points to, so that two sessions cannot have the same key at once.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Placements:
         return worker.report.sessions + sum(each.size for each in recent)
 
     def lightest_first(self, workers: Sequence[WorkerRecord]) -> list[WorkerRecord]:
-        """Workers that are ready and record, the least loaded first. Of a large pool only a sample is looked at, so
-        that starting a session costs the same in pools of any size."""
+        """Ready workers that record, the least loaded first. Of a large pool only a sample is considered, so that the
+        cost of a start does not grow with the pool."""
         if len(workers) > _LARGE_POOL:
             workers = [workers[place] for place in random.sample(range(len(workers)), _CANDIDATES)]
         keepers = [worker for worker in workers if worker.state == READY and worker.report.journals]
@@ -67,7 +67,7 @@ class Placements:
 
     @contextmanager
     def placing(self, worker: WorkerRecord, size: int) -> Iterator[Placed]:
-        """Counts the sessions from now on. The body sets ``size`` to 0 where they did not start."""
+        """Count ``size`` sessions from now on. The block sets ``size`` to 0 where they did not start."""
         placed = Placed(size)
         self._placed.setdefault(worker.addr, []).append(placed)
         try:
@@ -101,7 +101,7 @@ class SessionPlacing:
     # -- starting
 
     async def start(self, data: Mapping[str, Any], request_id: str) -> Fetched:
-        """Start a group of sessions, under the request id of whoever wants it. Raises 400, 404, 502, 503."""
+        """Start a group of sessions. Raises 400, 404, 502, 503."""
         for worker in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
                 return await self._start(worker, data, request_id)
@@ -132,7 +132,7 @@ class SessionPlacing:
         return name
 
     def _keepers(self, model: str) -> list[WorkerRecord]:
-        """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records."""
+        """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records sessions."""
         ready = [worker for worker in self._registry.members(model) if worker.state == READY]
         if not ready:
             message = f"no worker of model {model!r} is ready"
@@ -144,7 +144,7 @@ class SessionPlacing:
         return keepers
 
     async def _preferred(self, key: object, model: str) -> list[WorkerRecord]:
-        """The workers that are asked to start the sessions, one after the other."""
+        """The workers to try in turn."""
         if not isinstance(key, str):  # what is wrong with it the data proxy says
             lightest = self._placements.lightest_first
             return lightest(self._registry.members(model)) or lightest(self._keepers(model))
@@ -162,7 +162,8 @@ class SessionPlacing:
     # -- finding
 
     async def holder(self, body: RouteCall) -> SessionLocation | None:
-        """The holder of the session named by id, key or key's digest; None where none is named. Raises 404, 503."""
+        """The location of the session named by id, key or the key's digest; None where none is named. Raises 404,
+        503."""
         digest = body.api_key_digest
         if body.session_id is not None:
             name = SessionName.parse(body.session_id)
@@ -194,9 +195,9 @@ class SessionPlacing:
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
     async def _find(self, digest: bytes) -> SessionLocation | None:
-        """Ask the replicas that record whether one has a session with this key: first those where it would have been
-        started, then all others. Raises 503 where none has it, but one does not answer, or was not heard from yet, or
-        some journal has no data proxy."""
+        """The location of the session with this key, asked of the replicas: first those where it would have been
+        started, then all others. Raises 503 where none has it, but a replica does not answer or has not reported yet,
+        or some journal has no replica."""
         workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
         # The workers where each model starts sessions with this key while all its replicas are there.
         models: dict[str | None, list[WorkerEntry]] = {}
@@ -204,7 +205,7 @@ class SessionPlacing:
             if worker.report.journals:
                 models.setdefault(worker.model, []).append(worker.entry)
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
-        unanswered = not self._registry.all_heard  # a replica that is heard from meanwhile is not asked
+        unanswered = not self._registry.all_heard  # a replica that reports only later is not asked below
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
@@ -217,7 +218,7 @@ class SessionPlacing:
         return None
 
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> str | None:
-        """Empty where the worker has no such session, None where it does not answer."""
+        """The journal's tag; empty where the worker has no such session, None where it does not answer."""
         try:
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
             journal = orjson.loads(reply.body)["journal"] if reply.status == 200 else None
@@ -228,8 +229,8 @@ class SessionPlacing:
     # -- moving
 
     async def move(self, worker: WorkerRecord) -> None:
-        """Have a drained worker leave its sessions to the model's others, where there are any, and one that is not
-        drained keep what it has. One that does not answer is as good as dead: its journals are adopted."""
+        """Tell a drained worker to move its sessions to the model's other workers, if there are any, and any other
+        worker to keep its own. A worker that does not answer is as good as dead: others adopt its journals."""
         if not worker.report.journals:
             return
         others = [
