@@ -1,5 +1,5 @@
-"""Inference engines: the contract (``base``), our own one (``embedded``), and the clients by which a data proxy drives
-each of them. Engine ports are never exposed; only the data proxy of the same replica calls them."""
+"""Inference engines: the contract (``base``), areal's own engine (``embedded``), and the client for each engine. Engine
+ports are never exposed; only the data proxy of the same replica calls them."""
 
 from __future__ import annotations
 

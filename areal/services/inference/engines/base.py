@@ -1,14 +1,14 @@
 """The contract between a data proxy and a token engine: token ids in, token ids out.
 
-A token engine samples; text is the data proxy's business (templates, stop strings, detokenisation). ``generate``
-yields a delta per flush and ends by itself once each choice has its finish reason. Closing the iterator early
-cancels the call in the engine.
+A token engine samples; the data proxy handles text (templates, stop strings, detokenization). ``generate`` yields a
+delta per flush and ends once each choice has its finish reason. Closing the iterator early cancels the call in the
+engine.
 
-Every sampled token is in a delta exactly once, the end-of-text token too, with the version of the weights that sampled
-it and its log-probability: that of ``softmax(logits / temperature)`` at the call's own temperature, before penalties,
-``logit_bias``, grammars, top-k, top-p and min-p. It is what a trainer computes again from tokens and temperature alone.
-Temperature 0 is greedy, and its log-probabilities are those of ``softmax(logits)``: the limit of 0 would say
-nothing. ``Capabilities.logprobs`` says where an engine falls short of this.
+Every sampled token, end-of-text included, is in exactly one delta, with the version of the weights that sampled it and
+its log-probability: that of ``softmax(logits / temperature)`` at the call's temperature, before penalties,
+``logit_bias``, grammars, top-k, top-p and min-p. A trainer can recompute it from tokens and temperature alone.
+Temperature 0 is greedy, with log-probabilities of ``softmax(logits)``, since those of the limit are all 0.
+``Capabilities.logprobs`` tells where an engine deviates.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FinishReason(StrEnum):
 
     @classmethod
     def read(cls, text: object) -> FinishReason:
-        """The reason in an engine's answer. Any reason but these two ended the answer early."""
+        """The reason in an engine's answer; anything but stop and length is an abort."""
         return cls(text) if text in ("stop", "length") else cls.ABORT
 
 
@@ -40,12 +40,13 @@ UNKNOWN_VERSION = -1
 
 @dataclass(frozen=True)
 class EngineCall:
-    """``sampling.n`` choices of each of ``prompts``, counted through: the first prompt's come first. More than one
-    prompt only where the engine has ``many_prompts``. ``request_id`` is unique to the call. ``response_format`` only
-    where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with a field of that name.
-    ``adapter`` is one of those that ``EngineState`` lists, None the model itself.
-    ``stream`` false: only the whole answer is needed, and an engine with ``whole_answers`` answers once, at the end.
-    ``stream_interval``: how many tokens of a choice an event of the stream may wait for."""
+    """A request for ``sampling.n`` choices of each prompt, numbered through from the first prompt's on.
+
+    ``prompts``: several only where the engine has ``many_prompts``. ``request_id``: unique to the call.
+    ``response_format``, where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with
+    a field of that name. ``adapter``: one that ``EngineState`` lists; None is the model itself. ``stream`` false: only
+    the whole answer is needed; an engine with ``whole_answers`` answers once, at the end. ``stream_interval``: new
+    tokens of a choice for which an event of the stream may wait."""
 
     request_id: str
     prompts: Sequence[Sequence[int]]
@@ -66,9 +67,8 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class EngineDelta:
-    """New tokens of choice ``index``; the lists run in step. ``versions`` is ``UNKNOWN_VERSION`` where the engine
-    does not say.
-    ``after_first_s``: how long ago the call had its first token, where these are the first to come."""
+    """New tokens of choice ``index``, with one entry in each list per token. ``versions`` are ``UNKNOWN_VERSION`` where
+    the engine reports none. ``after_first_s``, in the first delta: seconds since the engine sampled the first token."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -82,7 +82,7 @@ class EngineDelta:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """For each token of a prompt but the first: its log-probability by softmax(logits), and the likeliest tokens."""
+    """The log-probability by softmax(logits) of each prompt token but the first, and the likeliest tokens there."""
 
     logprobs: tuple[float, ...]
     top_logprobs: tuple[TopLogprobs, ...]
@@ -92,10 +92,9 @@ class PromptLogprobs:
 class EngineState:
     """``not_ready`` is the reason, or None. ``max_model_len`` bounds prompt and answer together, in tokens.
 
-    ``root`` is where the engine has its model from. ``paused`` is None where the engine does not tell. ``adapters`` are
-    the LoRA adapters that a call may name. ``generated`` counts the tokens sampled since its start, where it tells: by
-    it an engine whose answers come whole shows that it makes progress. ``fault``: waiting alone will not make it ready;
-    what is wrong, and what to do about it.
+    ``root``: the model's source. ``paused``: None where unknown. ``adapters``: the LoRA adapters that a call may name.
+    ``generated``: tokens sampled since the engine's start, where it reports them: the progress of whole answers.
+    ``fault``: why waiting will not make it ready, and what to do about it.
     """
 
     not_ready: str | None
@@ -110,8 +109,8 @@ class EngineState:
 
 @dataclass(frozen=True)
 class LogprobsMode:
-    """Whether an engine's logprobs are of the distribution at the call's temperature, and before what else shapes it:
-    ``filters`` are top-k, top-p and min-p, ``penalties`` also ``logit_bias`` and ``min_tokens``."""
+    """The distribution of an engine's logprobs: whether it is tempered, and computed before top-k, top-p and min-p
+    (``filters``), before penalties with ``logit_bias`` and ``min_tokens``, and before grammars."""
 
     tempered: bool = True
     before_filters: bool = True
@@ -119,8 +118,8 @@ class LogprobsMode:
     before_grammars: bool = True
 
     def conflict(self, sampling: SamplingParams, *, grammar: bool) -> str | None:
-        """The first sampling parameter with which the logprobs would be of another distribution than the contract's,
-        under its name in ``SamplingParams``; ``response_format`` for a grammar."""
+        """The first field of ``SamplingParams`` that makes the logprobs deviate from the contract; ``response_format``
+        for a grammar."""
         if not self.tempered and sampling.temperature not in (0.0, 1.0):
             return "temperature"
         shaping: tuple[str, ...] = ()
@@ -143,14 +142,14 @@ _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "lo
 
 @dataclass
 class Capabilities:
-    """The features of an engine beyond plain sampling; a field it lacks is refused by name.
+    """The features of an engine beyond plain sampling; requests for others are refused by the field's name.
 
-    No value but what is known by now: some of it an engine tells once it is up (``TokenEngine.state``).
+    ``TokenEngine.state`` updates them: some are known only once the engine is up.
     """
 
     sampling_fields: frozenset[str] = SAMPLING_FIELDS
     response_format: bool = False
-    no_response_format: str = ""  # why not, where that is known
+    no_response_format: str = ""  # the reason why not, if known
     max_top_logprobs: int = 20
     prompt_logprobs: bool = False  # ``PromptScorer``
     many_prompts: bool = False  # in one call
@@ -161,11 +160,11 @@ class Capabilities:
 
 
 class EngineError(Exception):
-    """A generation that could not be had."""
+    """A call to the engine failed."""
 
 
 class EngineUnavailable(EngineError):
-    """The engine never began: refused connection, still loading, shutting down. Safe to try elsewhere."""
+    """The engine never began: connection refused, still loading, shutting down. Safe to retry elsewhere."""
 
 
 class EngineRefused(EngineError):
@@ -177,15 +176,15 @@ class EngineRefused(EngineError):
 
 
 class EngineFailed(EngineError):
-    """The engine began, and died or failed. What it produced so far is no answer."""
+    """The engine began, and died or failed: its output is incomplete."""
 
 
 class EngineUnsupported(EngineError):
-    """This engine, or the way it was started, has no such control."""
+    """This engine has no such control, or was started without it."""
 
 
 class WeightsDiffer(EngineFailed):
-    """The engine accepted new weights and computes with others: nothing it samples now can be trusted."""
+    """The engine accepted new weights but computes with others: its samples are invalid."""
 
 
 class Backpressure(Protocol):
@@ -206,7 +205,7 @@ class TokenGenerator(Protocol):
     def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         """Raises EngineUnavailable or EngineRefused before the first delta, EngineFailed at any time.
 
-        A stream that ends before every choice has its finish reason is a failure too; the caller sees to that.
+        A stream that ends before every choice has its finish reason failed too; the caller checks that.
         """
 
 
@@ -214,23 +213,22 @@ class TokenEngine(TokenGenerator, Protocol):
     """Drives one engine process."""
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """Generate as ``generate`` does, but give each delta to ``sink`` as it comes, without a task switch. An error
-        that ``sink`` raises ends the call. ``flowing`` gets the control that holds the engine back, before the first
-        delta."""
+        """``generate``, but each delta is given to ``sink`` without a task switch. An error of ``sink`` ends the call.
+        Before the first delta ``flowing`` gets the control that pauses the engine's stream."""
 
     async def abort(self, request_id: str) -> None:
-        """Stop the call's remaining work. Best effort; never raises EngineError."""
+        """Stop the call in the engine. Best effort; never raises EngineError."""
 
     def point_to(self, url: str) -> None:
-        """Use the engine at ``url`` for new calls; running calls end where they began."""
+        """Use the engine at ``url`` for new calls; running calls stay with theirs."""
 
     async def state(self) -> EngineState:
         """The engine's state. Never raises EngineError: an engine that does not answer is not ready."""
 
     async def pause(self) -> None:
-        """Returns when no token of these weights can still be sampled. Running calls continue at ``resume``.
+        """Return when no token can be sampled until ``resume``, with which running calls continue.
 
-        This and the controls below raise EngineError; EngineUnsupported where the engine cannot do it at all.
+        This and the controls below raise EngineError: EngineUnsupported where the engine lacks the control.
         """
 
     async def resume(self) -> None:
@@ -240,31 +238,31 @@ class TokenEngine(TokenGenerator, Protocol):
         """Tokens sampled from now on carry ``version``."""
 
     async def version(self) -> int | None:
-        """The engine's weight version; None where it was never told one."""
+        """The engine's weight version; None where none was set."""
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from
         then on carry ``version``. The caller has paused the engine.
 
-        When the engine refuses the folder (EngineRefused) the old weights and their version stay. That it accepted is
-        no proof: ``checks.check_weights``.
+        When the engine refuses the folder (EngineRefused) the old weights and their version stay. Acceptance proves
+        nothing: see ``check_weights``.
         """
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        """Serve the LoRA adapter in ``folder`` (PEFT's format) as ``name``; one of that name is replaced."""
+        """Serve the LoRA adapter in ``folder`` (PEFT's format) as ``name``, replacing one of that name."""
 
     async def unload_adapter(self, name: str) -> None:
         """EngineRefused when there is none of that name."""
 
     async def release_memory(self) -> None:
-        """Give the weights' and the cache's device memory back. Nothing is generated until ``restore_memory``."""
+        """Free the device memory of weights and cache. Nothing is generated until ``restore_memory``."""
 
     async def restore_memory(self) -> None: ...
 
 
 @runtime_checkable
 class PromptScorer(Protocol):
-    """An engine that tells the log-probabilities of a prompt's own tokens."""
+    """An engine that computes the log-probabilities of a prompt's tokens."""
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         """``top``: how many of the likeliest tokens. Raises EngineError."""
@@ -272,7 +270,7 @@ class PromptScorer(Protocol):
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The process group's rank 0 sends the tensors of ``layout`` next."""
+    """Weights that rank 0 of process group ``group`` sends next: the tensors of ``layout``."""
 
     group: str
     layout: Any
@@ -280,7 +278,7 @@ class Broadcast:
 
 @runtime_checkable
 class WeightStager(Protocol):
-    """An engine that makes new weights ready while it generates, and is paused for a moment only."""
+    """An engine that prepares new weights while it generates, so that it is paused for a moment only."""
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
         """Stage weights from a folder, or as they are broadcast; the served weights do not change. Raises EngineError
@@ -290,15 +288,15 @@ class WeightStager(Protocol):
         """Serve the weights that were staged as ``version``; see ``TokenEngine.load_weights``."""
 
     async def forget_weights(self) -> None:
-        """Hold on to nothing that was staged, nor to where it came from. Best effort; raises EngineError."""
+        """Drop staged weights and their source. Best effort; raises EngineError."""
 
 
 @runtime_checkable
 class WeightVerifier(Protocol):
-    """An engine that cannot make new weights ready ahead, but can tell ahead whether it would refuse them."""
+    """An engine that cannot stage new weights, but can check them ahead."""
 
     async def verify_weights(self, source: str | Broadcast) -> None:
-        """Raises EngineRefused for weights that are not of the model's shapes, or not there."""
+        """Raises EngineRefused for weights that are missing or do not have the model's shapes."""
 
 
 @runtime_checkable
@@ -311,7 +309,7 @@ class GroupReceiver(Protocol):
     group_form: str
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
-        """``place``: host, port, rank, world_size. Returns when all members are there; raises EngineError."""
+        """``place``: host, port, rank, world_size. Return when all members have joined; raises EngineError."""
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """Load the tensors of ``layout`` that the group's rank 0 broadcasts; see ``load_weights``."""
@@ -329,15 +327,12 @@ class Dialect(StrEnum):
 
 # -- checks
 #
-# An engine is checked by its answers, never by a status code.
+# Flags and environment variables of engines change the distribution of the log-probabilities (vLLM's
+# ``--logprobs-mode``, SGLang's ``SGLANG_RETURN_ORIGINAL_LOGPROB``), and no route reports it. So ``logprobs_problem``
+# samples single tokens after a short prompt. Between two tokens, log-probabilities of softmax(logits / T) are 1 / T
+# times as far apart as those of softmax(logits). Under top-k 1, or a bias that leaves one token, that token's is 0.
 #
-# Flags and environment variables of engines change which distribution the log-probabilities are of (vLLM's
-# ``--logprobs-mode``, SGLang's ``SGLANG_RETURN_ORIGINAL_LOGPROB``), and no route tells. So ``logprobs_problem``
-# samples one token each after a short prompt. Between two tokens, softmax(logits / T) has log-probabilities 1 / T times
-# as far apart as softmax(logits). Under top-k 1, or a bias that leaves one token only, the log-probability of the token
-# left is 0.
-#
-# Engines have answered 200 to an update of weights and gone on with a stale copy of a tied head. So the sender of the
+# Engines have answered 200 to a weight update and continued with a stale copy of a tied head. So the sender of the
 # weights makes a plain forward pass over a few tokens, and in ``check_weights`` the engine must give the next token the
 # same log-probabilities.
 
@@ -350,7 +345,7 @@ _PROBE_S = 60.0
 
 
 async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> LogprobsMode:
-    """``expected`` in what cannot be found so: what a grammar does, and all of a model without a preference. Raises
+    """The mode by samples; ``expected`` for grammars, which are not sampled, and where a model prefers no token. Raises
     EngineError. The engine must not be paused."""
     for prompt in _PROMPTS:
         plain = await _likeliest(engine, prompt)
@@ -374,7 +369,7 @@ async def _logprobs_mode(engine: TokenGenerator, expected: LogprobsMode) -> Logp
 
 
 async def logprobs_problem(engine: TokenGenerator, expected: LogprobsMode, name: str) -> str | None:
-    """Set the engine's ``capabilities.logprobs`` to what it finds. The reason where it fails."""
+    """Determine the engine's ``capabilities.logprobs``; returns the reason where that fails."""
     try:
         async with asyncio.timeout(_PROBE_S):
             engine.capabilities.logprobs = await _logprobs_mode(engine, expected)
@@ -384,7 +379,7 @@ async def logprobs_problem(engine: TokenGenerator, expected: LogprobsMode, name:
 
 
 async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling: Any) -> Mapping[int, float]:
-    """Log-probabilities of the likeliest next tokens: not of the sampled one, which may be none of them."""
+    """Log-probabilities of the likeliest next tokens."""
     _, reported = await _next_token(engine, prompt, top_logprobs=_ALTERNATIVES, **sampling)
     if len(reported) < 2:
         raise EngineFailed("the engine gives no log-probabilities of alternatives")
@@ -394,7 +389,7 @@ async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling
 async def _next_token(
     engine: TokenGenerator, prompt: tuple[int, ...], adapter: str | None = None, **sampling: Any
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Log-probabilities after ``prompt``: of the sampled token, and of the likeliest ones."""
+    """Log-probabilities of the sampled token, and of the likeliest ones, after ``prompt``."""
     params = SamplingParams(max_new_tokens=1, ignore_eos=True, **sampling)
     call = EngineCall(f"probe-{secrets.token_hex(8)}", (prompt,), params, adapter=adapter)
     sampled: dict[int, float] = {}
@@ -412,8 +407,8 @@ FLOAT32_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class WeightProbe:
-    """The next token's log-probabilities after ``input_ids``, by a plain forward pass: ``expected`` by token id, of the
-    likeliest ones at least. ``tolerance`` is in nats, for the precision that the engine computes in."""
+    """Log-probabilities after ``input_ids`` by a plain forward pass: ``expected`` by token id, at least of the
+    likeliest tokens. ``tolerance``: nats, for the precision of the engine."""
 
     input_ids: tuple[int, ...]
     expected: Mapping[int, float]
@@ -425,13 +420,13 @@ class WeightProbe:
 
 
 def largest_gap(probe: WeightProbe, reported: Mapping[int, float]) -> float:
-    """The largest gap in nats over the tokens that both sides name; infinite when they name none in common."""
+    """The largest gap in nats over the common tokens; infinite where there are none."""
     common = probe.expected.keys() & reported.keys()
     return max((abs(probe.expected[token] - reported[token]) for token in common), default=float("inf"))
 
 
 async def check_weights(engine: TokenGenerator, probe: WeightProbe, *, adapter: str | None = None) -> float:
-    """The largest gap in nats. Raises WeightsDiffer when it exceeds the tolerance; the engine must not be paused."""
+    """The largest gap in nats. Raises WeightsDiffer where it exceeds the tolerance. The engine must not be paused."""
     wanted = min(len(probe.expected), engine.capabilities.max_top_logprobs)
     sampled, likeliest = await _next_token(engine, probe.input_ids, adapter, temperature=0.0, top_logprobs=wanted)
     reported = sampled | likeliest

@@ -1,4 +1,4 @@
-"""The embedded engine's routes: ``/generate`` whole or as NDJSON, ``/abort``, ``/ready``, pause and versions."""
+"""The client of the embedded engine: ``/generate`` with a whole answer or NDJSON, and its controls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ _NO_STAGING = "this engine stages no weights"
 
 
 class EmbeddedClient(EngineClient):
-    """Whether it has grammars, for ``response_format``, depends on the packages installed with it."""
+    """Whether ``response_format`` is supported depends on the packages installed with the engine; ``state`` learns
+    it."""
 
     group_form = "plain"
 
@@ -145,7 +146,7 @@ def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:
 
 
 def read_delta(data: dict[str, Any]) -> EngineDelta:
-    """One line of the stream. An error line ends the generation."""
+    """The delta in one line of the stream. Raises EngineFailed for an error line."""
     if "error" in data:
         error = data["error"]
         raise EngineFailed(str(error.get("message", error)) if isinstance(error, dict) else str(error))

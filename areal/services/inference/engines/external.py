@@ -1,11 +1,11 @@
 """An external HTTP API as an engine, OpenAI-compatible or Anthropic's: bodies are relayed, nothing is tokenized.
 
-Our model's name is replaced by theirs in the request; the answer's bytes pass unchanged. Their key is sent to the
-configured origin only, our callers' keys never are. A redirect is a failure: its target was not configured, and would
-be sent the body and the key.
+The request gets the provider's model name; the answer's bytes pass unchanged. The provider's key is sent to the
+configured origin only, callers' keys never are. A redirect is a failure, since its unconfigured target would get the
+body and the key.
 
-The API's name is resolved for each new connection, every address that comes back is checked, and the connection goes
-to one of those very addresses: nothing resolves the name again in between. No proxies, no cookies, no redirects.
+The API's host is resolved for each new connection, every returned address is checked, and the connection goes to one of
+them without another resolution. No proxies, no cookies, no redirects.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ ANTHROPIC_VERSION = "2023-06-01"
 
 
 class Redirected(aiohttp.ClientError):
-    """The API sends us elsewhere."""
+    """The API answered with a redirect."""
 
 
 def in_words(error: Exception) -> str:
-    """Why there is no connection, as the operating system says it."""
+    """Why there is no connection, in the operating system's words."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionError) and cause.errno is not None:
         return os.strerror(cause.errno)
@@ -69,7 +69,7 @@ class ExternalApi:
         idle_s: float,
         more_headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The API's answer to ``data`` asked of our model; ``idle_s`` without a byte ends it."""
+        """The API's response to ``data`` for the provider's model. Times out after ``idle_s`` without a byte."""
         headers = {**self._headers, **(more_headers or {}), "Content-Type": "application/json"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=idle_s)
         async with self._http.post(
@@ -85,7 +85,7 @@ class ExternalApi:
             yield response
 
     async def state(self) -> EngineState:
-        """Ready when the API answers at all and takes our key."""
+        """Ready when the API answers and accepts the key."""
         try:
             async with self._http.get(
                 f"{self._base_url}/models", headers=self._headers, timeout=_PROBE_TIMEOUT, allow_redirects=False
@@ -118,7 +118,7 @@ _IDLE_S = 30.0
 
 
 class CheckedResolver(AbstractResolver):
-    """Knows one host: that of ``url``."""
+    """Resolves the host of ``url`` only, to checked addresses."""
 
     def __init__(self, url: ExternalUrl, *, allow_private: bool) -> None:
         self._url = url
@@ -127,7 +127,7 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises OSError saying why, when the name leads anywhere that it may not."""
+        """Raises OSError with the reason where an address is not allowed."""
         if host != self._url.host:
             raise OSError(None, f"{host} is not the host of {self._url.text}")
         loop = asyncio.get_running_loop()

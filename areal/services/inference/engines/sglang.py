@@ -1,17 +1,16 @@
 """SGLang's native ``/generate`` with token ids in and out.
 
-Each event repeats the whole answer so far, or with its incremental option only what is new: which of the two is told
-by ``completion_tokens``. Tokens carry the ``weight_version`` that the event reports, where that is a number.
-Not honoured: ``seed`` (it needs the server's deterministic mode, and is silently dropped without it).
+Each event repeats the whole answer so far, or with SGLang's incremental option only the new part:
+``completion_tokens`` tells which. Tokens carry the event's ``weight_version``, where that is a number. ``seed`` is not
+supported: it needs the server's deterministic mode, and is silently dropped without it.
 
 Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
-``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment not tempered. Which of them is asked once the engine is
-there (``checks``). Those of a prompt (``logprob_start_len`` 0) are asked for at temperature 1, where both are
-the model's own.
+``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment they are not tempered. The mode is determined once the
+engine is up (``logprobs_problem``). Prompts are scored (``logprob_start_len`` 0) at temperature 1, where both agree.
 
-A pause is ``retract``: requests go back to the queue and on at ``/continue_generation``, computed again. The other kind
-that keeps them, ``in_place``, keeps their cache too, and then the server cannot flush what old weights computed for
-prompts to come. Memory is released only by a server that was started with ``--enable-memory-saver``.
+A pause uses mode ``retract``: requests return to the queue, and are computed again at ``/continue_generation``. Mode
+``in_place`` would keep their cache, and the server could not flush what old weights computed for later prompts. Memory
+is released only by a server with ``--enable-memory-saver``.
 """
 
 from __future__ import annotations
@@ -146,7 +145,7 @@ class SglangClient(EngineClient):
         return weight_version(model.get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
-        """The new weights' shapes against those of the served folder, if that can be read here."""
+        """Compares shapes with those of the served folder, if that can be read here."""
         _, about = await self._get("/get_model_info")
         folder = Path(str(about.get("model_path")))
         if isinstance(source, Broadcast):
@@ -179,7 +178,7 @@ class SglangClient(EngineClient):
         await self._succeed("/init_weights_update_group", body, _NO_GROUP, LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
-        """The server loads each tensor as it comes: what does not fit is refused before the first one."""
+        """Checks all shapes first: the server loads each tensor as it arrives."""
         await self.verify_weights(Broadcast(name, layout))
         body = {
             "names": [entry[0] for entry in layout],
@@ -200,7 +199,9 @@ class SglangClient(EngineClient):
             await self.set_version(version)
 
     async def leave_group(self, name: str) -> None:
-        with contextlib.suppress(EngineUnsupported, EngineRefused):  # an older one keeps it; or it never had it
+        with contextlib.suppress(
+            EngineUnsupported, EngineRefused
+        ):  # an older SGLang keeps the group, or it never joined
             await self._command("/destroy_weights_update_group", {"group_name": name}, unless=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
@@ -212,7 +213,7 @@ class SglangClient(EngineClient):
         await self._succeed("/unload_lora_adapter", {"lora_name": name}, _NO_LORA)
 
     async def _succeed(self, path: str, body: Mapping[str, Any], unless: str, timeout_s: float = COMMAND_S) -> None:
-        """A command that may answer 200 and that it failed."""
+        """A command whose failure may come with status 200."""
         answer = await self._command(path, body, unless=unless, timeout_s=timeout_s)
         if answer.get("success") is False:
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
@@ -227,7 +228,7 @@ class SglangClient(EngineClient):
 def wire_body(call: EngineCall) -> dict[str, Any]:
     sampling = sampling_fields(call)
     sampling.pop("top_logprobs", None)
-    # Said even when it is our default: the server may have taken other defaults from the model.
+    # Also our defaults: the server may have taken others from the model.
     sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
     sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
     if call.response_format is not None:
@@ -260,7 +261,7 @@ def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass
 class StreamOffsets:
-    """Counts the tokens of each choice that were passed on already."""
+    """Reads events, and counts the tokens of each choice that earlier ones had."""
 
     call: EngineCall
     seen: dict[int, int] = field(default_factory=dict)
@@ -274,7 +275,7 @@ class StreamOffsets:
         about = data.get("meta_info", {})
         entries = about.get("output_token_logprobs") or []
         tops = about.get("output_top_logprobs") or []
-        if len(entries) == about.get("completion_tokens"):  # everything so far
+        if len(entries) == about.get("completion_tokens"):  # the whole answer so far
             start = self.seen.get(index, 0)
             entries, tops = entries[start:], tops[start:]
         self.seen[index] = self.seen.get(index, 0) + len(entries)
@@ -294,7 +295,7 @@ class StreamOffsets:
 
 
 def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> PromptLogprobs:
-    """Entries are [logprob, token id, ...], the first one's logprob is null."""
+    """The scores in ``meta_info``. Entries are [logprob, token id, ...]; the first logprob is null."""
     entries = about.get("input_token_logprobs") or []
     if [entry[1] for entry in entries] != list(prompt):
         raise EngineFailed(

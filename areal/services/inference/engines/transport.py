@@ -1,7 +1,6 @@
-"""The HTTP side of every engine's client: failures sorted by their cause, and answers read into deltas.
+"""The HTTP side of every engine's client: failures by their cause, and answers read into deltas.
 
-All events that arrive in one read become one delta a choice: where the engine is faster than its readers, or sends
-several steps at once, each step costs them little more than its tokens.
+All events of one read become one delta per choice, so that steps that arrive together cost little more than one.
 """
 
 from __future__ import annotations
@@ -48,20 +47,19 @@ def text_field(data: Mapping[str, Any], name: str) -> str | None:
 
 
 def weight_version(text: object) -> int | None:
-    """The version of weights as vLLM and SGLang keep it: "default" until one is set, which is our 0. None for a text
-    that is not ours."""
+    """The weight version of vLLM and SGLang: "default" until one is set, which is 0 here. None for any other text."""
     if text in (None, "default"):
         return 0
     return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None
 
 
 def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:
-    """The adapters in ``/v1/models``: entries with a parent, which the model itself lacks."""
+    """The adapters in ``/v1/models``: entries with a parent."""
     return tuple(entry["id"] for entry in listed.get("data") or () if entry.get("parent"))
 
 
 def sampling_fields(call: EngineCall) -> dict[str, Any]:
-    """The sampling parameters that differ from their defaults, as JSON has them."""
+    """The sampling parameters that differ from their defaults, as JSON."""
     sampling = call.sampling.changed()
     if "logit_bias" in sampling:
         sampling["logit_bias"] = {str(token): bias for token, bias in sampling["logit_bias"].items()}
@@ -75,10 +73,10 @@ def weight_source(source: str | Broadcast) -> dict[str, Any]:
 # -- answers to deltas
 
 ReadObject = Callable[[dict[str, Any]], Iterable[EngineDelta]]
-"""The deltas in one JSON object of an answer. Raises EngineFailed for one that says that the engine failed."""
+"""The deltas in one JSON object of an answer. Raises EngineFailed for a failure that it reports."""
 
 MISREAD = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""Raised by reading an answer in which a field is missing, or is of another kind."""
+"""Raised by reading an answer in which a field is missing or of another type."""
 
 
 def malformed_answer(error: Exception) -> EngineFailed:
@@ -86,14 +84,13 @@ def malformed_answer(error: Exception) -> EngineFailed:
 
 
 class Lines:
-    """The lines that each part of a body completes, without their newlines; empty ones are skipped, and so is an
-    unfinished last one."""
+    """Splits the parts of a body into complete lines without their newlines; empty ones are skipped."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def is_line(self, part: bytes) -> bool:
-        """Whether ``part`` is one whole line and nothing else, as a step of a stream nearly always is."""
+        """Whether ``part`` is exactly one line, as nearly every step of a stream is."""
         return not self._rest and part.find(b"\n") == len(part) - 1 > 0
 
     def feed(self, part: bytes) -> list[bytes]:
@@ -102,14 +99,14 @@ class Lines:
 
 
 class JsonLines:
-    """An answer with an object a line."""
+    """Reads an answer with one JSON object per line."""
 
     def __init__(self, read: ReadObject) -> None:
         self._read = read
         self._lines = Lines()
 
     def feed(self, part: bytes) -> Iterable[EngineDelta]:
-        """The deltas that ``part`` completes. Raises EngineFailed, after what came before."""
+        """The deltas that ``part`` completes. Raises EngineFailed after the deltas before the failure."""
         if not self._lines.is_line(part):
             return self._deltas(self._lines.feed(part))
         try:
@@ -132,12 +129,12 @@ class JsonLines:
             raise failure
 
     def end(self) -> Iterable[EngineDelta]:
-        """The body has ended: what is left of it. Raises EngineFailed when the answer has not."""
+        """The last deltas, at the body's end. Raises EngineFailed for an incomplete answer."""
         return ()
 
 
 class JsonWhole(JsonLines):
-    """An answer that is read at its end, in one object or in many."""
+    """Reads an answer at its end: one JSON object or several lines of them."""
 
     def __init__(self, read: ReadObject) -> None:
         super().__init__(read)
@@ -152,14 +149,14 @@ class JsonWhole(JsonLines):
 
 
 def event_payloads(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The data of a server-sent event stream's lines."""
+    """The data in the lines of a server-sent event stream."""
     for line in lines:
         if line.startswith(b"data:") and (payload := line.removeprefix(b"data:").strip()):
             yield payload
 
 
 class JsonEvents(JsonLines):
-    """An answer with a server-sent event an object, until ``[DONE]``."""
+    """Reads server-sent events with a JSON object each, until ``[DONE]``."""
 
     def __init__(self, read: ReadObject) -> None:
         super().__init__(read)
@@ -180,8 +177,8 @@ class JsonEvents(JsonLines):
 
 
 def check_event(data: Mapping[str, Any]) -> None:
-    """Raises EngineFailed for an error event; EngineRefused for one that calls the request wrong, which some engines
-    say only after a good status."""
+    """Raises EngineFailed for an error event, and EngineRefused for one about the request, which some engines send
+    after status 200."""
     if "error" not in data:
         return
     error = data["error"] if isinstance(data["error"], Mapping) else {"message": data["error"]}
@@ -232,7 +229,7 @@ GenerateRequest = tuple[str, Mapping[str, Any], JsonLines]
 
 
 class EngineClient(ABC):
-    """Drives the engine at ``url``. Generations have no wall-clock limit: their caller watches progress."""
+    """Drives the engine at ``url``. Generations have no time limit: their caller watches the progress."""
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str], capabilities: Capabilities) -> None:
         self.capabilities = capabilities
@@ -259,8 +256,7 @@ class EngineClient(ABC):
                 yield delta
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        """The deltas are given to ``sink`` inside a callback of the loop: those of a window in one, but for the first
-        and the last."""
+        """Gives deltas to ``sink`` inside a callback of the loop, those of a window joined."""
         path, body, reader = self._request(call)
 
         def feed(part: bytes) -> None:
@@ -274,12 +270,12 @@ class EngineClient(ABC):
                 sink(delta)
 
     def _flush(self) -> None:
-        """Deliver what has come by now, for all generations at once."""
+        """Deliver all deltas that have arrived, of all generations."""
         self._window.end()
 
     @contextlib.asynccontextmanager
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
-        """An answer with status 200, its body still to be read. Leaving early closes the connection."""
+        """A response with status 200, its body unread. Leaving early closes the connection."""
         try:
             async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
                 if answer.status != 200:
@@ -327,7 +323,7 @@ class EngineClient(ABC):
         return answer.object()
 
     async def _get(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Status and JSON object (empty when the body is none). Status 0: no answer."""
+        """Status and JSON object, empty where the body is none. Status 0: no answer."""
         try:
             answer = await self._http.fetch("GET", self._url, path, timeout_s=_CONTROL_S, headers=self._headers)
         except (CallFailed, TimeoutError):
@@ -335,20 +331,20 @@ class EngineClient(ABC):
         return answer.status, answer.object()
 
     async def _health_problem(self, name: str) -> str | None:
-        """Why an engine with /health is not ready, or None."""
+        """Why the engine is not ready by its /health, or None."""
         status, _ = await self._get("/health")
         if status == 200:
             return None
-        if status == 0:  # it may come back as another process, with other settings and the weights of its start
+        if status == 0:  # it may restart with other settings and its first weights
             self._forget_engine()
         return f"{name} is not ready: /health answered {status or 'nothing'}"
 
     def _forget_engine(self) -> None:
-        """Another process may answer from now on."""
+        """Forget what was learnt of the engine process: another one may answer from now on."""
         self._logprobs_known = False
 
     async def _logprobs_problem(self, expected: LogprobsMode, name: str) -> str | None:
-        """Find the mode of the log-probabilities, once for each engine process. The reason where that fails."""
+        """Determine the mode of the log-probabilities once per engine process; the reason where that fails."""
         if self._logprobs_known:
             return None
         problem = await logprobs_problem(self, expected, name)
@@ -368,7 +364,7 @@ def _failure(status: int, body: bytes) -> EngineFailed | EngineRefused | EngineU
 
 
 def key_refused(engine: str, status: int) -> EngineState | None:
-    """The state of an engine of that name that answered so to what needs its key; None where it took it."""
+    """The state of an engine that refused its key with ``status``; None for other statuses."""
     if status not in (401, 403):
         return None
     what = f"{engine} does not take the key, or wants one: it answered {status}"
@@ -376,7 +372,7 @@ def key_refused(engine: str, status: int) -> EngineState | None:
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:
-    """Message and code of an error body, whichever of the usual shapes it has."""
+    """Message and code of an error body in any of the usual shapes."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,24 +1,22 @@
 """vLLM's ``/v1/completions`` with token ids in and out.
 
-Its extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` give the ids of the sampled tokens and of
-the alternatives (written ``token_id:N``). Closing the connection aborts the request; there is no route for it.
+The extra parameters ``return_token_ids`` and ``return_tokens_as_token_ids`` return the ids of the sampled tokens and of
+the alternatives (as ``token_id:N``). Closing the connection aborts the request; there is no route for it.
 
-The route does not say which weights sampled a token, so the version is kept here: 0 until one is set, then whatever
-is set when a token arrives. That is exact across a pause, which returns once what was sampled before it has arrived.
-vLLM keeps it too (``/weight_info``), for a data proxy that comes later.
+The answer does not tell which weights sampled a token, so the client tags tokens with the version that is set when they
+arrive, 0 before the first. That is exact across a pause, which returns once earlier tokens have arrived. vLLM stores
+the version too (``/weight_info``), for the data proxy's successor.
 
-Pausing (``keep``: requests freeze and go on), versions, weights and sleeping are routes of vLLM's development mode.
-Weights go in by our own extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own reload
-keeps the old head of a model whose head is tied to its embedding, and says nothing.
+Pausing (``keep``: requests freeze and continue), versions, weights and sleeping are routes of vLLM's development mode.
+Weights are loaded by areal's extension of its workers (``vllm_plugin``), from a folder or a process group: vLLM's own
+reload silently keeps the old head where that is tied to the embedding.
 
-Its log-probabilities are what ``--logprobs-mode`` makes them: ``processed_logprobs`` (ours when areal starts it) are
-tempered, and after all else that shapes a distribution; ``raw_logprobs``, its own default, are before all of it, the
-temperature too, and after grammars. Which of them is asked once the engine is there (``checks``). It raises
-temperatures below 0.01 to that.
+Log-probabilities depend on ``--logprobs-mode``: ``processed_logprobs``, which areal sets, are tempered, and after
+filters, penalties and grammars; ``raw_logprobs``, vLLM's default, are before all of these but grammars, and not
+tempered. The mode is determined once the engine is up (``logprobs_problem``). Those of a prompt (``prompt_logprobs``,
+not in streams) are of softmax(logits) in every mode.
 
-It takes one greedy sample only: several are that one, repeated.
-
-Those of a prompt (``prompt_logprobs``, in no stream) are of softmax(logits) in every mode.
+vLLM raises temperatures below 0.01 to that, and takes one greedy sample only: several are that one, repeated.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class VllmClient(EngineClient):
             response_format=True, prompt_logprobs=True, lowest_temperature=_LOWEST_TEMPERATURE, logprobs=_PROCESSED
         )
         super().__init__(http, url, headers, capabilities)
-        self._model: str | None = None  # its own name of the model, told by /v1/models
+        self._model: str | None = None  # vLLM's name of the model, from /v1/models
         self._version: int | None = None
         self._calls = 0
         self._event = asyncio.Event()
@@ -150,7 +148,7 @@ class VllmClient(EngineClient):
         self._version = None
 
     async def abort(self, request_id: str) -> None:
-        """Do nothing: the closed connection has told the engine."""
+        """Do nothing: closing the connection aborted the request."""
 
     async def state(self) -> EngineState:
         if (problem := await self._health_problem("vLLM")) is not None:
@@ -163,7 +161,7 @@ class VllmClient(EngineClient):
         if served is None:
             return EngineState(not_ready="vLLM lists no model")
         self._model = served["id"]
-        if self._version is None:  # an earlier data proxy of this engine may have set one
+        if self._version is None:  # an earlier data proxy may have set one
             _, about = await self._get("/weight_info")
             self._version = weight_version(about.get("weight_version"))
         _, pausing = await self._get("/is_paused")
@@ -180,7 +178,7 @@ class VllmClient(EngineClient):
         )
 
     async def pause(self) -> None:
-        """The cache is cleared: prefixes computed by weights that go are no use to those that come."""
+        """Also clears the prefix cache, which new weights could not use."""
         await self._command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
@@ -193,9 +191,9 @@ class VllmClient(EngineClient):
         await self._command("/resume", unless=_NO_DEV_MODE)
 
     async def set_version(self, version: int) -> None:
-        self._flush()  # what has come was sampled by the weights of before
+        self._flush()  # tokens that have arrived belong to the old version
         self._version = version
-        with contextlib.suppress(EngineUnsupported):  # an older one: then we alone know it
+        with contextlib.suppress(EngineUnsupported):  # an older vLLM stores no version
             await self._command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
 
     async def version(self) -> int | None:
@@ -227,8 +225,8 @@ class VllmClient(EngineClient):
         await self._ask_workers("areal_forget", {"group": name})
 
     async def _have_done(self, method: str, order: Mapping[str, Any]) -> None:
-        """A long operation: the workers run it beside generation and are polled until it is done. It is cancelled when
-        the caller leaves."""
+        """Run a long operation on the workers beside generation, and poll until it is done. Cancelled with its
+        caller."""
         try:
             states = await self._ask_workers(method, order)
             async with asyncio.timeout(LOAD_S):
@@ -284,7 +282,7 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
         **sampling,
         "model": call.adapter or model,
         "prompt": call.prompt,
-        "temperature": call.sampling.temperature,  # said even when it is ours: the model's own default may differ
+        "temperature": call.sampling.temperature,  # also our default: the model's may differ
         "top_p": call.sampling.top_p,
         "top_k": call.sampling.top_k,
         "logprobs": call.sampling.top_logprobs,
@@ -303,8 +301,8 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
 
 
 def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int = UNKNOWN_VERSION) -> EngineDelta:
-    """One choice of one chunk, whose tokens the weights ``version`` sampled. We send no stop strings, so what ends one
-    as "stop" is its last token."""
+    """A choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so a choice that ended as
+    "stop" was stopped by its last token."""
     ids = tuple(choice.get("token_ids") or ())
     logprobs = choice.get("logprobs") or {}
     finish = choice.get("finish_reason")
@@ -322,7 +320,7 @@ def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int = UNKN
 
 
 def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs:
-    """Log-probabilities of each token but the first, and the ``top`` likeliest tokens there."""
+    """The scores in ``prompt_logprobs``, with the ``top`` likeliest tokens of each place."""
     reported = [{int(token): about["logprob"] for token, about in (entry or {}).items()} for entry in entries or ()]
     if len(reported) != len(prompt) or any(
         token not in each for token, each in zip(prompt[1:], reported[1:], strict=True)
@@ -337,7 +335,7 @@ def read_prompt(entries: Any, prompt: Sequence[int], top: int) -> PromptLogprobs
 
 
 def _tops(entries: Any, wanted: int) -> tuple[TopLogprobs, ...]:
-    """The ``wanted`` best of each token: vLLM adds the sampled one where it is not among them."""
+    """The ``wanted`` likeliest tokens of each place: vLLM adds the sampled one where it is not among them."""
     tops = []
     for entry in entries:
         ranked = sorted(

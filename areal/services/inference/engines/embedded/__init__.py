@@ -4,7 +4,7 @@
                               -> runner -> decoder     the model, by rows of a KV cache
                               -> sampler               logits to tokens and logprobs
 
-One thread owns the model and takes steps; the HTTP loop only hands it requests and reads what it appended. Between two
-steps, and only there, requests join and leave, weights are swapped and the engine pauses. Nothing here imports torch
-until a folder was found to hold a whole model.
+One thread owns the model and takes steps; the HTTP loop hands it requests and reads the tokens that it appended.
+Requests join and leave, weights are swapped and the engine pauses only between two steps. torch is imported only after
+the model folder was found complete.
 """

@@ -1,9 +1,8 @@
 """``python -m areal.services.inference.engines.embedded --model-path DIR``
 
-The process answers /health with its stage from the first moment on, and /ready with 200 once it serves: the model is
-loaded in a thread of its own. A model that cannot be served, or a step that fails, ends the process with one line on
-stderr and exit status 1, for the supervisor to start it again: an engine that lives but cannot compute is worse than
-none.
+The process answers /health with its stage from the start, since a thread loads the model, and /ready with 200 once it
+serves. A model that cannot be served, or a step that fails, ends the process with one line on stderr and exit status 1,
+for its supervisor to restart it.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from areal.services.inference.engines.embedded.loading import (
 )
 from areal.wire.processes import EmbeddedEngineConfig
 
-# A step is many short operations, each of which gives the interpreter away: the thread that then waits for it must not
-# wait for the default of 5 ms.
+# A step is many short operations that release the GIL. The engine's thread must not wait the default 5 ms to get it
+# back.
 _SWITCH_INTERVAL_S = 0.0005
 _M_ARENA_MAX = -8  # of glibc's <malloc.h>
 _SERVING = "serving"
@@ -58,15 +57,15 @@ def main() -> None:
 
 
 def use_one_heap() -> None:
-    """Limit glibc to one heap, before any thread starts. With a heap a thread, the weights that an update replaces go
-    back to the system, and the next ones cost a page fault every four kilobytes again."""
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; elsewhere the allocator decides
+    """Limit glibc to one heap, before any thread starts. With one heap per thread, replaced weights go back to the
+    system, and the next ones cost a page fault per page again."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # of glibc only
     if set_option is not None:
         set_option(_M_ARENA_MAX, 1)
 
 
 class StartupStage:
-    """The startup stage, for probes and the stage file. Set by the loading thread."""
+    """The startup stage, for probes and the stage file. The loading thread sets it."""
 
     name = "starting"
     done: int | None = None
@@ -77,7 +76,7 @@ class StartupStage:
         share = done / total if done is not None and total else 0.0
         changed = name != self.name
         self.name, self.done, self.total = name, done, total
-        if changed or share == 1.0 or share - self._reported >= 0.01:  # a file a hundredth, not one a tensor
+        if changed or share == 1.0 or share - self._reported >= 0.01:  # written per percent, not per tensor
             self._reported = share
             report_stage(name, done=done, total=total)
 
@@ -111,7 +110,7 @@ async def run(
     routes.add_to(service)
 
     async def abort_paused(loaded: LoadedModel) -> None:
-        """Requests frozen by a pause would block a drain for ever."""
+        """Abort requests that a pause holds, which would block a drain forever."""
         await service.lifetime.wait_draining()
         loaded.engine.abort_if_paused()
 
@@ -139,7 +138,7 @@ async def run(
 
 
 def _in_thread(work: Callable[[], LoadedModel]) -> Future[LoadedModel]:
-    """A daemon thread: a process told to stop does not wait for a load."""
+    """Run ``work`` in a daemon thread, for which a stopping process does not wait."""
     future: Future[LoadedModel] = _uncancellable()
 
     def body() -> None:
@@ -153,15 +152,15 @@ def _in_thread(work: Callable[[], LoadedModel]) -> Future[LoadedModel]:
 
 
 def _uncancellable() -> Future[Any]:
-    """The thread that sets it must find it open, also when its waiter was cancelled."""
+    """A future that its thread can set, even after its waiter was cancelled."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
 def end(status: int) -> NoReturn:
-    """Exit with ``status``, also while the model is loaded. The interpreter's own end would stop that thread in the
-    middle of native code, which cannot be unwound: the process would abort."""
+    """Exit with ``status``. While the model is loading the interpreter's own exit would abort the process, since it
+    cannot unwind the loading thread's native code."""
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
         sys.stderr.flush()

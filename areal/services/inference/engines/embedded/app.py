@@ -1,4 +1,4 @@
-"""The engine's routes, and the process groups by which weights reach it.
+"""The engine's routes, and the process groups from which it receives weights.
 
 All routes but the probes need the admin key, where there is one: only the data proxy calls them.
 """
@@ -51,7 +51,7 @@ _FORGET_S = 600.0
 
 
 class EngineRoutes:
-    """The engine's routes. Until ``serve_with`` gives it a loaded model, every call but the probes is answered 503."""
+    """The engine's routes. Before ``serve_with`` sets a loaded model, calls that need it are answered 503."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -65,7 +65,7 @@ class EngineRoutes:
         self._loaded = loaded
 
     def details(self) -> dict[str, Any]:
-        """Facts of the loaded model that a data proxy reads from probes."""
+        """The fields of probes for the data proxy, once a model is loaded."""
         if self._loaded is None:
             return {}
         engine = self._loaded.engine
@@ -159,8 +159,8 @@ class EngineRoutes:
                     loaded.engine.abort(stream.sequences)
 
     async def _score(self, request: Request) -> Response:
-        """``input_ids`` of one prompt, ``top_logprobs``, ``adapter?`` -> ``logprobs`` of all tokens but the first, and
-        ``top_logprobs`` of as many."""
+        """``input_ids`` of one prompt, ``top_logprobs``, ``adapter?`` -> ``logprobs`` and ``top_logprobs`` of all
+        tokens but the first."""
         loaded, body = self._model(), await read_object(request)
         (prompt,) = read_prompts([body.get("input_ids")], loaded)
         sampling = read_sampling({"top_logprobs": body.get("top_logprobs")}, loaded.engine.vocab_size)
@@ -170,14 +170,14 @@ class EngineRoutes:
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
     async def _abort(self, loaded: LoadedModel, body: Body) -> Body:
-        """Idempotent: a request that ended, or never was, has nothing to abort."""
+        """Idempotent: a request that ended or is unknown is not an error."""
         stream = self._requests.get(str(body.get("request_id")))
         if stream is not None:
             await _done(loaded.engine.abort(stream.sequences))
         return {"aborted": stream is not None}
 
     async def _pause(self, loaded: LoadedModel) -> Body:
-        """Returns when no token of these weights can still appear. A caller that leaves meanwhile paused nothing."""
+        """Return when all tokens of these weights are written. A caller that leaves meanwhile undoes the pause."""
         was_paused = loaded.engine.paused
         try:
             await _done(loaded.engine.pause())
@@ -240,7 +240,7 @@ class EngineRoutes:
         return {"status": "ok"}
 
     def _forget_later(self, loaded: LoadedModel) -> None:
-        """A trainer that vanished must not hold our memory for ever."""
+        """Free staged weights after ``_FORGET_S``: the trainer may be gone."""
 
         def forget() -> None:
             if self._swapping.locked():
@@ -253,7 +253,7 @@ class EngineRoutes:
         self._forgetting = asyncio.get_running_loop().call_later(_FORGET_S, forget)
 
     async def _swap(self, loaded: LoadedModel, swap: Callable[[], object]) -> Body:
-        """The replaced weights are freed after the answer: generation waits for it."""
+        """Frees the replaced weights after the answer, for which generation waits."""
         async with self._swapping:
             try:
                 replaced = [await asyncio.to_thread(swap)]
@@ -281,7 +281,7 @@ class EngineRoutes:
         return json_response({"status": "ok"})
 
     async def _load_adapter(self, loaded: LoadedModel, body: Body) -> Body:
-        """Running requests keep the adapter that they began with."""
+        """Load or replace an adapter. Running requests keep the one that they began with."""
         name, path = _text(body, "name"), _text(body, "path")
         try:
             adapter = await asyncio.to_thread(loaded.engine.read_adapter, name, Path(path))
@@ -353,9 +353,9 @@ _MOST = 2
 
 @dataclass
 class _Member:
-    group: BroadcastGroup | None  # None: it was left
+    group: BroadcastGroup | None  # None once it was left
     images: list[Image] = field(default_factory=list)  # the newest last
-    arrival: TransferProgress | None = None  # of what is received now, or was last
+    arrival: TransferProgress | None = None  # of the newest image
 
 
 class WeightGroups:
@@ -372,12 +372,12 @@ class WeightGroups:
 
     def __init__(self) -> None:
         self._members: dict[str, _Member] = {}
-        self._forming: dict[str, threading.Event] = {}  # by what a group is given up that is not there yet
+        self._forming: dict[str, threading.Event] = {}  # cancels a group that forms
         self._thread = _one_thread()
 
     async def join(self, name: str, place: Mapping[str, Any], device: torch.device) -> None:
-        """``device`` is the engine's. Raises UsageFault for an incomplete place, ArealError where the group does not
-        form."""
+        """``place``: host, port, rank, world_size. Raises UsageFault for an incomplete one, ArealError where the group
+        does not form."""
         host, port, rank, size = (place.get(field) for field in ("host", "port", "rank", "world_size"))
         numbers = (port, rank, size)
         if not isinstance(host, str) or any(type(number) is not int for number in numbers):
@@ -395,8 +395,8 @@ class WeightGroups:
         self._members[name] = _Member(group)
 
     async def receiving(self, name: str, layout: object) -> tuple[Path, TransferProgress, asyncio.Future[None]]:
-        """The file in which what is broadcast arrives, how far it is, and its end: ArealError where the group breaks.
-        Raises Conflict, UsageFault."""
+        """Start receiving a broadcast: its file, its progress, and a future that is done at its end, or raises
+        ArealError where the group breaks. Raises Conflict, UsageFault."""
         member = self._members.get(name)
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
@@ -413,8 +413,8 @@ class WeightGroups:
         return file
 
     def _ended(self, name: str, member: _Member, arrival: TransferProgress, received: asyncio.Future[None]) -> None:
-        """Leave the group after a broadcast that ended early, also when its waiter left: the rest of the group's data
-        cannot be told apart."""
+        """Leave the group after a broadcast that ended early: the rest of its data would be taken for the next
+        one's."""
         if not arrival.is_whole:
             failure = None if received.cancelled() else received.exception()
             arrival.fail("nobody asks for them any more" if failure is None else str(failure))
@@ -443,7 +443,7 @@ class WeightGroups:
             self._abandon_thread()
 
     def _abandon_thread(self) -> None:
-        """Use a new thread: a call may wait in the old one for minutes."""
+        """Replace the thread: a call in the old one may wait for minutes."""
         self._thread.shutdown(wait=False)
         self._thread = _one_thread()
 
@@ -482,7 +482,7 @@ def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) 
 
 
 def _drop(held: list[BroadcastGroup | None]) -> None:
-    """Free the group in a thread that nobody waits for."""
+    """Free the group in a thread, since that may hang."""
     threading.Thread(target=held.clear, name="let-go-of-group", daemon=True).start()
 
 
@@ -491,13 +491,14 @@ def _one_thread() -> ThreadPoolExecutor:
 
 
 def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
-    """An image that the engine does not compute with. Where the engine has both on lease, it keeps the older one."""
+    """An image that the engine does not compute with. Where it leases both, it keeps the older one, and a new one is
+    made."""
     from areal.services.weight_transfer.memory import Image, ends, read_layout
 
     layout = read_layout(given)
     for image in member.images:
         if image.layout == layout and image.try_lock():
-            image.unlock()  # who reads it waits for each tensor
+            image.unlock()  # its reader waits for each tensor
             member.images.remove(image)
             break
     else:

@@ -1,9 +1,9 @@
 """The Llama family's decoder (Llama, Mistral, Qwen2, Qwen3) over rows of a KV cache.
 
-Weights come in by ``install`` alone, one fused buffer of the layout at a time, at start and under a running engine
-alike. Per layer and step: one product for q, k and v, one in-place rotation, one write into the cache, one attention,
-one product and sum for the output, and the same for the gated MLP. Grouped queries of a decode step enter attention as
-queries of one sequence, since they see the same keys: no key is repeated.
+Weights are set by ``install``, or by ``stage`` and ``adopt``, one fused buffer of the layout at a time. Per layer and
+step: one product for q, k and v, one in-place rotation, one write into the cache, one attention, one product and sum
+for the output, and the same for the gated MLP. A decode step passes grouped queries to attention as queries of one
+sequence, since they see the same keys, so that no key is repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
         return frequencies / rope.parameters["factor"]
     if rope.type != "llama3":
         return frequencies
-    # Long waves are stretched by the factor, short ones kept, those between blended by where they lie.
+    # Long waves are stretched by the factor, short ones kept, those between interpolated.
     low, high = rope.parameters["low_freq_factor"], rope.parameters["high_freq_factor"]
     factor, context = rope.parameters["factor"], rope.parameters["original_max_position_embeddings"]
     waves = 2 * math.pi / frequencies
@@ -58,8 +58,8 @@ _STEP = 64  # positions
 class KVCache:
     """Keys and values of all rows: one tensor a layer, [rows, 2 * kv_heads, positions, head_dim], keys first.
 
-    The tensors grow by doubling within a bound on rows * positions, and never shrink; a layer is grown at a time, so
-    that growing costs one layer's memory extra. What lies beyond a sequence's cached length is masked garbage.
+    The tensors grow by doubling within a bound on rows * positions, and never shrink. Layers grow one at a time, so
+    that this takes one layer's memory extra. Positions beyond a sequence's cached length hold garbage, which is masked.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class KVCache:
         self.layers: list[Tensor] = [self._empty(0, 0) for _ in range(layers)]
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for a rectangle; what is cached stays."""
+        """Make room for a rectangle, keeping its contents."""
         if rows <= self.rows and width <= self.width:
             return
         rows, width = self._grown(rows, width)
@@ -85,12 +85,12 @@ class KVCache:
         self.rows, self.width = rows, width
 
     def release(self) -> None:
-        """Forget all."""
+        """Free all rows."""
         self.rows = self.width = 0
         self.layers = [self._empty(0, 0) for _ in self.layers]
 
     def spread(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
-        """The first positions of each source row, to its target row; all are read before any is written."""
+        """Copy the first positions of each source row to its target row; all are read before any is written."""
         if len(sources) == 1:
             for layer in self.layers:
                 layer[targets[0], :, :length] = layer[sources[0], :, :length]
@@ -105,12 +105,12 @@ class KVCache:
         return [layer[row, :, :length].clone() for layer in self.layers]
 
     def write(self, row: int, values: list[Tensor], length: int) -> None:
-        """The first positions of what ``read`` gave, into a row."""
+        """Write the first positions of a copy by ``read`` into a row."""
         for layer, held in zip(self.layers, values, strict=True):
             layer[row, :, :length] = held[:, :length]
 
     def _grown(self, rows: int, width: int) -> tuple[int, int]:
-        """At least the requested size, and twice the present one where the bound allows; the other side gives way."""
+        """At least the requested size, and double the present one in a growing dimension where the bound allows."""
         width = -(-width // _STEP) * _STEP if rows * -(-width // _STEP) * _STEP <= self._limit else width
         grown_rows = max(rows, self.rows if rows <= self.rows else 2 * self.rows)
         grown_width = max(width, self.width if width <= self.width else 2 * self.width)
@@ -121,15 +121,15 @@ class KVCache:
         return rows, min(grown_width, max(width, self._limit // rows))
 
     def _empty(self, rows: int, width: int) -> Tensor:
-        # Zeros, because a masked score of garbage may be NaN, and NaN survives a mask.
+        # Zeros, since garbage may give NaN scores, which survive a mask.
         return torch.zeros(rows, self._heads, width, self._dim, dtype=self._dtype, device=self._device)
 
 
 # -- spans
 #
-# Attention over a rectangle of rows costs as much as if all of them were as long as the longest. Rows whose lengths
-# differ much are cheaper in several rectangles, each of which costs a call; rows of one length need no mask besides.
-# All rows of a batch grow together, so a cut stays the best one for as long as the batch is the same.
+# Attention over a rectangle of rows costs as if all of them were as long as the longest. Rows of different lengths are
+# cheaper in several rectangles, each of which costs a call; rows of equal length need no mask either. All rows of a
+# batch grow together, so a partition stays optimal while the batch is the same.
 
 _MOST_RUNS = 32  # looked at; beyond it, lengths count by the ``_COARSE`` of them
 _COARSE = 32
@@ -137,7 +137,7 @@ _COARSE = 32
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows start:stop, the longest of which has ``width`` positions. ``even``: all of them have."""
+    """Rows start:stop, the longest of which has ``width`` positions. ``even``: all have as many."""
 
     start: int
     stop: int
@@ -148,7 +148,7 @@ class Span:
         return Span(self.start, self.stop, self.width + by, self.even)
 
     def cost(self, call: int) -> int:
-        """The cost in positions that attention looks at. A call costs ``call`` positions, a mask half as many."""
+        """The cost in positions that attention reads. A call costs ``call`` positions, a mask half as many."""
         return _cost(self.stop - self.start, self.width, self.even, call)
 
 
@@ -157,8 +157,8 @@ def _cost(rows: int, width: int, even: bool, call: int) -> int:
 
 
 def cut(lengths: Sequence[int], call: int) -> tuple[Span, ...]:
-    """The rows 0, 1, ... of these lengths in the spans that cost least, where there are not too many lengths to tell;
-    ``call`` as in ``Span.cost``."""
+    """The partition of rows 0, 1, ... of these lengths into the cheapest spans, by dynamic programming over runs of
+    equal length; with many runs, of similar length. ``call`` as in ``Span.cost``."""
     runs = _runs(lengths, 1)
     if len(runs) > _MOST_RUNS:
         runs = _runs(lengths, _COARSE)
@@ -185,7 +185,7 @@ def cut(lengths: Sequence[int], call: int) -> tuple[Span, ...]:
 
 
 def _runs(lengths: Sequence[int], coarse: int) -> list[Span]:
-    """Neighbors of one length."""
+    """Neighboring rows of equal length, divided by ``coarse``."""
     runs: list[Span] = []
     start = 0
     for _, group in groupby(lengths, key=lambda length: length // coarse):
@@ -216,7 +216,7 @@ class Projection:
         return out
 
     def add_to(self, residual: Tensor, rows: Tensor, deltas: Deltas | None) -> Tensor:
-        """``residual`` plus the output; ``residual`` may be overwritten."""
+        """``residual`` plus the output; may overwrite ``residual``."""
         out = self.matrix.project_onto(residual, rows, self.bias)
         if deltas is not None:
             deltas.add(self.name, rows, out)
@@ -236,11 +236,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class PrefillShape:
-    """Cache places of a padded batch [batch, time]: consecutive rows, each from its own start.
+    """Cache positions of a padded batch [batch, time] in consecutive rows, each from its own start.
 
-    ``valid`` are the flat indices of tokens that are no padding; ``rows`` and ``positions`` say where each is cached.
-    ``mask`` [batch, 1, time, width] is None when every sequence starts at 0: then causal attention within the batch is
-    enough, and padding on the right is never seen."""
+    ``valid``: flat indices of the tokens that are not padding, cached at ``rows`` and ``positions``. ``mask`` [batch,
+    1, time, width] is None when every sequence starts at 0: causal attention within the batch then suffices, since
+    padding is on the right."""
 
     first_row: int
     offsets: Tensor  # [batch, time] positions, for the rotation
@@ -253,8 +253,8 @@ class PrefillShape:
 
 @dataclass(frozen=True)
 class DecodePart:
-    """A span of a decode step's rows. Where they are not all as long, ``rows`` and ``positions`` say where each one's
-    new position is, and ``mask`` [rows, 1, 1, width] is -inf after it."""
+    """A span of a decode step's rows. For uneven lengths, ``rows`` and ``positions`` locate each row's new position,
+    and ``mask`` [rows, 1, 1, width] is -inf after it."""
 
     span: Span
     rows: Tensor | None = None
@@ -263,7 +263,8 @@ class DecodePart:
 
 
 class LlamaDecoder:
-    """``deltas``, where a step has them, are added by LoRA adapters to the projections of some rows."""
+    """A decoder with fused buffers. ``deltas`` are LoRA adapters' additions to the projections of some rows of a
+    step."""
 
     def __init__(self, config: ModelConfig, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
@@ -278,7 +279,7 @@ class LlamaDecoder:
         if config.tied:
             self._matrices["head"] = Matrix((config.vocab_size, config.hidden_size), dtype, device)
         self._head = self._matrices["head"]
-        self._embed_is_borrowed = False  # or may be: then it is not written
+        self._embed_is_borrowed = False  # then it must not be written
         self._layers = [self._layer(index) for index in range(config.layers)]
         self._rotations = rotations(config.rope, config.head_dim, max_positions).to(device)
 
@@ -298,7 +299,7 @@ class LlamaDecoder:
         )
 
     def install(self, name: str, values: Tensor) -> None:
-        """Give a buffer of the layout its values, which are copied; a tied head follows its embedding."""
+        """Copy ``values`` into a buffer of the layout; a tied head follows its embedding."""
         if name in self._matrices:
             self._matrices[name].assign(values)
         elif name == "embed" and (self._embed_is_borrowed or not self._tensors["embed"].numel()):
@@ -310,8 +311,8 @@ class LlamaDecoder:
             self._head.adopt(self._head.forms(self._tensors["embed"], borrowed=True))
 
     def stage(self, name: str, values: Tensor, *, borrowed: bool = False) -> Iterator[tuple[str, Tensor | MatrixForms]]:
-        """The input of ``adopt`` that gives a buffer these values; by any thread. They are copied unless ``borrowed``:
-        then they stay as they are for as long as we compute with them."""
+        """The input of ``adopt`` for a buffer with these values; for any thread. ``borrowed``: they need no copy, since
+        they do not change while they are in use."""
         if name in self._matrices:
             yield name, self._matrices[name].forms(values, borrowed=borrowed)
         elif name == "embed":
@@ -324,8 +325,8 @@ class LlamaDecoder:
 
     @torch.inference_mode()
     def adopt(self, new: Mapping[str, Tensor | MatrixForms]) -> list[object]:
-        """Compute with these from now on: what is large changes hands, what is small is copied. Returns what was in
-        use, to be freed off the engine's thread."""
+        """Use these from now on: large tensors are taken over, small ones are copied. Returns the replaced ones, to be
+        freed off the engine's thread."""
         old: list[object] = []
         for name, held in new.items():
             if isinstance(held, MatrixForms):
@@ -339,11 +340,11 @@ class LlamaDecoder:
 
     @property
     def reorders(self) -> bool:
-        """Whether it computes with weights in another order than theirs."""
+        """Whether some matrix keeps its weight in another memory order."""
         return any(matrix.reorders for matrix in self._matrices.values())
 
     def large(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers that hold nearly all of the memory: ``release`` drops them, and ``install`` takes them back."""
+        """The buffers with nearly all of the memory: ``release`` frees them, and ``install`` sets them again."""
         yield "embed", self._tensors["embed"]
         for name, matrix in self._matrices.items():
             if not (name == "head" and self.config.tied):
@@ -401,7 +402,7 @@ class LlamaDecoder:
         return self._logits(hidden)
 
     def _attend(self, part: DecodePart, store: Tensor, queries: Tensor, new: Tensor) -> Tensor:
-        """[rows, heads * head_dim] of a part, whose new keys and values are written."""
+        """Write a part's new keys and values; its attention output [rows, heads * head_dim]."""
         span = part.span
         own = slice(span.start, span.stop)
         if part.rows is None:
@@ -413,8 +414,8 @@ class LlamaDecoder:
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=part.mask).flatten(1)
 
     def _qkv(self, layer: DecoderLayer, hidden: Tensor, angles: Tensor, deltas: Deltas | None) -> tuple[Tensor, Tensor]:
-        """Queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]; queries and keys
-        are normed where the model does so, and each adjacent pair of them is rotated, in float32."""
+        """Queries [tokens, heads, head_dim], and keys with values [tokens, 2 * kv_heads, head_dim]. Queries and keys
+        are normed where the model does so, and their adjacent pairs are rotated in float32."""
         config = self.config
         normed = torch.rms_norm(hidden, (config.hidden_size,), layer.input_norm, config.norm_eps)
         qkv = layer.qkv(normed, deltas).view(hidden.shape[0], -1, config.head_dim)

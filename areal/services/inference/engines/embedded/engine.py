@@ -1,12 +1,12 @@
 """The engine's thread: takes steps while there is work, and does everything else between two steps.
 
-Other threads talk to it by commands that it runs in order between steps, so that a reply to ``pause`` or
-``load_weights`` means that no step is under way and, while paused, that none begins. A paused engine keeps its
-sequences and their cache; after a weight swap they continue from their tokens, with keys and values computed anew: each
-token carries the version of the weights that sampled it, and its log-probability is theirs alone.
+Other threads send it commands, which it runs in order between steps: once ``pause`` or ``load_weights`` is done, no
+step is running, and while paused none begins. A paused engine keeps its sequences and their cache. After a weight swap
+they continue from their tokens, with keys and values computed again: each token carries the version and the
+log-probability of the weights that sampled it.
 
-A step that fails is not survived: what the cache and the sequences hold is then unknown. Every sequence ends, the
-engine refuses all further calls, and ``on_failure`` is called.
+A failed step is fatal, since the state of cache and sequences is unknown. Every sequence ends, the engine refuses all
+further calls, and ``on_failure`` is called.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ P = ParamSpec("P")
 
 
 class CommandQueue:
-    """Commands from other threads. ``call`` is for any thread, the rest for the one that owns the queue.
+    """Commands from other threads. ``call`` is for any thread, the rest for the thread that runs the commands.
 
-    After ``close``, pending and later calls get the refusal.
+    After ``close``, pending and later calls raise the refusal.
     """
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._gate = threading.Lock()  # between putting a command and refusing all further ones
+        self._gate = threading.Lock()  # orders putting a command and closing
         self._refusal: Exception | None = None
 
     def call(self, action: Callable[[], T]) -> Future[T]:
-        """The future of ``action()``; cancelling it before it is begun withdraws it."""
+        """The future of ``action()``. Cancelling it before it runs withdraws it."""
         future: Future[T] = Future()
         with self._gate:
             if self._refusal is not None:
@@ -69,12 +69,12 @@ class CommandQueue:
         return future
 
     def run_next(self, *, wait: bool) -> None:
-        """Run one command if there is one; with ``wait``, wait for it."""
+        """Run the next command; with ``wait``, wait for one."""
         if not wait and self._commands.empty():
             return
         future, action = self._commands.get()
         if not future.set_running_or_notify_cancel():
-            return  # its caller cancelled it before it began
+            return  # withdrawn by its caller
         try:
             future.set_result(action())
         except Exception as error:  # noqa: BLE001 (the calling thread gets it)
@@ -94,7 +94,7 @@ class CommandQueue:
 
 
 def _between_steps(method: Callable[Concatenate[Engine, P], T]) -> Callable[Concatenate[Engine, P], Future[T]]:
-    """The method runs in the engine's thread, between two steps; its caller, in any thread, gets the future."""
+    """Run the method in the engine's thread between two steps; any thread may call it, and gets the future."""
 
     @wraps(method)
     def call(engine: Engine, /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -109,15 +109,15 @@ Scores = tuple[list[float], list[TopLogprobs]]
 
 _MOMENT_S = 0.002
 _GATHER_S = 0.02
-# What a call of attention is worth, in positions of a row: as measured on a model of 64 numbers a key, so that larger
-# ones could be cut more finely. An accelerator computes all rows at once.
+# The fixed cost of an attention call in positions of a row, measured at head_dim 64. An accelerator computes all rows
+# in one call.
 _CALL = {"cpu": 256}
 _NEVER = 2**40
 
 
 @dataclass
 class Counters:
-    """Monotonic, written by the engine's thread alone."""
+    """Monotonic; written by the engine's thread only."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -145,8 +145,8 @@ class Stats:
 
 
 class Engine:
-    """Both callbacks are called by the engine's thread: ``on_progress`` after each step, with True when a sequence
-    began or ended in it."""
+    """Runs a model in its own thread, which also calls the callbacks: ``on_progress`` after each step, with True where
+    a sequence began or ended in it."""
 
     def __init__(
         self,
@@ -168,12 +168,12 @@ class Engine:
         self._released = False
         self._closing = False
         self._broken: Exception | None = None
-        self._staged: tuple[int, Callable[[], object]] | None = None  # version, and what puts it in
+        self._staged: tuple[int, Callable[[], object]] | None = None  # version, and its installation
         self._gathering = False
         self._batch: Batch | None = None
         self._adapters: Adapters = ()  # of the batch's sequences
         self._tokens = self._positions = torch.empty(0, dtype=torch.int64)
-        self._spans: tuple[Span, ...] = ()  # of the batch as it was bound
+        self._spans: tuple[Span, ...] = ()  # of the batch when it was bound
         self._grown = 0  # positions since then
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -204,7 +204,7 @@ class Engine:
     def close(self) -> None:
         """End the thread; sequences that have not ended are lost."""
         if self._thread.is_alive():
-            with contextlib.suppress(ArealError):  # it is ending already
+            with contextlib.suppress(ArealError):  # it has ended already
                 self._close()
             self._thread.join()
 
@@ -214,8 +214,8 @@ class Engine:
 
     @_between_steps
     def submit(self, sequences: list[TokenSequence], *, more_coming: bool = False) -> None:
-        """Queue sequences; they are read as they grow. ``more_coming``: they are of a batch, whose others are about to
-        come, and an engine without other work waits for those."""
+        """Queue sequences. ``more_coming``: other requests of the same batch are about to arrive, and an engine without
+        other work waits for them."""
         self._gathering = more_coming and (self._gathering or not self._scheduler.has_work)
         self.counters.requests += 1
         for sequence in sequences:
@@ -223,12 +223,12 @@ class Engine:
 
     @_between_steps
     def abort(self, sequences: list[TokenSequence]) -> None:
-        """End those that have not ended; done when no further token of them can appear."""
+        """End the sequences; once done, they get no further token."""
         self._abort(sequences, Finish.ABORT)
 
     @_between_steps
     def abort_if_paused(self) -> None:
-        """End sequences that a pause or released memory holds, when no resume will come."""
+        """End all sequences if a pause or released memory suspends them, for a shutdown."""
         if self._held_still:
             self._abort(self._sequences(), Finish.LOST)
 
@@ -240,7 +240,7 @@ class Engine:
 
     @_between_steps
     def pause(self) -> None:
-        """Pause; done when no step is under way. No step begins until ``resume``."""
+        """Once done, no step runs until ``resume``."""
         self._paused = True
 
     @_between_steps
@@ -252,21 +252,21 @@ class Engine:
         self.version = version
 
     def load_weights(self, folder: Path, version: int | None) -> object:
-        """Swap the weights in place between two steps, and stamp what follows with ``version``. Blocks the caller;
-        returns what was replaced, for the caller to free: that takes time, which is not the engine's thread's.
+        """Swap the weights between two steps; later tokens carry ``version``. Blocks the caller. Returns the replaced
+        weights, since freeing them takes time that the engine's thread must not spend.
 
-        Raises ArealError when the folder does not hold this model whole; the old weights then stay, and their version.
+        Raises ArealError where the folder does not hold this whole model; the old weights and their version then stay.
         """
         return self._install(self._runner.prepare(folder), version).result()
 
     def stage_weights(self, folder: Path, version: int, arrival: TransferProgress | None = None) -> None:
-        """Make them ready for ``load_staged`` while generation continues, and while they still arrive. Blocks the
+        """Prepare weights for ``load_staged`` while generation continues, also while they still arrive. Blocks the
         caller; raises ArealError as ``load_weights`` does."""
         self.drop_staged()
         self._staged = (version, self._runner.prepare(folder, arrival))
 
     def drop_staged(self) -> None:
-        """Earlier staged weights make room."""
+        """Free staged weights."""
         self._staged = None
 
     def load_staged(self, version: int) -> object:
@@ -284,7 +284,7 @@ class Engine:
         try:
             replaced = install()
         except Exception as error:
-            # Half of the weights may be new: nothing that follows could be trusted.
+            # Old and new weights may be mixed.
             self._broken = error
             raise
         self._copy(self._scheduler.forget_cache())
@@ -295,14 +295,14 @@ class Engine:
         return replaced
 
     def forget_weights(self) -> None:
-        """Drop staged weights, and the memory that they were read from. Not beside ``stage_weights``."""
+        """Free staged weights and the mapped memory of their source. Not concurrently with ``stage_weights``."""
         self._staged = None
         self._runner.forget()
 
     @_between_steps
     def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Scores:
-        """The log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there, by one
-        forward pass. Raises Conflict while the memory is released."""
+        """The log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there. Raises
+        Conflict while the memory is released."""
         if self._released:
             raise Conflict("the engine's memory is released")
         logprobs: list[float] = []
@@ -323,9 +323,9 @@ class Engine:
 
     @_between_steps
     def release_memory(self) -> None:
-        """Give the memory of weights and cache back; sequences that have not ended wait, and are computed again.
+        """Free the memory of weights and cache; running sequences wait, and are computed again.
 
-        Raises ArealError, with nothing changed, where the weights cannot be put elsewhere.
+        Raises ArealError, with nothing changed, where there is no room to offload the weights.
         """
         if not self._released:
             self._runner.release()
@@ -378,7 +378,8 @@ class Engine:
             self._on_failure(error)
 
     def _gather(self) -> None:
-        """Wait until no request has come for a moment: a large batch is as quick as a small one."""
+        """Wait up to ``_GATHER_S``, until no request arrives for a moment: one large prefill beats several small
+        ones."""
         until = time.monotonic() + _GATHER_S
         while self._gathering and self._broken is None and time.monotonic() < until:
             time.sleep(_MOMENT_S)
@@ -392,7 +393,7 @@ class Engine:
         return self._paused or self._released
 
     def _run_commands(self, *, wait: bool) -> None:
-        """Run the commands at hand; with ``wait``, at least one."""
+        """Run all queued commands; with ``wait``, at least one."""
         self._commands.run_next(wait=wait)
         while not self._commands.is_empty and self._broken is None:
             self._commands.run_next(wait=False)
@@ -403,7 +404,7 @@ class Engine:
         return [*self._scheduler.running, *self._scheduler.waiting]
 
     def _lose(self, refusal: ArealError) -> None:
-        """The end of the thread: sequences that have not ended never will."""
+        """End the queue and all sequences, at the end of the thread."""
         self._commands.close(refusal)
         for sequence in self._sequences():
             sequence.finish = Finish.LOST
@@ -454,7 +455,7 @@ class Engine:
         return self._append(step.sequences, sampled)
 
     def _bind(self, sequences: tuple[TokenSequence, ...]) -> None:
-        """The batch changed: what a step needs of its sequences becomes tensors again."""
+        """Build the tensors of a changed batch."""
         device = self._runner.device
         if not self._narrowed(sequences):
             newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
@@ -463,14 +464,14 @@ class Engine:
         self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
 
     def _hold(self, batch: Batch, tokens: torch.Tensor) -> None:
-        """Continue from these tokens, the newest of the batch's sequences; ``_bind`` sets their spans."""
+        """Continue with this batch, whose newest tokens are ``tokens``; ``_bind`` sets the spans."""
         self._batch, self._tokens, self._spans = batch, tokens, ()
         self._adapters = _adapters(batch.sequences)
         self._positions = torch.tensor([sequence.cached for sequence in batch.sequences], device=tokens.device)
 
     def _narrowed(self, sequences: tuple[TokenSequence, ...]) -> bool:
-        """Whether the batch is the one before, or the one just prefilled, without those that ended. Mostly it is; then
-        it is made of that."""
+        """Derive the batch from the present one where only sequences were removed, which is the usual change; whether
+        that was possible."""
         if self._batch is None or self._adapters:
             return False
         place = {id(sequence): number for number, sequence in enumerate(self._batch.sequences)}
@@ -484,11 +485,11 @@ class Engine:
         return True
 
     def _append(self, sequences: list[TokenSequence] | tuple[TokenSequence, ...], sampled: Sampled) -> bool:
-        """One token more for each; whether one of them ended by it."""
+        """Append a token to each sequence; whether one of them ended."""
         version, top = self.version, sampled.top
         stopped: list[TokenSequence] = []
         full: list[TokenSequence] = []
-        dead_ends: list[TokenSequence] = []  # no token of this model continues their grammar
+        dead_ends: list[TokenSequence] = []  # no token continues their grammar
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
         for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
             sequence.output.append(token)
@@ -525,6 +526,6 @@ class Engine:
 
 
 def _adapters(sequences: list[TokenSequence] | tuple[TokenSequence, ...]) -> Adapters:
-    """Empty where no sequence has one, which is what costs nothing."""
+    """The sequences' adapters; empty where none has one, which is the fast path."""
     adapters = [sequence.adapter for sequence in sequences]
     return adapters if any(adapters) else ()

@@ -20,25 +20,25 @@ from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 
 _OBJECT = {"type": "object"}
-_GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's reasons: its own end, and none yet
+_GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's stop reasons that are no error
 _BITS = np.arange(32, dtype=np.uint32)
 
 
 class Matcher:
-    """One sequence's place in its grammar."""
+    """One sequence's position in its grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
     def allowed(self, vocab_size: int) -> NDArray[np.bool_]:
-        """[vocab_size], which tokens may come next: the end tokens alone once the answer is whole, or when the model
+        """[vocab_size], the tokens that may come next: only end tokens once the answer is complete, or when the model
         has no token to continue with (``observe`` tells which)."""
         words = np.frombuffer(self._matcher.compute_bitmask(), dtype="<u4")
         bits = ((words[:, None] >> _BITS) & 1).astype(bool).reshape(-1)[:vocab_size]
         return np.pad(bits, (0, vocab_size - len(bits)))
 
     def observe(self, token: int) -> bool:
-        """Whether the answer can still be one of the grammar with ``token`` as its next."""
+        """Advance by ``token``; whether the answer can still match the grammar."""
         return bool(self._matcher.consume_token(token)) and self._matcher.stop_reason() in _GOES_WELL
 
     def fork(self) -> Matcher:
@@ -46,7 +46,7 @@ class Matcher:
 
 
 class Grammars:
-    """Compiles the grammars of one model. Raises ArealError, saying why, where it cannot."""
+    """Compiles grammars for one model. Raises ArealError with the reason where that is impossible."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, end_tokens: Iterable[int]) -> None:
         try:
@@ -64,15 +64,16 @@ class Grammars:
         self._vocab_size = vocab_size
         try:
             tokenizer = json.loads(file.read_text(encoding="utf-8"))
-            if tokenizer.get("decoder") == {"type": "Fuse"}:  # which llguidance does not know: tokens side by side
+            if tokenizer.get("decoder") == {"type": "Fuse"}:  # unknown to llguidance: plain concatenation
                 tokenizer["decoder"] = {"type": "ByteFallback"}
             self._tokenizer = self._library.LLTokenizer(json.dumps(tokenizer), vocab_size, ends)
         except (ValueError, OSError) as error:
             raise ArealError(f"the engine has no grammars: llguidance cannot read {file}: {error}") from error
 
     def matcher(self, response_format: Mapping[str, Any]) -> Matcher | None:
-        """A matcher for ``EngineCall.response_format``; None for plain text. Raises UsageFault for a format that is not
-        supported."""
+        """A matcher for ``EngineCall.response_format``; None for plain text. Raises UsageFault for an unsupported
+        format.
+        """
         kind = response_format.get("type", "text")
         if kind == "text":
             return None
@@ -85,7 +86,7 @@ class Grammars:
             raise UsageFault(f"response_format: the {what} cannot be followed: {problem.splitlines()[0]}")
         made = Matcher(matcher)
         first = np.flatnonzero(made.allowed(self._vocab_size))
-        if len(first) == 1 and not made.fork().observe(int(first[0])):  # how llguidance tells a byte without a token
+        if len(first) == 1 and not made.fork().observe(int(first[0])):  # llguidance's sign of a byte without a token
             raise UsageFault(f"response_format: the {what} cannot be followed: this model has no tokens to write it")
         return made
 
@@ -114,7 +115,7 @@ class Grammars:
 
 
 def keep_allowed(logits: Tensor, matchers: Sequence[tuple[int, Matcher]]) -> Tensor:
-    """A copy of ``logits`` [n, vocab], -inf where a row's matcher has no place for a token."""
+    """A copy of ``logits`` [n, vocab], -inf where a row's matcher forbids a token."""
     logits = logits.clone()
     for row, matcher in matchers:
         allowed = torch.from_numpy(matcher.allowed(logits.shape[1])).to(logits.device)

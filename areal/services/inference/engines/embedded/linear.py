@@ -1,10 +1,9 @@
 """The weight matrices of linear layers, and the LoRA adapters that change their outputs.
 
-On a CPU, oneDNN multiplies up to twice as fast as torch's own product: one row then reads the weight at the speed of
-memory. Its calls cost some ten microseconds more, so a small float32 matrix chooses by the number of rows. oneDNN may
-want the weight reordered into blocks (bfloat16), and may want it as it is (float32 on the machines we met): then there
-is one form, and it can lie in memory that is not ours. Elsewhere, and where oneDNN is absent or wrong, the plain form
-serves.
+On a CPU, oneDNN multiplies up to twice as fast as torch's own product, at the speed of memory for one row. Its calls
+cost some ten microseconds more, so a small float32 matrix chooses by the number of rows. oneDNN may want the weight
+reordered into blocks (bfloat16) or as it is (float32 on known machines): then the plain form is the only one, and can
+be borrowed memory. On other devices, and where oneDNN is absent or wrong, the plain form is used.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ _WORTH_A_CALL = 2**22
 
 @dataclass(frozen=True)
 class MatrixForms:
-    """One weight in the forms that its matrix keeps; None for one that it does not. ``borrowed``: the plain one
-    lies where another process computes with it too, and is not written."""
+    """A weight in the forms that its matrix keeps; None for others. ``borrowed``: the plain one is memory that other
+    processes compute with, and must not be written."""
 
     plain: Tensor | None = None
     blocked: Tensor | None = None
@@ -51,7 +50,8 @@ class MatrixForms:
 
 
 class Matrix:
-    """[out, in]; maps rows [n, in] to [n, out]. Holds nothing until the first ``assign``, and after ``release``."""
+    """A weight [out, in] that maps rows [n, in] to [n, out]. Empty before the first ``assign`` and after
+    ``release``."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self._held = MatrixForms()
@@ -68,7 +68,7 @@ class Matrix:
 
     @torch.inference_mode()
     def assign(self, weight: Tensor) -> None:
-        """Take the weight's values. A plain form of our own is overwritten where it lies."""
+        """Copy the weight's values, in place where the plain form is not borrowed."""
         plain = None if self._held.borrowed else self._held.plain
         if self._keeps_plain:
             if plain is None:
@@ -78,7 +78,7 @@ class Matrix:
 
     @torch.inference_mode()
     def forms(self, weight: Tensor, *, borrowed: bool = False) -> MatrixForms:
-        """The weight's values beside those in use, for ``adopt``; by any thread. ``borrowed``: the weight is contiguous
+        """The weight's forms for ``adopt``, beside those in use; for any thread. ``borrowed``: the weight is contiguous
         and does not change, so it need not be copied."""
         borrowed = borrowed and self._keeps_plain and weight.dtype == self._dtype and weight.device == self._device
         plain = weight if borrowed else None
@@ -90,7 +90,7 @@ class Matrix:
         return _block(weight.to(self._dtype).contiguous()) if self.reorders else None
 
     def adopt(self, new: MatrixForms) -> MatrixForms:
-        """Use these from now on; returns those that were in use."""
+        """Use these forms from now on; returns the replaced ones."""
         old, self._held = self._held, new
         return old
 
@@ -126,7 +126,7 @@ class Matrix:
 
 @cache
 def blocks(dtype: torch.dtype) -> bool:
-    """Whether oneDNN is there for ``dtype`` and multiplies as torch does."""
+    """Whether oneDNN supports ``dtype`` and multiplies correctly."""
     library: Any = torch.backends.mkldnn
     if dtype not in (torch.float32, torch.bfloat16) or not library.is_available():
         return False
@@ -147,7 +147,7 @@ def blocks(dtype: torch.dtype) -> bool:
 
 @cache
 def keeps_order(dtype: torch.dtype) -> bool:
-    """Whether the blocks that oneDNN wants are the plain weight, byte for byte, and it takes that."""
+    """Whether oneDNN's blocked form equals the plain weight byte for byte, and it accepts the plain one."""
     weight = torch.arange(256 * 256).view(256, 256).to(dtype)
     try:
         blocked = _block(weight)
@@ -165,13 +165,13 @@ def _block(weight: Tensor) -> Tensor:
 
 # -- LoRA adapters
 #
-# LoRA (arXiv:2106.09685) in PEFT's format, brought into the decoder's fused buffers. A projection with an adapter gives
-# x W' + s (x A') B'. Where several projections are one buffer here (q, k and v; gate and up), their A are stacked and
-# their B stand side by side in a matrix of zeros: a buffer needs two products. Sequences with different adapters and
-# with none share a batch: each adapter's delta is added to its own rows.
+# LoRA (arXiv:2106.09685) in PEFT's format, fused as the decoder's buffers are. A projection with an adapter computes x
+# W' + s (x A') B'. Where several projections share a buffer (q, k and v; gate and up), their A are stacked and their B
+# are blocks of a zero matrix, so that a buffer needs two products. Sequences with different adapters or none share a
+# batch: each adapter's delta is added to its own rows.
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<part>[AB])\.weight")
-# Options that change how an adapter is computed, at the value at which they do not.
+# Options that change how an adapter is computed, with the only value that is supported.
 _PLAIN: dict[str, Any] = {
     "bias": "none",
     "fan_in_fan_out": False,
@@ -194,7 +194,7 @@ class LowRankDelta:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """``lows`` by name of the decoder's buffer. ``serial`` tells it from another that had its name."""
+    """``lows`` by the name of the decoder's buffer. ``serial`` distinguishes adapters that had the same name."""
 
     name: str
     lows: Mapping[str, LowRankDelta]
@@ -203,7 +203,7 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Deltas:
-    """Maps each adapter to the rows of a batch that it changes."""
+    """Each adapter of a batch with the rows that it changes."""
 
     groups: tuple[tuple[Adapter, Tensor], ...]
 
@@ -276,7 +276,7 @@ def _scale(folder: Path) -> float:
 def _fused(
     group: list[tuple[BufferSlice, Tensor, Tensor]], shape: tuple[int, ...], scale: float, head_dim: int
 ) -> tuple[Tensor, Tensor]:
-    """The A and B of a buffer, from those of its projections."""
+    """A and B of a buffer, from those of its projections."""
     whole = torch.zeros(shape[0], sum(down.shape[0] for _, down, _ in group))
     column = 0
     for piece, down, up in group:

@@ -1,7 +1,7 @@
-"""From a model folder to a running engine, saying on the way what it does.
+"""From a model folder to a running engine, with reports of its stages: reading config, importing torch, loading weights
+(in bytes), warming up.
 
-What the folder lacks is found from its headers, before the seconds that importing torch takes. Stages:
-reading config, importing torch, loading weights (bytes done of all), warming up.
+Faults of the folder are found from its headers, before torch is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
-    """``NAME=FOLDER`` each, as folders by name. Raises UsageFault."""
+    """Folders by name, from ``NAME=FOLDER`` texts. Raises UsageFault."""
     folders = {}
     for text in lora:
         name, equals, folder = text.partition("=")
@@ -49,7 +49,7 @@ def adapter_folders(lora: Iterable[str]) -> dict[str, Path]:
 
 
 def _default_threads() -> int:
-    """One engine beside others on a machine: half of the cores it may use, and no more than memory bandwidth feeds."""
+    """Half of the cores, since other engines may share the machine, and no more than memory bandwidth feeds."""
     given = os.environ.get("OMP_NUM_THREADS", "")
     return int(given) if given.isdigit() and int(given) > 0 else max(1, min(16, len(os.sched_getaffinity(0)) // 2))
 
@@ -61,7 +61,7 @@ _CPU_SHARE, _CUDA_SHARE = 0.25, 0.85  # of free memory, for the KV cache
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """``adapters`` by name; ``grammars`` None where there are none, and ``no_grammars`` says why."""
+    """``adapters`` by name; where ``grammars`` is None, ``no_grammars`` is the reason."""
 
     engine: Engine
     end_tokens: frozenset[int]
@@ -73,7 +73,7 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that was found whole. ``config`` is None where only transformers knows the architecture."""
+    """A complete model folder. ``config`` is None where only transformers knows the architecture."""
 
     path: Path
     raw: dict[str, Any]
@@ -82,7 +82,7 @@ class ModelFolder:
 
 
 def inspect_folder(path: Path) -> ModelFolder:
-    """Read the configuration and the headers. Raises ArealError naming what is missing or does not fit."""
+    """Read the configuration and the headers. Raises ArealError naming a missing or mismatched part."""
     raw = read_config(path)
     try:
         config = parse(raw)
@@ -100,7 +100,7 @@ def load_model(
     on_progress: Callable[[bool], None],
     on_failure: Callable[[BaseException], None],
 ) -> LoadedModel:
-    """Load, warm up and start. Raises ArealError where the folder or the machine cannot serve it."""
+    """Load, warm up and start an engine. Raises ArealError where the folder or the machine does not allow it."""
     report("importing torch", None, None)
     import torch
 
@@ -178,8 +178,7 @@ def _dtype(asked: str, of_model: str, device: torch.device) -> torch.dtype:
 def _limits(
     config: EmbeddedEngineConfig, model_positions: int, position_bytes: int, device: torch.device
 ) -> SchedulerLimits:
-    """The configuration's limits, and those of the machine. The cache never takes more than every row at full length
-    needs."""
+    """The limits by configuration and free memory. The KV cache is at most what all rows at full length need."""
     from areal.services.inference.engines.embedded.runner import free_bytes
 
     wanted = config.max_model_len or model_positions
@@ -188,7 +187,7 @@ def _limits(
     given = config.kv_memory_gib
     share = _CUDA_SHARE if device.type == "cuda" else _CPU_SHARE
     budget = int(free_bytes(device) * share if given is None else given * 2**30)
-    kept = budget // 4  # for prefixes beyond their sequence
+    kept = budget // 4  # for the prefix cache
     kv_tokens = min((budget - kept) // position_bytes, config.max_batch_size * wanted)
     if kv_tokens < 2:
         raise ArealError(f"no memory for a KV cache: one position takes {position_bytes} bytes of {budget}")
@@ -210,7 +209,7 @@ def _limits(
 
 
 def _warm_up(runner: ModelRunner) -> None:
-    """The first product of each kind sets up libraries; let no request pay for it."""
+    """Initialize the libraries by one prefill and one decode step, so that no request pays for it."""
     import torch
 
     from areal.services.inference.engines.embedded.decoder import Span

@@ -1,12 +1,10 @@
 """A model folder: its configuration, its end tokens, its tensors, and the decoder's buffer that each tensor fills.
 
-``read_config`` returns the raw mapping of ``config.json``; ``parse`` turns it into a ``ModelConfig``, or raises
-``UnsupportedArchitecture`` naming the part that is not in the own decoder, so that the caller can fall back to
-transformers. Both generations of field names are read: ``rope_theta`` + ``rope_scaling`` + ``torch_dtype`` and
+``parse`` raises ``UnsupportedArchitecture`` for a part that areal's own decoder lacks, so that the caller can fall back
+to transformers. Both generations of field names are read: ``rope_theta`` + ``rope_scaling`` + ``torch_dtype`` and
 ``rope_parameters`` + ``dtype``.
 
-A missing tensor, a wrong shape or a torn file is found from headers, before anything is loaded and before torch is
-imported.
+A missing tensor, a wrong shape or a truncated file is found from headers, before torch is imported or anything loaded.
 """
 
 from __future__ import annotations
@@ -36,12 +34,12 @@ _ROPE_TYPES = ("default", "linear", "llama3")
 
 
 class UnsupportedArchitecture(Exception):
-    """The own decoder does not know this architecture; the text names the part."""
+    """The own decoder does not support this architecture; the text names the part."""
 
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding: base, and the scaling's type with its own parameters (rope_type ``linear`` or ``llama3``)."""
+    """Rotary embedding: its base, and the type of its scaling with the parameters of that type."""
 
     theta: float
     type: str = "default"
@@ -71,7 +69,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """``folder/config.json``; ArealError when there is no such folder or file, or it is not a JSON object."""
+    """The mapping in ``folder/config.json``. Raises ArealError where that is missing or not a JSON object."""
     if not folder.is_dir():
         raise ArealError(f"model folder {folder} does not exist", hint="give the folder that holds config.json")
     path = folder / "config.json"
@@ -125,7 +123,7 @@ def parse(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _rope(raw: Mapping[str, Any]) -> Rope:
-    """``rope_parameters`` holds theta and scaling together; before it, ``rope_theta`` stood beside ``rope_scaling``."""
+    """Reads ``rope_parameters``, or the older ``rope_theta`` beside ``rope_scaling``."""
     given: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if raw.get("partial_rotary_factor", 1.0) != 1.0 or given.get("partial_rotary_factor", 1.0) != 1.0:
         raise UnsupportedArchitecture("partial rotary embedding")
@@ -138,8 +136,8 @@ def _rope(raw: Mapping[str, Any]) -> Rope:
 
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
-    """Ids of the end tokens that config.json, generation_config.json and the tokenizer name: instruction models often
-    name the end of a turn in one file and the end of text in another. A file that is absent adds none."""
+    """Ids of the end tokens in config.json, generation_config.json and the tokenizer's files, as far as they exist:
+    instruction models often name the end of a turn in one file and the end of text in another."""
     found = _ids(config.get("eos_token_id")) | _ids(_read(folder / "generation_config.json").get("eos_token_id"))
     text = _read(folder / "tokenizer_config.json").get("eos_token")
     if isinstance(text, dict):  # an AddedToken, written out
@@ -182,12 +180,12 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class TensorReader:
-    """``read`` gives the tensor of a name, mapped from the file and not copied. ``leases``: of files in memory, which
-    nobody writes until they are ended; with them the tensors stay what they are."""
+    """``read`` returns a tensor by name, mapped from its file without a copy. ``leases``: of files in memory, which
+    nobody writes before they are ended."""
 
     read: Callable[[str], Tensor]
     leases: tuple[MemoryLease, ...]
-    in_memory: bool  # all of them
+    in_memory: bool  # whether all files are in memory
 
     def end(self) -> None:
         for lease in self.leases:
@@ -206,8 +204,8 @@ class WeightFiles:
 
     @contextmanager
     def reader(self, maps: MappedWeights | None = None) -> Iterator[TensorReader]:
-        """Files in memory are mapped by ``maps``, and stay on lease after the block when it ends well. Raises
-        ArealError for one that is being written."""
+        """Maps files in memory by ``maps``; their leases outlast the block unless it fails. Raises ArealError for a
+        file that is being written."""
         from safetensors import safe_open
 
         with ExitStack() as stack, ExitStack() as failing:
@@ -227,8 +225,8 @@ class WeightFiles:
 
 
 def open_checkpoint(folder: Path) -> WeightFiles:
-    """Read the headers in ``folder``, which may be a file. Raises ArealError naming the file that is missing, torn
-    (shorter than its header says) or not safetensors."""
+    """Read the headers in ``folder``, which may be a file. Raises ArealError naming a file that is missing, truncated
+    or not safetensors."""
     from safetensors import SafetensorError, safe_open
 
     entries: dict[str, TensorEntry] = {}
@@ -271,22 +269,21 @@ _MOST_MAPPED = 2  # files: a trainer's two take turns
 
 
 class MappedWeights:
-    """Weights in a trainer's memory, for one thread at a time.
+    """Mappings of weights in a trainer's memory, for one thread at a time.
 
-    A file is mapped once, and read through the same mapping each time: mapping it again costs twice what copying it
-    does, a page fault every four kilobytes. A mapping is kept until ``forget``, or until others take its place; it
-    keeps its memory alive, also when the trainer is gone.
+    A file is mapped once: mapping it again would cost twice as much as copying it, in page faults. A mapping is kept
+    until ``forget`` or until others replace it; it keeps the memory alive, also when the trainer is gone.
 
-    The engine computes with what it has mapped: matrices that need no reordering are not copied. So each file is opened
-    with a lease, which its reader ends when it computes with the file no more; until then nobody writes to it. Mappings
-    are read-only: a write of ours would change what other engines serve, and ends in a SIGSEGV instead.
+    The engine computes with mapped memory where matrices need no reordering. So each file is opened with a lease, which
+    its reader ends after the last use; until then nobody writes to the file. Mappings are read-only, so that a write by
+    mistake is a SIGSEGV, and does not change what other engines serve.
     """
 
     def __init__(self) -> None:
         self._held: OrderedDict[tuple[int, int, bytes], dict[str, Tensor]] = OrderedDict()
 
     def open(self, file: Path) -> tuple[Mapping[str, Tensor], MemoryLease] | None:
-        """Tensors by name; None where ``file`` is on a disk, whose files come and go under one number. Raises
+        """Tensors by name, and the lease; None where ``file`` is on a disk, where inode numbers are reused. Raises
         ArealError while it is written."""
         from areal.services.weight_transfer.memory import MemoryLease, header_of, is_memory_file, views
 
@@ -315,7 +312,7 @@ class MappedWeights:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite, by their extremes: at the speed of memory, unlike torch.isfinite."""
+    """Whether all values are finite, by their extremes, which is faster than torch.isfinite."""
     if tensor.numel() == 0 or not tensor.is_floating_point():
         return True
     low, high = tensor.aminmax()
@@ -324,10 +321,10 @@ def is_finite(tensor: Tensor) -> bool:
 
 # -- buffer layout
 #
-# The decoder fuses q, k and v into one matrix, gate and up into another, and keeps each rotary pair (i, i + D/2) of a
-# head side by side (2i, 2i + 1), so that a rotation is one complex product. Scores are unchanged, because q and k are
-# permuted alike. Only this layout knows the names of a checkpoint: loading at start and swapping weights under a
-# running engine follow it, and both check it against the headers first.
+# The decoder fuses q, k and v into one matrix, gate and up into another, and stores each rotary pair (i, i + D/2) of a
+# head as neighbors (2i, 2i + 1), so that a rotation is one complex product. Scores are unchanged, since q and k are
+# permuted alike. Only this layout knows the tensor names of a checkpoint. The first load and every swap of weights
+# follow it, and check it against the headers first.
 
 
 class Form(Enum):
@@ -358,11 +355,11 @@ def buffer_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def buffer_slices(config: ModelConfig) -> tuple[BufferSlice, ...]:
-    """Every tensor the decoder needs, with the shape it must have."""
+    """Every tensor that the decoder needs, with its shape."""
     pieces: list[BufferSlice] = []
 
     def add(target: str, *sources: tuple[str, int], inner: int | None, form: Form = Form.PLAIN) -> None:
-        """One after the other: each source's name and rows. ``inner``: the columns of a matrix."""
+        """``sources``: name and rows of each, in order. ``inner``: the columns of a matrix."""
         start = 0
         for source, rows in sources:
             rotates = form is not Form.PLAIN and ".v_proj." not in source
@@ -402,7 +399,7 @@ def buffer_slices(config: ModelConfig) -> tuple[BufferSlice, ...]:
 def check(pieces: Sequence[BufferSlice], checkpoint: WeightFiles, *, tied: bool) -> None:
     """Raise ArealError unless the checkpoint holds exactly the layout's tensors, in their shapes.
 
-    A tensor more is refused as well: it means another model, of which a part would load without a word.
+    Additional tensors are refused, too: they mean another model, of which a part would load silently.
     """
     shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
     missing = [piece.source for piece in pieces if piece.source not in shapes]

@@ -1,11 +1,10 @@
-"""One request to generate: its fields, and its answer.
+"""Requests to generate: their fields and answers.
 
-POST /generate answers NDJSON when ``stream`` is set, one line for each sequence that has something new, or with
-``stream_interval`` so many new tokens; else one object with all ``choices``, and how many seconds before its end the
-first token was there (``after_first_s``). The last token of a sequence that stopped is the end token itself, with its
-logprob and version, and is named in ``stop_token_id``: a trainer needs it, a text does not. Where the engine ends
-before its sequences do, the answer is an error, never a short text: status 503, or in a stream a line with the error
-object.
+With ``stream``, POST /generate answers NDJSON, a line for each sequence with new tokens, at least ``stream_interval``
+of them; else one object with all ``choices``, and the seconds since the first token (``after_first_s``). The last token
+of a sequence that stopped is the end token, with its logprob and version, and repeated in ``stop_token_id``: trainers
+need it, texts do not. Where the engine ends before its sequences do, the answer is an error, never a short text: status
+503, or in a stream a line with the error object.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from areal.wire.sampling import SamplingParams, parse_sampling
 # -- streams
 #
 # From the engine's thread to the event loop. A step may append a token to each of many sequences every millisecond;
-# waking the loop, and a client, each time would cost more than the step. So the loop is woken at once when a sequence
-# began or ended, and otherwise at most every ``FLUSH_S``: a line then carries several tokens. Steps that take longer
-# are read one by one, at once. While nobody reads a stream, the loop is not woken until a sequence ends.
+# waking the loop and the clients each time would cost more than the step. So the loop is woken at once when a sequence
+# began or ended, and otherwise at most every ``FLUSH_S``, with several tokens per line; after slower steps, each time.
+# Without open streams the loop is not woken until a sequence ends.
 
-FLUSH_S = 0.025  # longer than the window of a data proxy, which then has nothing to wait for
+FLUSH_S = 0.025  # longer than a data proxy's window, which then delays nothing
 
 
 @dataclass(frozen=True)
 class Delta:
-    """The new tokens of one sequence, in JSON a line of the answer. ``finish_reason`` is set on its last delta only."""
+    """The new tokens of one sequence. ``finish_reason`` is set on its last delta only."""
 
     index: int
     token_ids: list[int]
@@ -54,10 +53,10 @@ class Delta:
 
 
 class Stream:
-    """One request's sequences, as far as they were handed on. Used by the event loop only.
+    """One request's sequences and how much of each was sent. Used by the event loop only.
 
-    ``whole``: the consumer wants everything at the end and nothing before. ``interval``: how many new tokens a sequence
-    that runs waits for. ``first_at``: when the first token was there, by ``time.monotonic``.
+    ``whole``: the consumer wants everything at the end. ``interval``: new tokens for which a running sequence waits.
+    ``first_at``: ``time.monotonic`` at the first token.
     """
 
     def __init__(self, sequences: list[TokenSequence], *, whole: bool, interval: int = 1) -> None:
@@ -68,15 +67,15 @@ class Stream:
         self._live = list(sequences)
         self._sent = {id(sequence): 0 for sequence in sequences}
         self._news = asyncio.Event()
-        self.settled = asyncio.Event()  # the consumer has written all that it took
+        self.settled = asyncio.Event()  # the consumer has written all deltas that it took
 
     @property
     def ended(self) -> bool:
-        """Every sequence's last delta was taken."""
+        """Whether every sequence's last delta was taken."""
         return not self._live
 
     def is_due(self) -> bool:
-        """Whether the stream has its first token to send, or its last."""
+        """Whether the stream has a first or a last token to send."""
         if self.first_at is None and any(each.produced for each in self._live):
             self.first_at = time.monotonic()
         if self.whole:
@@ -84,7 +83,7 @@ class Stream:
         return any(each.finish or (each.produced and not self._sent[id(each)]) for each in self._live)
 
     def has_news(self, interval: int | None = None) -> bool:
-        """``interval``: another than its own."""
+        """Whether the consumer should be woken; ``interval`` overrides the stream's."""
         if self.whole:
             return self.is_due()
         least = self._interval if interval is None else interval
@@ -95,7 +94,7 @@ class Stream:
         self._news.set()
 
     async def next(self) -> list[Delta]:
-        """Wait to be woken; what is new since the last call."""
+        """Wait to be woken; returns the deltas since the last call."""
         self.settled.set()
         await self._news.wait()
         self._news.clear()
@@ -121,13 +120,13 @@ class Stream:
 
 
 class Streams:
-    """All open streams. ``progress`` may be called by any thread, everything else by the event loop's."""
+    """All open streams. ``progress`` is for any thread, everything else for the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._open: set[Stream] = set()
-        self._urgent = False  # a flush is on its way
-        self._armed = False  # a timer runs, or is about to
+        self._urgent = False  # ``_flush_due`` is scheduled
+        self._armed = False  # the flush timer runs or is about to
         self._timer: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
 
@@ -143,7 +142,7 @@ class Streams:
         stream.settled.set()
 
     def progress(self, urgent: bool) -> None:
-        # A lost race between two flags costs one call too many, never one too few: each is cleared before reading.
+        # A race costs one call too many, never one too few: each flag is cleared before the sequences are read.
         if urgent and not self._urgent:
             self._urgent = True
             self._loop.call_soon_threadsafe(self._flush_due)
@@ -152,8 +151,8 @@ class Streams:
             self._loop.call_soon_threadsafe(self._arm)
 
     def _arm(self) -> None:
-        """Arm the flush timer. While no stream is read there is no timer, and the flag stays up: no step wakes the
-        loop."""
+        """Start the flush timer. Without streams to read there is none, but the flag stays set, so that no step wakes
+        the loop."""
         if self._timer is not None or all(stream.whole for stream in self._open):
             return
         left_s = self._flushed_at + FLUSH_S - self._loop.time()
@@ -163,8 +162,7 @@ class Streams:
             self._flush()
 
     async def settle(self, deadline_s: float) -> None:
-        """Flush all streams and wait until they are written; a client too slow for the deadline is not
-        waited for."""
+        """Flush all streams, and wait up to ``deadline_s`` until they are written."""
         self._tell(interval=1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
@@ -188,8 +186,7 @@ class Streams:
 
 
 def read_prompts(raw: Any, loaded: LoadedModel) -> list[list[int]]:
-    """The token ids of a request, or of each of its prompts. Raises 400 for what is no prompt, or has no room for a
-    single token more."""
+    """The token ids of a request's prompts. Raises 400 for an invalid prompt, or one without room for another token."""
     several = isinstance(raw, list) and bool(raw) and isinstance(raw[0], list)
     return [_read_prompt(each, loaded) for each in raw] if several else [_read_prompt(raw, loaded)]
 
@@ -226,7 +223,7 @@ def read_adapter(raw: Any, loaded: LoadedModel) -> Adapter | None:
 
 
 def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
-    """The matcher of a ``response_format`` in OpenAI's form."""
+    """The matcher of a ``response_format``. Raises 400."""
     if raw is None:
         return None
     name = "response_format"
@@ -244,7 +241,7 @@ def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Mat
 
 
 def read_interval(raw: Any) -> int:
-    """``stream_interval``: how many new tokens a line of a stream waits for."""
+    """``stream_interval``: new tokens for which a line of a stream waits. Raises 400."""
     if raw is None:
         return 1
     if type(raw) is not int or raw < 1:
@@ -259,8 +256,9 @@ def make_sequences(
     adapter: Adapter | None = None,
     matcher: Matcher | None = None,
 ) -> list[TokenSequence]:
-    """The request's n choices of each prompt, each with its own random numbers: those that it had if its prompt were
-    the only one."""
+    """The request's n choices of each prompt. Their random numbers are those that they would have with this prompt
+    alone.
+    """
     longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
     sequences: list[TokenSequence] = []

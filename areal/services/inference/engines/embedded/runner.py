@@ -1,7 +1,7 @@
 """The contract between the engine and a model runner, the memory that runners share, and the own decoder's runner.
 
-Rows of a KV cache are numbered from 0. All methods but ``prepare`` are called by the engine's thread, between or in
-steps; ``prepare`` may run beside a step in another thread.
+Rows of a KV cache are numbered from 0. The engine's thread calls all methods in or between steps, but ``prepare`` and
+``read_adapter``, which may run beside a step in other threads.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ModelRunner(Protocol):
     vocab_size: int
     max_positions: int
     device: torch.device
-    keeps_prefixes: bool  # whether positions can be copied between rows that both go on
-    description: str  # for people: architecture, size, dtype, device
+    keeps_prefixes: bool  # whether a running row's positions can be copied
+    description: str  # architecture, size, dtype, device
 
     def position_bytes(self) -> int:
         """KV memory of one position of one sequence."""
@@ -68,11 +68,11 @@ class ModelRunner(Protocol):
         """
 
     def score(self, tokens: Sequence[int], adapter: Adapter | None = None) -> Iterator[Tensor]:
-        """Logits [part, vocab] float32 after each of ``tokens`` in order, part by part; no row is touched."""
+        """Logits [part, vocab] float32 after each of ``tokens``, part by part. Uses no row."""
 
     def decode(self, tokens: Tensor, positions: Tensor, spans: Sequence[Span], adapters: Adapters = ()) -> Tensor:
-        """Compute one token for rows 0..n-1, ``positions`` [n] being cached lengths; ``spans`` are of the lengths that
-        the rows have with it, and hold all of them in order.
+        """Compute one token for rows 0..n-1 with cached lengths ``positions`` [n]; ``spans`` partition the rows, by
+        their lengths including it.
 
         Logits [n, vocab] float32.
         """
@@ -81,38 +81,38 @@ class ModelRunner(Protocol):
         """Move, keep, restore or drop cached positions, as the scheduler's values say."""
 
     def prepare(self, folder: Path, arrival: TransferProgress | None = None) -> Callable[[], object]:
-        """Check that ``folder``, or one file, holds this model's weights, whole and finite, without touching those in
-        use, and make them ready as far as there is room. Raises ArealError, and then nothing has changed.
+        """Check that ``folder``, or one file, holds all of this model's weights with finite values, and stage them
+        beside those in use if there is room. Raises ArealError, and then nothing has changed.
 
-        ``arrival``: they are still on their way. The returned function puts them in, while ``folder`` still holds
-        them. What it returns is what they replace: freeing it takes time.
+        ``arrival``: the progress of weights that still arrive. The returned function installs them, while ``folder``
+        still holds them, and returns the replaced ones: freeing those takes time.
         """
 
     def forget(self) -> None:
-        """Hold on to no folder that ``prepare`` read. Not beside it."""
+        """Release the sources that ``prepare`` mapped. Not concurrently with it."""
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
-        """Read an adapter, in any thread. Raises ArealError where the folder is no adapter of this model, or none can
-        be served."""
+        """Read an adapter, in any thread. Raises ArealError where the folder is no adapter of this model, or the runner
+        serves none."""
 
     def release(self) -> None:
-        """Give back the memory of weights and cache; all rows are lost. Raises ArealError, with nothing changed, where
-        the weights cannot be put elsewhere."""
+        """Offload the weights and free the cache; all rows are lost. Raises ArealError, with nothing changed, where
+        there is no room for the weights."""
 
     def restore(self) -> None:
-        """Have the weights again as they were."""
+        """Bring offloaded weights back."""
 
 
 class WeightOffload:
-    """Released weights: ``tensors`` gives them back, on the CPU. A CPU's weights go to an unnamed file, which no crash
-    leaves behind, those of a CUDA device to the CPU's memory."""
+    """Released weights, which ``tensors`` returns on the CPU. A CPU's weights go to an unnamed file, which no crash
+    leaves behind, a CUDA device's to the CPU's memory."""
 
     def __init__(self, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> None:
         """Raises ArealError where there is no room for them."""
         self._file: IO[bytes] | None = None
         if device.type == "cpu":
             self._file = tempfile.TemporaryFile(prefix="areal-weights-")  # noqa: SIM115 (open until it is read back)
-        self._places: list[tuple[str, int, torch.Size, torch.dtype]] = []  # name and offset of each in the file
+        self._places: list[tuple[str, int, torch.Size, torch.dtype]] = []  # name, and offset in the file
         self._held: list[tuple[str, Tensor]] = []
         self._size = 0
         try:
@@ -151,7 +151,7 @@ class WeightOffload:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Free memory of the device; on a CPU, of this machine and within our control group's limit."""
+    """Free memory of the device; on a CPU, of this machine within the control group's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
@@ -163,11 +163,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def return_freed_memory(device: torch.device) -> None:
-    """Allocators keep freed memory for themselves otherwise."""
+    """Make the allocator return freed memory to the system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; elsewhere the allocator decides
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc only
     if trim is not None:
         trim(0)
 
@@ -177,10 +177,10 @@ def position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 class DecoderRunner:
-    """The own decoder: padding, masks, and weights read from a model folder.
+    """Runs ``LlamaDecoder``: padding, masks, and weights from a model folder.
 
-    Of weights in a trainer's memory it copies only those that it keeps in another layout: it computes with the rest
-    where they lie, on lease until the next weights take their place.
+    Of weights in a trainer's memory it copies only those that it keeps in another layout. It computes with the rest in
+    place, on lease until the next weights replace them.
     """
 
     keeps_prefixes = True
@@ -197,8 +197,8 @@ class DecoderRunner:
         self._cache = self._new_cache(limits.kv_tokens)
         self._offload: WeightOffload | None = None
         self._maps = MappedWeights()
-        self._source: TensorReader | None = None  # of what we compute with, where that is borrowed
-        self._kept: dict[int, list[Tensor]] = {}  # by number: [2 * kv_heads, positions, head_dim] of each layer
+        self._source: TensorReader | None = None  # of borrowed weights in use
+        self._kept: dict[int, list[Tensor]] = {}  # number -> [2 * kv_heads, positions, head_dim] of each layer
         size = sum(math.prod(shape) for shape in self._shapes.values())
         self._bytes = size * dtype.itemsize
         made = {piece.target for piece in pieces if piece.form is not Form.PLAIN}
@@ -250,7 +250,7 @@ class DecoderRunner:
         *,
         every: bool = False,
     ) -> Tensor:
-        """``every``: logits after each token, of one sequence; otherwise after the last token of each."""
+        """``every``: logits after each token of the one sequence; otherwise after the last token of each."""
         lengths = [len(each) for each in tokens]
         time = max(lengths)
         padded = torch.tensor([[*each, *[0] * (time - len(each))] for each in tokens], device=self.device)
@@ -259,7 +259,7 @@ class DecoderRunner:
         steps = torch.arange(time, device=self.device)
         row, step = (steps < count[:, None]).nonzero(as_tuple=True)
         width = max(begin + length for begin, length in zip(starts, lengths, strict=True))
-        offsets = (start[:, None] + steps).clamp_(max=width - 1)  # padding may stand anywhere
+        offsets = (start[:, None] + steps).clamp_(max=width - 1)  # any position will do for padding
         mask = None
         if any(starts):
             hidden = torch.arange(width, device=self.device) > offsets[:, :, None]
@@ -294,7 +294,7 @@ class DecoderRunner:
     # -- weights
 
     def load(self, folder: Path, progress: Progress = lambda done, total: None) -> None:
-        """The first load, told by the bytes."""
+        """Load the first weights, reporting the progress in bytes."""
         self._copy(self._open(folder), progress)
 
     def _open(self, folder: Path) -> WeightFiles:
@@ -345,7 +345,7 @@ class DecoderRunner:
     def _stage(
         self, read: Callable[[str], Tensor], in_memory: bool, arrival: TransferProgress | None
     ) -> dict[str, Tensor | MatrixForms]:
-        """The weights as the decoder computes with them, beside those in use; in the order in which they arrive."""
+        """The weights in the decoder's forms, beside those in use; staged in their order of arrival."""
         groups = list(self._pieces.items())
         if arrival is not None:
             ends = arrival.ends
@@ -357,7 +357,7 @@ class DecoderRunner:
         return new
 
     def _end_lease(self) -> None:
-        """Return borrowed weights: nothing is computed with them any more."""
+        """End the lease of borrowed weights that are no longer in use."""
         if self._source is not None:
             self._source.end()
             self._source = None
@@ -398,8 +398,8 @@ class DecoderRunner:
         source.end()
 
     def _assemble(self, pieces: list[BufferSlice], read: Callable[[str], Tensor]) -> tuple[Tensor, bool]:
-        """The buffer that ``pieces`` make up, and whether it was made for us: plain pieces that follow each other in
-        memory are it already. Rotary pairs are brought together."""
+        """The buffer that ``pieces`` make up, and whether it is a copy: plain pieces that are adjacent in memory need
+        none. Rotary pairs are interleaved."""
         tensors = [read(piece.source) for piece in pieces]
         if len(tensors) == 1 and pieces[0].form is Form.PLAIN:
             return tensors[0], False
@@ -419,7 +419,7 @@ class DecoderRunner:
 
 
 def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors lie in one storage, row after row."""
+    """Whether the tensors are contiguous and adjacent in one storage."""
     storages = {(tensor.untyped_storage().data_ptr(), tensor.dtype) for tensor in tensors}
     joined = all(
         one.storage_offset() + one.numel() == other.storage_offset() for one, other in itertools.pairwise(tensors)

@@ -1,12 +1,12 @@
-"""From logits to one token a row, with the logprob that a plain forward pass gives it.
+"""From logits to one token per row, with the logprob that a plain forward pass gives it.
 
-A ``Batch`` holds the parameters of a fixed list of sequences as tensors, so that a step over an unchanged batch makes
-no per-sequence work in Python. Reported logprobs are those of ``log_softmax(logits / temperature)`` at the sequence's
-own temperature (1 for a greedy one): penalties, grammars and filters shape what is chosen, never what is reported.
+A ``Batch`` holds the parameters of a fixed list of sequences as tensors, so that a step over an unchanged batch does no
+work per sequence in Python. Reported logprobs are those of ``log_softmax(logits / temperature)`` at the sequence's
+temperature (1 for a greedy one): penalties, grammars and filters shape the choice, never the logprobs.
 
-Randomness: one uniform number per token, a hash of the sequence's key and of the token's absolute position (SplitMix64,
-doi:10.1145/2714064.2660195), turned into a token by the inverse of the cumulative distribution. So a sequence's
-numbers depend neither on its batch, nor on the steps it shared, nor on being computed again after it lost its row.
+Randomness: one uniform number per token, a hash of the sequence's key and the token's absolute position (SplitMix64,
+doi:10.1145/2714064.2660195), mapped to a token by the inverse of the cumulative distribution. So a sequence's numbers
+depend neither on its batch nor on preemption.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from areal.wire.sampling import SamplingParams
 
 # -- biases and penalties
 #
-# Only the rows that ask for them are touched. Counts live on the sequence (``counts``, ``seen``: [vocab] views of
-# rows of the batch's tensors), so that another batch with the same sequence continues from them without counting
-# again.
+# Only rows with penalties are computed. Counts are stored on the sequence (``counts``, ``seen``: [vocab] views of rows
+# of the batch's tensors), so that its next batch continues from them.
 
 
 class Penalties:
@@ -87,8 +86,8 @@ class Penalties:
 
 
 class _EarlyStops:
-    """The stop tokens of rows that are too short to end, as one write. Each ``apply`` is for a token more of every
-    row."""
+    """Masks the stop tokens of rows below ``min_new_tokens``, in one write. Each ``apply`` is for the next token of
+    every row."""
 
     def __init__(self, sequences: Sequence[TokenSequence], device: torch.device) -> None:
         self._device = device
@@ -102,7 +101,7 @@ class _EarlyStops:
         self._rows, self._tokens = _pairs(
             [(row, token) for row in self._left for token in self._stops[row]], self._device
         )
-        self._due = min(self._left.values(), default=0)  # tokens until a row is long enough
+        self._due = min(self._left.values(), default=0)  # tokens until the next row is long enough
 
     def apply(self, logits: Tensor) -> None:
         if not self._left:
@@ -142,8 +141,8 @@ def _column(values: list[float], device: torch.device) -> Tensor:
 # -- filters
 #
 # Top-k, top-p (arXiv:1904.09751) and min-p (arXiv:2407.01082). Each filter keeps the most likely tokens, so together
-# they keep those from some logit upwards. That threshold is found among a row's few largest logits wherever they
-# suffice: sorting a vocabulary costs more than the rest of a step.
+# they keep all logits from some threshold on. It is found among a row's few largest logits if these suffice: sorting a
+# vocabulary costs more than the rest of a step.
 
 _OUT = float("-inf")
 _WIDTHS = (128, 2048)  # how many of the largest logits are tried before all
@@ -152,8 +151,8 @@ _WIDTHS = (128, 2048)  # how many of the largest logits are tried before all
 def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """``logits`` [n, vocab], -inf where row i's ``params[i]`` drop a token: top-k first, then top-p, then min-p.
 
-    Each filter looks at what the one before left, renormalised. The most likely token always stays, and so do tokens
-    equal to the last one that stays.
+    Each filter sees the renormalized rest of the one before. The most likely token always stays, and so do tokens equal
+    to the last one that stays.
     """
     vocab, device = logits.shape[1], logits.device
     floors = torch.full((len(params), 1), _OUT, device=device)
@@ -172,7 +171,7 @@ def keep_only(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple[Tensor, bool]:
-    """The least logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest were enough to tell."""
+    """The least logit [n, 1] that top-k and top-p keep, and whether the ``width`` largest suffice to tell."""
     vocab = logits.shape[1]
     ordered = logits.topk(width, dim=-1).values
     in_top = torch.arange(width, device=logits.device) < limits
@@ -185,7 +184,7 @@ def _floors(logits: Tensor, limits: Tensor, nuclei: Tensor, width: int) -> tuple
     count = stays.sum(dim=-1, keepdim=True)
     floors = ordered.gather(1, (count - 1).clamp_(min=0))
     open_ended = (limits >= vocab) & (nuclei >= 1.0)
-    whole = (limits <= width) | (limits >= vocab)  # then the total is right
+    whole = (limits <= width) | (limits >= vocab)  # then ``total`` is exact
     enough = width == vocab or bool((whole & (open_ended | (count < width) | (limits == width))).all())
     return floors.masked_fill(open_ended, _OUT), enough
 
@@ -203,11 +202,11 @@ class Sampled:
 
 
 class Batch:
-    """``sequences`` in the order of the rows of the logits that ``sample`` is given."""
+    """Samples for ``sequences``, in the order of the rows of the logits."""
 
     def __init__(self, sequences: Sequence[TokenSequence], vocab_size: int, device: torch.device) -> None:
         params = [sequence.sampling for sequence in sequences]
-        kinds = {id(each): each for each in params}.values()  # those of one request share theirs
+        kinds = {id(each): each for each in params}.values()  # sequences of a request share theirs
         self.sequences = tuple(sequences)
         self._device = device
         self._greedy = all(each.greedy for each in kinds)
@@ -233,7 +232,7 @@ class Batch:
         )
 
     def of_rows(self, rows: Sequence[int]) -> Batch | None:
-        """The batch of these rows of it, in this order; None where it would have to be made anew."""
+        """The batch of these rows, in this order; None where it must be built anew."""
         if not self._is_simple:
             return None
         batch = copy(self)
@@ -286,16 +285,16 @@ class Batch:
 
 
 def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The first token whose cumulative probability exceeds ``uniform`` [n, 1]; one of probability 0 never is."""
+    """The first token whose cumulative probability exceeds ``uniform`` [n, 1]; never one of probability 0."""
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
-    # Rounding may lift the threshold to the total, which nothing exceeds.
+    # Rounding may raise the threshold to the total, which no token exceeds.
     threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(1)
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64: a bijection of 64-bit numbers that leaves no pattern. Unsigned arithmetic wraps."""
+    """The finalizer of SplitMix64, a bijection of 64-bit numbers. Unsigned arithmetic wraps."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -307,5 +306,5 @@ def mix(value: int) -> int:
 
 
 def stream_key(seed: int, index: int) -> int:
-    """The key of a sequence's random numbers: of its request's seed and of which of the n choices it is, of no more."""
+    """The key of a sequence's random numbers, by its request's seed and the index of the choice."""
     return mix(mix(seed + int(_GAMMA)) + index)

@@ -1,9 +1,9 @@
 """The scheduler of an engine's steps: pure, no tensors.
 
-The KV cache is a rectangle of rows, one a sequence, as wide as the longest of them. Invariants:
+The KV cache is a rectangle of rows, one per sequence, as wide as the longest of them. Invariants:
 
 * Decoding sequences hold rows 0..d-1; at most one sequence, prefilled in part, holds row d. A batch is thus always a
-  slice of the cache. When a row falls free the last one moves into it.
+  slice of the cache. When a row becomes free the last one moves into it.
 * Sequences are admitted in order of arrival, and only the last chunk of a prefill may be cut short, so prefills also
   complete in order.
 * rows * width never exceeds ``kv_tokens``. When growing sequences no longer fit, the newest gives up its row, goes back
@@ -39,8 +39,8 @@ TopLogprobs = list[tuple[int, float]]
 class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
-    ABORT = "abort"  # its caller wanted no more
-    LOST = "lost"  # the engine ended first: no answer, though there may be tokens
+    ABORT = "abort"  # cancelled by its caller
+    LOST = "lost"  # the engine ended first: the output is incomplete
 
 
 @dataclass(slots=True, eq=False)
@@ -50,10 +50,10 @@ class TokenSequence:
     allowance: int  # tokens it may generate
     stop_ids: frozenset[int] = frozenset()
     index: int = 0  # of the request's n choices
-    key: int = 0  # of its random numbers (sampler.stream_key)
+    key: int = 0  # of its random numbers, by ``sampler.stream_key``
     adapter: Adapter | None = None
-    matcher: Matcher | None = None  # of its grammar, and at the newest token's place in it
-    row: int | None = None  # its place in the KV cache while it is admitted
+    matcher: Matcher | None = None  # of its grammar, at the newest token
+    row: int | None = None  # of the KV cache, while it is admitted
     cached: int = 0  # positions that are computed
     arrival: int = 0  # order of arrival, given by the scheduler
     output: list[int] = field(default_factory=list)
@@ -63,17 +63,17 @@ class TokenSequence:
     produced: int = 0
     finish: Finish | None = None
     stop_token: int | None = None
-    counts: Tensor | None = None  # [vocabulary] times generated; kept while penalties need it
-    seen: Tensor | None = None  # [vocabulary] in prompt or output
+    counts: Tensor | None = None  # [vocab] times generated, while penalties need it
+    seen: Tensor | None = None  # [vocab] whether in prompt or output
 
     @property
     def kind(self) -> int:
-        """Sequences of different kinds have different keys and values for the same tokens."""
+        """The adapter's serial: sequences of different kinds cannot share keys and values."""
         return self.adapter.serial if self.adapter else 0
 
     @property
     def length(self) -> int:
-        """Tokens known: prompt and output. The newest one is not in the cache yet."""
+        """Tokens of prompt and output. The newest one is not in the cache yet."""
         return len(self.prompt) + len(self.output)
 
     def tokens(self, start: int, stop: int) -> list[int]:
@@ -90,9 +90,9 @@ class SchedulerLimits:
     max_length: int = 2048  # positions of one sequence, prompt and output
     kv_tokens: int = 65536  # positions of the cache, at least max_length
     prefill_tokens: int = 2048  # padded positions of one prefill
-    kept_tokens: int = 0  # positions kept beside the cache for prompts that begin alike
-    shortest_share: int = 32  # positions; fewer are computed again rather than copied
-    copies_rows: bool = True  # whether positions can be in two rows that both go on
+    kept_tokens: int = 0  # positions of the prefix cache
+    shortest_share: int = 32  # shortest prefix, in positions, that is copied
+    copies_rows: bool = True  # whether a running row's positions can be copied to another
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Keep:
-    """Copy the first ``length`` positions of ``row`` aside, as ``number``."""
+    """Copy the first ``length`` positions of ``row`` to the prefix cache, as entry ``number``."""
 
     row: int
     length: int
@@ -115,7 +115,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Restore:
-    """Copy the first ``length`` positions of what was kept as ``number`` to row ``target``."""
+    """Copy the first ``length`` positions of entry ``number`` to row ``target``."""
 
     number: int
     target: int
@@ -124,15 +124,16 @@ class Restore:
 
 @dataclass(frozen=True)
 class Drop:
-    """Forget what was kept as ``number``."""
+    """Delete entry ``number``."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Copy the first ``length`` positions of each of the rows ``sources`` to the row of ``targets`` in its place, all
-    at the same time: a target may be another's source."""
+    """Copy the first ``length`` positions of rows ``sources`` to rows ``targets``, all at once: a target may be a
+    source.
+    """
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -143,12 +144,12 @@ Copy = Move | Keep | Restore | Drop | Spread
 
 
 def joined(copies: Iterable[Copy]) -> Iterator[Copy]:
-    """The same copies, neighbouring moves as one: what each target has when the last of them is done."""
+    """The same copies, with successive moves as one ``Spread`` of the same effect."""
     for are_moves, group in groupby(copies, key=lambda copy: isinstance(copy, Move)):
         if not are_moves:
             yield from group
             continue
-        origin: dict[int, int] = {}  # of what is in a row
+        origin: dict[int, int] = {}  # target row -> row whose content it has
         longest = 0
         for move in group:
             assert isinstance(move, Move)
@@ -159,7 +160,7 @@ def joined(copies: Iterable[Copy]) -> Iterator[Copy]:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Compute positions start:stop of a sequence; when ``stop`` is its length, its next token is sampled."""
+    """Compute positions start:stop of a sequence; if ``stop`` is its length, its next token is sampled."""
 
     sequence: TokenSequence
     start: int
@@ -172,7 +173,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class PromptCopy:
-    """A sequence whose tokens are those of a chunk that completes: not computed, but copied. ``chunk`` is its place."""
+    """A sequence that is copied from an identical one, the completing chunk with index ``chunk``."""
 
     sequence: TokenSequence
     chunk: int
@@ -182,7 +183,8 @@ class PromptCopy:
 class Prefill:
     """The chunks' sequences hold consecutive rows from ``first_row``, and their copies the rows after those.
 
-    Executed in this order: ``moves``, room for the rectangle, ``fills`` (what new rows share), the chunks, ``spread``.
+    Order of execution: ``moves``, room for the rectangle, ``fills`` (shared prefixes of new rows), the chunks,
+    ``spread``.
     """
 
     chunks: tuple[Chunk, ...]
@@ -195,13 +197,14 @@ class Prefill:
 
     @property
     def completed(self) -> tuple[tuple[TokenSequence, int], ...]:
-        """The sequences that have all their positions after the step, by row, and whose chunk's logits are theirs."""
+        """The sequences that are completely computed after the step, by row, with the index of the chunk of their
+        logits."""
         own = [(chunk.sequence, place) for place, chunk in enumerate(self.chunks) if chunk.completes]
         return (*own, *((copy.sequence, copy.chunk) for copy in self.copies))
 
     @property
     def spread(self) -> Spread | None:
-        """The copies of what was computed to the copies' rows."""
+        """Copies computed chunks to the rows of their identical sequences."""
         if not self.copies:
             return None
         sources = tuple(self.first_row + copy.chunk for copy in self.copies)
@@ -221,25 +224,25 @@ class Decode:
 
 
 class PrefixCache:
-    """An entry stands for keys and values that the runner holds under the same number. Entries are found by their
-    longest common prefix with a prompt, dropped when a longer one contains them, and otherwise least recently used
-    first, so that their tokens together never exceed the capacity. Tokens of different kinds are never alike."""
+    """The index of prefixes whose keys and values the runner holds under the same number. ``find`` returns the entry
+    with the longest common prefix of one kind. An entry is dropped when a longer one contains it, else least recently
+    used first, when their tokens together would exceed the capacity."""
 
     def __init__(self, capacity: int, shortest: int) -> None:
         self.capacity = capacity  # tokens of all entries
         self.shortest = shortest  # tokens; less is not worth a copy
         self.size = 0
         self._entries: OrderedDict[int, list[int]] = OrderedDict()  # least recently used first
-        self._heads: dict[int, tuple[int, ...]] = {}  # of each entry: its kind and its first tokens
-        self._by_head: dict[tuple[int, ...], list[int]] = {}  # numbers of those that begin with these tokens
+        self._heads: dict[int, tuple[int, ...]] = {}  # kind and first tokens, by number
+        self._by_head: dict[tuple[int, ...], list[int]] = {}  # the inverse
         self._numbers = 0
 
     def has_room(self, count: int) -> bool:
-        """Whether so many tokens are worth keeping."""
+        """Whether an entry of ``count`` tokens is worth a copy and fits."""
         return self.shortest <= count <= self.capacity
 
     def add(self, tokens: list[int], kind: int = 0) -> tuple[int | None, list[int]]:
-        """Number of the new entry, None when it is too short, too long or known; and the numbers dropped for it."""
+        """The new entry's number, None where it is too short, too long or known; and the numbers dropped for it."""
         count = len(tokens)
         if not self.has_room(count):
             return None, []
@@ -262,7 +265,7 @@ class PrefixCache:
         return self._numbers, dropped
 
     def find(self, tokens: Sequence[int], kind: int = 0) -> tuple[int, int]:
-        """(number, length) of the entry that shares most with ``tokens``; length 0 when none shares enough."""
+        """(number, length) of the entry with the longest common prefix; length 0 where it is too short."""
         best, length = 0, 0
         for number in self._by_head.get(self._head(tokens, kind), []):
             shared = common_prefix(self._entries[number], tokens, self.shortest)
@@ -273,7 +276,7 @@ class PrefixCache:
         return best, length
 
     def clear(self) -> list[int]:
-        """Forget all; their numbers."""
+        """Drop all entries; returns their numbers."""
         numbers = list(self._entries)
         self._entries.clear()
         self._heads.clear()
@@ -294,7 +297,7 @@ class PrefixCache:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], shortest: int) -> int:
-    """Length of the common prefix; 0 when it is below ``shortest``. By halving, so that slices do the comparing."""
+    """Length of the common prefix; 0 if below ``shortest``. Bisection, so that slices are compared, not elements."""
     high = min(len(one), len(other))
     low = max(shortest, 1)
     if high < low or one[:low] != other[:low]:
@@ -308,7 +311,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int], shortest: int) -> in
     return low
 
 
-# Room that a new row leaves for growth, in positions, so that it does not push itself out again at once.
+# Positions that must be free for a new row's growth, so that it is not preempted at once.
 HEADROOM = 64
 
 
@@ -320,7 +323,7 @@ class BatchScheduler:
         self.decoding: list[TokenSequence] = []  # by row
         self.partial: TokenSequence | None = None
         self.preemptions = 0
-        self.shared_tokens = 0  # positions that were copied instead of computed
+        self.shared_tokens = 0  # positions copied instead of computed
         self.prefixes = PrefixCache(limits.kept_tokens, limits.shortest_share)
         self._arrivals = 0
         self._decode_is_due = False
@@ -341,7 +344,7 @@ class BatchScheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> Prefill | Decode | None:
-        """The next step, or None when nothing waits or runs. The caller executes it, then calls ``commit``."""
+        """The next step; None without work. The caller executes it, then calls ``commit``."""
         moves = self._shed()
         if not (self._decode_is_due and self.decoding):
             prefill = self._prefill(moves)
@@ -371,8 +374,7 @@ class BatchScheduler:
             self.decoding.append(sequence)
 
     def forget_cache(self) -> tuple[Copy, ...]:
-        """Cached positions are void: every sequence goes back to the queue, in order of arrival, and is computed
-        again."""
+        """Invalidate all cached positions: every sequence returns to the queue, in order of arrival."""
         for sequence in sorted(self.running, key=lambda each: each.arrival, reverse=True):
             sequence.row, sequence.cached = None, 0
             self.waiting.appendleft(sequence)
@@ -381,7 +383,7 @@ class BatchScheduler:
         return tuple(Drop(number) for number in self.prefixes.clear())
 
     def remove(self, sequences: Iterable[TokenSequence]) -> tuple[Copy, ...]:
-        """Take finished or cancelled sequences out, wherever they are; the copies keep the rows dense."""
+        """Remove finished or cancelled sequences; the returned copies keep the rows dense."""
         moves: list[Copy] = []
         for sequence in sorted(sequences, key=lambda each: -1 if each.row is None else each.row, reverse=True):
             if sequence.row is None:
@@ -410,7 +412,7 @@ class BatchScheduler:
                 if self._is_being_computed(sequence, start, chunks):
                     break
             stop = self._stop(chunks, start, sequence.length)
-            if stop == start or (copies and stop < sequence.length):  # the last row is that of what is cut short
+            if stop == start or (copies and stop < sequence.length):  # a chunk that is cut short must hold the last row
                 break
             chunks.append(Chunk(sequence, start, stop))
             fills += [fill] if fill else []
@@ -425,7 +427,7 @@ class BatchScheduler:
         return step
 
     def _admit(self, step: Prefill) -> None:
-        """The first of those that wait get their rows."""
+        """Give the waiting sequences of the step their rows."""
         held = [(chunk.sequence, chunk.start) for chunk in step.chunks]
         held += [(copy.sequence, step.chunks[copy.chunk].stop) for copy in step.copies]
         for row, (sequence, copied) in enumerate(held, step.first_row):
@@ -435,18 +437,15 @@ class BatchScheduler:
                 self.waiting.popleft()
 
     def _is_copy(self, sequence: TokenSequence, chunk: Chunk) -> bool:
-        """Whether what the chunk computes is all that the sequence needs: samples of one prompt come one by one."""
+        """Whether the chunk computes an identical prompt, as samples of one prompt are."""
         other = chunk.sequence
         fresh = not sequence.output and not other.output
         same = sequence.kind == other.kind and sequence.prompt == other.prompt
         return self.limits.copies_rows and chunk.completes and fresh and same
 
     def _shared(self, sequence: TokenSequence, row: int) -> tuple[int, Copy | None]:
-        """The number of the sequence's first positions that are computed already, and the copy that brings them to
-        ``row``.
-
-        Never all of them: the last token is computed in any case, for its logits.
-        """
+        """The length of the sequence's prefix that is computed already, and the copy that brings it to ``row``. Never
+        the whole sequence: the last token is always computed, for its logits."""
         if sequence.length <= self.limits.shortest_share:
             return 0, None
         wanted = sequence.tokens(0, sequence.length - 1)
@@ -461,7 +460,7 @@ class BatchScheduler:
         return best, copy
 
     def _is_being_computed(self, sequence: TokenSequence, shared: int, chunks: list[Chunk]) -> bool:
-        """Whether the batch under way computes much of what the sequence lacks: then it pays to wait for that."""
+        """Whether the batch computes a prefix of the sequence that is worth waiting for."""
         if sequence.length <= self.limits.shortest_share:
             return False
         wanted = sequence.tokens(0, sequence.length - 1)
@@ -480,8 +479,8 @@ class BatchScheduler:
         return rows <= self.limits.max_rows and rows * roomy <= self.limits.kv_tokens
 
     def _stop(self, chunks: list[Chunk], start: int, length: int) -> int:
-        """The end of a sequence's chunk; its start if it must wait for another batch. A batch keeps the bound with its
-        padding, and is never more than half padding."""
+        """The end of a sequence's chunk; ``start`` if it must wait for another batch. A batch with its padding is
+        within ``prefill_tokens``, and never more than half padding."""
         budget = self.limits.prefill_tokens
         wanted = length - start
         if not chunks:
@@ -491,12 +490,12 @@ class BatchScheduler:
         return length if padded <= min(budget, 2 * total) else start
 
     def _width(self) -> int:
-        """Positions that the widest admitted row has once its newest token is computed."""
+        """Positions of the widest admitted row once its newest token is computed."""
         width = max([sequence.length for sequence in self.decoding], default=0)
         return max(width, self.partial.length) if self.partial else width
 
     def _shed(self) -> tuple[Copy, ...]:
-        """Give rows back, newest first, until the rectangle holds every row."""
+        """Preempt sequences, newest first, until the rectangle fits."""
         moves: list[Copy] = []
         while (rows := len(self.running)) > 1 and rows * self._width() > self.limits.kv_tokens:
             newest = self.partial or max(self.decoding, key=lambda each: each.arrival)
@@ -522,7 +521,7 @@ class BatchScheduler:
         return moves
 
     def _keep(self, sequence: TokenSequence) -> list[Copy]:
-        """A later turn of the same conversation, or the same sequence in its next row, begins with these tokens."""
+        """Keep the row's prefix for a later turn of the conversation, or for the sequence itself once it runs again."""
         if sequence.row is None or not self.prefixes.has_room(sequence.cached):
             return []
         number, dropped = self.prefixes.add(sequence.tokens(0, sequence.cached), sequence.kind)

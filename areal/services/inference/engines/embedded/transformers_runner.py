@@ -1,8 +1,8 @@
-"""Any other causal language model, computed by transformers: the fallback of architectures the own decoder lacks.
+"""The fallback runner: transformers computes causal language models that the own decoder does not support.
 
-One sequence at a time, each with the cache its architecture wants, so that sliding windows, mixed layers and the like
-are right without being known here. Slower than the own decoder by design; correct is what it is for: a model whose
-cache does not give what a plain forward pass gives is refused when it is loaded.
+It computes one sequence at a time with the cache of its architecture, so that sliding windows, mixed layers and the
+like are correct without support here, if slower. A model whose cache gives other results than a plain forward pass is
+refused when it is loaded.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from areal.services.inference.engines.embedded.runner import Adapters, WeightOff
 from areal.services.inference.engines.embedded.scheduler import Copy, Move
 from areal.services.weight_transfer.memory import TransferProgress
 
-_DEFAULT_POSITIONS = 4096  # where a configuration sets no bound
-_CACHES = ("past_key_values", "cache_params", "state")  # as architectures name it, in and out
-_CHECKED = (5, 4, 8)  # tokens of the check: a prompt, its second part, and those decoded one by one
+_DEFAULT_POSITIONS = 4096  # if the configuration has none
+_CACHES = ("past_key_values", "cache_params", "state")  # the cache's name, by architecture
+_CHECKED = (5, 4, 8)  # tokens of the check: two parts of a prompt, and a decoded answer
 _TOLERANCES = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}  # nats, over the likeliest tokens
 _LIKELIEST = 10
-# Their rotation depends on how long the sequence is by now: what is cached of its beginning would have to change.
+# These rotations depend on the sequence's present length, so that its cached beginning would have to change.
 _ROPES_BY_LENGTH = ("longrope", "dynamic")
 _logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TransformersRunner:
         self._offload: WeightOffload | None = None
         self._parameters = inspect.signature(self._model.forward).parameters
         self._cache_name = next((name for name in _CACHES if name in self._parameters), _CACHES[0])
-        self._one_by_one = False  # what follows a part of a prompt
+        self._one_by_one = False  # whether later parts of a prompt are computed token by token
         self._check()
         size = sum(parameter.numel() for parameter in self._model.parameters())
         name = type(self._model).__name__
@@ -61,7 +61,7 @@ class TransformersRunner:
     def position_bytes(self) -> int:
         text = self._model.config.get_text_config()
         all_heads = getattr(text, "num_attention_heads", None)
-        if not isinstance(all_heads, int):  # a recurrent one: its state does not grow
+        if not isinstance(all_heads, int):  # a recurrent model, whose state does not grow
             return int(text.num_hidden_layers * 2 * text.hidden_size * self._dtype.itemsize)
         heads = getattr(text, "num_key_value_heads", None)
         heads = heads if isinstance(heads, int) else all_heads
@@ -72,7 +72,7 @@ class TransformersRunner:
         self._caches += [None] * (rows - len(self._caches))
 
     def copy(self, copy: Copy) -> None:
-        # Without kept prefixes there are only moves of a row that is left, so the cache itself can change hands.
+        # Without prefix copies there are only moves from rows that are vacated, so the cache object is moved.
         assert isinstance(copy, Move)
         self._caches[copy.target], self._caches[copy.source] = self._caches[copy.source], None
 
@@ -102,12 +102,12 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _forward(self, row: int, tokens: Tensor, start: int) -> Tensor:
-        """Logits [vocab] after the last of ``tokens`` [1, time], which stand from position ``start`` on."""
+        """Logits [vocab] after the last of ``tokens`` [1, time], whose first position is ``start``."""
         end = start + tokens.shape[1]
         options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self._parameters else {}
         if "position_ids" in self._parameters:
             options["position_ids"] = torch.arange(start, end, device=self.device).unsqueeze(0)
-        if self._cache_name == "past_key_values":  # a recurrent state has seen what it has seen
+        if self._cache_name == "past_key_values":  # recurrent states take no mask
             options["attention_mask"] = torch.ones(1, end, dtype=torch.int64, device=self.device)
         options[self._cache_name] = self._caches[row]
         output = self._model(input_ids=tokens, use_cache=True, **options)
@@ -116,7 +116,7 @@ class TransformersRunner:
         return logits
 
     def _check(self) -> None:
-        """Tokens decoded with the cache against one plain forward pass. Raises ArealError naming the architecture."""
+        """Compare decoding with the cache with a plain forward pass. Raises ArealError naming the architecture."""
         name, tolerance = type(self._model).__name__, _TOLERANCES[self._dtype]
         gap, reason = math.inf, ""
         for one_by_one in (False, True):
@@ -143,7 +143,7 @@ class TransformersRunner:
 
     @torch.inference_mode()
     def _largest_gap(self) -> float:
-        """The largest gap in nats, over the likeliest tokens of each place after the first part of the prompt."""
+        """The largest gap in nats over the likeliest tokens, at each position from the end of the first part on."""
         first, second = _CHECKED[:2]
         ids = [(7 * place + 3) % self.vocab_size for place in range(min(sum(_CHECKED), self.max_positions))]
         self.reserve(1, len(ids))
@@ -174,7 +174,7 @@ class TransformersRunner:
         return install
 
     def forget(self) -> None:
-        """Do nothing: no weights are held."""
+        """Do nothing: sources are not kept."""
 
     def read_adapter(self, name: str, folder: Path) -> Adapter:
         raise ArealError("LoRA adapters are computed by the own decoder only, which does not know this architecture")
@@ -198,7 +198,7 @@ class TransformersRunner:
         self._offload = None
 
 
-# What models raise whose cache is not as it should be, or that miss a kernel for it.
+# Errors of models that cannot decode with their cache, or lack a kernel for it.
 _CANNOT = (
     ArithmeticError,
     AssertionError,
@@ -212,7 +212,7 @@ _CANNOT = (
 
 
 def _max_positions(config: Any) -> int:
-    """The longest sequence: not past the length at which its rotation would change."""
+    """The longest sequence, within the length at which its rotation would change."""
     most = getattr(config, "max_position_embeddings", None)
     longest = most if isinstance(most, int) and most > 0 else _DEFAULT_POSITIONS
     rope = getattr(config, "rope_parameters", None) or {}
@@ -227,8 +227,8 @@ def _max_positions(config: Any) -> int:
 
 
 def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
-    """The model in evaluation mode; ``like`` another, whose weights may come as one file. Raises ArealError unless it
-    is all there and nothing else."""
+    """The model in evaluation mode; ``like``: another of the same configuration, for weights in one file. Raises
+    ArealError for missing, additional or mismatched tensors."""
     library: Any = transformers  # its annotations say less than it does
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()

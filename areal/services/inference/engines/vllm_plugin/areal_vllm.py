@@ -1,16 +1,16 @@
 """Methods that ``--worker-extension-cls areal_vllm.Worker`` adds to vLLM's worker processes: weights from a folder, or
-from a process group that the trainer broadcasts in.
+broadcast by the trainer in a process group.
 
-vLLM's own reload answers well and goes on computing with an old head where the head is tied to the embedding: on a CPU
-the head's matrix was repacked at load, and the packed copy is not made again. So it is made again here. New weights are
-checked first, because a reload that stops halfway leaves a model that is neither the old one nor the new one.
+vLLM's own reload silently keeps the old head where that is tied to the embedding: on a CPU the head's matrix is
+repacked at load, and a reload does not repack it. Here it does. New weights are checked first, because a reload that
+stops halfway leaves a mixed model.
 
-What takes long (meeting a trainer, reading, receiving) runs in a thread, while vLLM generates; ``areal_state`` tells
-how far it is. Nobody is bound to wait for it: what is forgotten, or followed by something else, is given up, and waits
-for nobody in its process group. Weights that are received stay in this machine's memory until they are loaded. Of
-several workers the first one is in the process group; the others have the weights from it.
+Long operations (joining a group, reading, receiving) run in a thread while vLLM generates; ``areal_state`` reports
+their progress. A new operation or ``areal_forget`` cancels the one before, which then stops waiting for its process
+group. Received weights stay in host memory until they are loaded. Of several workers only the first joins the process
+group; it sends the weights to the others.
 
-``--middleware areal_vllm.RequireKey`` asks every caller for the key of ``$AREAL_ENGINE_KEY``, where the server listens
+``--middleware areal_vllm.RequireKey`` requires the key of ``$AREAL_ENGINE_KEY`` on all routes, where the server listens
 beyond loopback: vLLM's own ``--api-key`` guards ``/v1`` alone, and its development mode lets callers run methods.
 
 Imports vLLM's environment only: this file runs where areal is not installed.
@@ -49,7 +49,7 @@ _HEADS = ("VocabParallelEmbedding", "ParallelLMHead")
 
 
 class RequireKey:
-    """ASGI middleware: 401 without the key, but for the probes of the process itself."""
+    """ASGI middleware: 401 without the key, except on the probes."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -71,7 +71,7 @@ class RequireKey:
 
 
 class Worker:
-    """Mixed into vLLM's worker; called over ``/collective_rpc``. What loads answers None, or why the old weights
+    """Mixed into vLLM's worker; called over ``/collective_rpc``. Methods that load return None, or why the old weights
     stay."""
 
     def areal_load_weights(self, path: str) -> str | None:
@@ -118,7 +118,7 @@ class Worker:
         return None
 
     def areal_forget(self, group: str | None = None) -> None:
-        """Staged weights, and an operation under way."""
+        """Drop staged weights and cancel a running operation; with ``group``, leave that."""
         self._areal_side.give_up()
         if group is not None:
             self._areal_side.leave(group)
@@ -134,7 +134,7 @@ class Worker:
             try:
                 new.receive(group, given_up)
             except RuntimeError:
-                self._areal_side.leave(name or "")  # what follows half a broadcast could not be told apart
+                self._areal_side.leave(name or "")  # the rest of the broadcast would be taken for the next
                 raise
         return new
 
@@ -164,14 +164,14 @@ class Worker:
 
 
 class _Side:
-    """``staged`` is (version, weights). One thing at a time is under way; what was begun before is given up."""
+    """A worker's process groups, its staged (version, weights), and its operation: a new one cancels the one before."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Any] = {}
         self.staged: tuple[int, _Folder | _Received] | None = None
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
-        self._given_up = threading.Event()  # of what was begun last
+        self._given_up = threading.Event()  # of the last operation
         self._lock = threading.Lock()
 
     def begin(self, work: Callable[[threading.Event], None]) -> str:
@@ -183,7 +183,7 @@ class _Side:
             failure: str | None = None
             try:
                 work(given_up)
-            except Exception as error:  # noqa: BLE001 (the boundary of the thread: told by ``state``)
+            except Exception as error:  # noqa: BLE001 (the boundary of the thread: ``state`` reports it)
                 failure = f"{error}" or repr(error)
             if given_up is self._given_up:
                 self._failure = failure
@@ -200,7 +200,7 @@ class _Side:
         return _DONE if self._failure is None else f"failed: {self._failure}"
 
     def give_up(self) -> None:
-        """Stop waiting for weights, and drop those that are staged."""
+        """Cancel the operation and drop staged weights."""
         with self._lock:
             self._given_up.set()
             self.staged = None
@@ -216,7 +216,7 @@ class _Side:
                 self.groups[name] = group
 
     def leave(self, name: str) -> None:
-        """A group in which an operation hangs takes as long as that to go: nobody waits for it."""
+        """Free the group in a thread: that may take as long as an operation that hangs in it."""
         held = [self.groups.pop(name, None)]
         threading.Thread(target=held.clear, name="areal-let-go", daemon=True).start()
 
@@ -232,7 +232,7 @@ class _Folder:
 
 
 class _Received:
-    """Tensors one after the other in one piece of this machine's memory."""
+    """Received tensors, one after the other in a block of host memory."""
 
     def __init__(self, layout: Any) -> None:
         import torch
@@ -242,7 +242,7 @@ class _Received:
         self._body = torch.empty(size, dtype=torch.uint8)
 
     def receive(self, group: Any, given_up: threading.Event) -> None:
-        """Raises RuntimeError where a member is lost, and soon after it was ``given_up``."""
+        """Raises RuntimeError where a member is lost, and soon after ``given_up`` is set."""
         import torch
         import torch.distributed as dist
 
@@ -253,7 +253,7 @@ class _Received:
             _await(work, given_up)
 
     def share(self) -> None:
-        """Send the weights from the first worker to the others, which all wait for them."""
+        """Send the weights from the first worker to the others: a collective call of all workers."""
         import torch.distributed as dist
 
         world = import_module("vllm.distributed.parallel_state").get_world_group()
@@ -263,7 +263,7 @@ class _Received:
         begin = 0
         for name, shape, dtype in self._places:
             end = begin + math.prod(shape) * dtype.itemsize
-            piece = self._body[begin:end]  # copied where it does not begin at a multiple of its own width
+            piece = self._body[begin:end]  # copied where it is not aligned to its dtype
             yield name, (piece if begin % dtype.itemsize == 0 else piece.clone()).view(dtype).view(shape)
             begin = end
 
@@ -273,7 +273,7 @@ def _await(work: Any, given_up: threading.Event) -> None:
         try:
             work.wait(_LOOK)
             return
-        except RuntimeError:  # it failed, or is not done yet
+        except RuntimeError:  # failed, or not done yet
             if given_up.is_set():
                 raise RuntimeError("the broadcast was given up") from None
             if work.is_completed():
@@ -282,12 +282,12 @@ def _await(work: Any, given_up: threading.Event) -> None:
 
 
 def _join(host: str, port: int, rank: int, size: int, given_up: threading.Event) -> Any:
-    """Raises RuntimeError where the group does not form, and at once where it was ``given_up``."""
+    """Raises RuntimeError where the group does not form, and at once where ``given_up`` is set."""
     import torch.distributed as dist
 
     distributed: Any = dist
     store = distributed.TCPStore(host, port, size, is_master=False, timeout=_CONNECT, wait_for_workers=False)
-    store.set(f"device/{rank}", "cpu")  # of the memory that takes what is broadcast
+    store.set(f"device/{rank}", "cpu")  # the device that receives
     members = [f"device/{member}" for member in range(size)]
     deadline = time.monotonic() + _TIMEOUT.total_seconds()
     while not store.check(members):
@@ -312,7 +312,7 @@ def _of_folder(path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
-    """Why they cannot replace the served weights: not the same tensors, or values that are not finite."""
+    """Why ``tensors`` cannot replace the served weights: other names or shapes, or values that are not finite."""
     import torch
     from safetensors import safe_open
 
@@ -321,7 +321,7 @@ def _refusal(served: str, tensors: Iterable[tuple[str, Any]]) -> str | None:
         new[name] = list(tensor.shape)
         if tensor.is_floating_point() and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
             return f"{name} holds values that are not finite"
-    if not Path(served).is_dir():  # fetched from a hub: there is no folder to compare with
+    if not Path(served).is_dir():  # from a hub: there is no folder to compare with
         return None
     old: dict[str, list[int]] = {}
     for file in _files(served):
