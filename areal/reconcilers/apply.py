@@ -47,14 +47,14 @@ def wanted_of(resource: Resource) -> Wanted:
     )
 
 
-# -- saved plans: they carry their resources, and run only while they are true
+# -- saved plans: they carry their resources, and run only while they are current
 
 _OPTIONS = ("prune", "set_name", "allow_empty", "replace", "force_conflicts", "allow_downtime")
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """``request`` and ``wanted`` are what planning again needs; ``serial`` and ``ops`` what it must give."""
+    """``request`` and ``wanted`` are the inputs to plan again; ``serial`` and ``ops`` the expected result."""
 
     path: str
     request: ApplyRequest
@@ -64,7 +64,7 @@ class SavedPlan:
 
     @classmethod
     def read(cls, path: str, request: ApplyRequest) -> SavedPlan:
-        """Raises ArealError when it is no plan of this version."""
+        """Raises ArealError when the file is not a plan of this version."""
         if path.endswith((".yaml", ".yml")) or Path(path).is_dir():
             raise UsageFault(f"{path} is no saved plan; manifests are named by -f", hint=f"areal apply -f {path}")
         try:
@@ -99,10 +99,10 @@ class SavedPlan:
 
 
 def diff(ctx: Context, request: ApplyRequest) -> Plan:
-    """The plan that ``apply`` would run; what cannot be applied is blocked in it, with its reason. Read-only. Raises
-    ManifestError for faults of what all manifests share: flags, values, overlays."""
+    """The plan that ``apply`` would run; objects that cannot be applied are blocked, with the reason. Read-only. Raises
+    ManifestError for faults of flags, values and overlays, which all manifests share."""
     command = CommandContext.open(ctx)
-    if request.source.manifests:  # built by a verb from its flags: there is no rest to show
+    if request.source.manifests:  # a verb built them from its flags: all or nothing
         return _Manifests.load(command, request).prepare().plan
     loaded = _Manifests.load_valid(command, request)
     refused: dict[str, ArealError] = {}
@@ -144,10 +144,10 @@ def _raise_all(faults: Faults) -> None:
 
 @dataclass(frozen=True)
 class _Manifests:
-    """The objects asked for, read once: a file that changes during an apply does not change the apply.
+    """The requested objects, read once: a file that changes during an apply does not change the apply.
 
-    ``spoiled``: objects whose manifests have ``faults``, and which are not among the resources. ``checked``: faults of
-    objects that were to begin; each is looked at once.
+    ``spoiled``: objects left out of the resources because their manifests have ``faults``. ``checked``: the faults of
+    objects that start; each object is checked once.
     """
 
     command: CommandContext
@@ -170,7 +170,7 @@ class _Manifests:
 
     @classmethod
     def load_valid(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
-        """The resources that can be read, and the faults of the rest."""
+        """The valid resources, and the faults of the others."""
         valid = render_valid(request.source)
         spoiled = {**valid.spoiled, **_faults(command.ctx, valid.rendered.resources)}
         resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in spoiled)
@@ -207,7 +207,7 @@ class _Manifests:
         return plan_targets(self.command, choose, policy, source)
 
     def _targets(self, stored: list[StoredObject]) -> tuple[Target, ...]:
-        """The targets of all resources, and of what is pruned. Raises ManifestError with every fault, Conflict with
+        """The targets of all resources and of pruned objects. Raises ManifestError with every fault, Conflict with
         every conflict of every object."""
         _raise_all(self._faults_against_state(stored, {item.ref for item in stored}))
         recreate = self._recreated(stored)
@@ -233,7 +233,7 @@ class _Manifests:
     def _possible_targets(
         self, stored: list[StoredObject], refused: dict[str, ArealError], too_large: Mapping[str, ArealError]
     ) -> tuple[Target, ...]:
-        """The targets of what can be applied; ``refused`` says why the rest cannot, which stays as it is recorded."""
+        """The targets of objects that can be applied. Others stay as recorded, and ``refused`` has their errors."""
         by_ref = {str(item.ref): item for item in stored}
         refused.clear()
         refused |= self.spoiled
@@ -269,10 +269,10 @@ class _Manifests:
         return (*targets, *(Target(by_ref[ref], "unchanged") for ref in refused if ref in by_ref))
 
     def _faults_against_state(self, stored: Sequence[StoredObject], known: Collection[Ref]) -> Faults:
-        """References to nothing, and what each kind finds, with positions, by the object that has them. ``known``: what
-        may be referred to."""
+        """Unresolved references and faults that each kind finds, with positions, by object. ``known``: objects that may
+        be referred to."""
         faults: Faults = {}
-        if self.rendered is None:  # a saved plan's were found when it was made
+        if self.rendered is None:  # a saved plan was checked when it was made
             return faults
         for reference in self.rendered.unresolved:
             missing = reference.target
@@ -291,7 +291,7 @@ class _Manifests:
     def _start_faults(
         self, wanted: Iterable[Wanted], stored: Sequence[StoredObject], recreate: Sequence[str]
     ) -> Faults:
-        """Faults of objects that are to begin."""
+        """Faults that would keep objects which start from running."""
         if self.rendered is None:
             return {}
         running = {str(item.ref) for item in stored if str(item.ref) not in recreate and not item.spec.get("suspend")}
@@ -309,7 +309,7 @@ class _Manifests:
         return {it.ref: faults for _, it in beginning if (faults := self.checked[it.ref])}
 
     def _recreated(self, stored: Sequence[StoredObject]) -> list[str]:
-        """Jobs that are deleted and created again."""
+        """References of objects that are deleted and created again."""
         wanted = {item.ref for item in self.resources} if self.request.replace else set()
         return [str(item.ref) for item in stored if item.uid in self.request.recreate or str(item.ref) in wanted]
 
@@ -329,12 +329,9 @@ class _Manifests:
         )
 
     def _require_runnable(self, target: Target) -> None:
-        """Raises InvalidManifest for what this version cannot run, and for a key that its processes would refuse:
-        before anything is recorded."""
-        spec = target.object.spec
-        if target.gone or spec.get("suspend"):
-            return
-        controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
+        """Raises InvalidManifest, before anything is recorded, for an object whose processes could not run."""
+        if not target.gone and not target.object.spec.get("suspend"):
+            controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
 
 
 def _by_kind(resources: Iterable[Resource]) -> dict[str, list[Resource]]:

@@ -1,12 +1,12 @@
-"""Commands that nobody types: ``python -m areal.reconcilers.background``.
+"""Background commands: ``python -m areal.reconcilers.background``.
 
-``HOME SECONDS REF...`` converges what ``apply --no-wait`` left to do. It runs under a supervisor as every process of a
-home does, so it is seen (`areal get processes`), started again when it is killed, and ends by itself when nothing is
-left. It begins when the command that started it has released its locks, finished or dead. A command that is to change
-one of its objects ends it first, does what it would have done there, and starts another for the rest.
+``HOME SECONDS REF...`` converges objects that ``apply --no-wait`` left unfinished. It runs under a supervisor like all
+processes of a home: `areal get processes` lists it, it is started again when it is killed, and it exits when nothing is
+left to do. It begins when the command that started it has released its locks or died. A command that changes one of its
+objects ends it first, converges that object itself, and starts another for the rest.
 
-``HOME job-end TrainJob/NAME`` follows the end of a driver, started by its supervisor. The next reconcile does what
-fails here.
+``HOME job-end TrainJob/NAME`` is started by a driver's supervisor when the driver has ended. If it fails, the next
+reconcile does its work.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _JOB_END_LOCK_S = 120.0
 def converge_rest(ctx: Context, refs: Iterable[Ref], seconds: float) -> int:
     """Converge those of ``refs`` that are still recorded; the exit status."""
     with lock_objects(ctx.home, sorted(refs), seconds, ctx.command, interrupted=ctx.interrupted):
-        pass  # the command that left this to us has recorded everything, or is dead
+        pass  # the command that started this process has recorded everything, or is dead
     store = ObjectStore(ctx.home)
-    there = [ref for ref in refs if store.get(ref) is not None]
-    if not there:
+    recorded = [ref for ref in refs if store.get(ref) is not None]
+    if not recorded:
         return 0
-    outcome = reconcile_once(ctx, there, seconds)
+    outcome = reconcile_once(ctx, recorded, seconds)
     for item in outcome.objects:
         if item.error is not None:
             sys.stderr.write(f"{item.ref}: {item.error.message}\n")

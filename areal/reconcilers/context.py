@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Progress:
     """One step of long work, for people: ``ref`` is the target ("Model/qwen engine/0"), times in seconds.
 
-    ``detail`` may change at any time, so it is shown only where a line can be written over. ``eta_s``: what is left, of
-    work that says it; of that a line is written at each tenth elsewhere.
+    ``detail`` may change at any time, so it is shown only on a terminal, which can overwrite a line. ``eta_s``: the
+    estimated time left; with it, other outputs get one line for each tenth of the work.
     """
 
     ref: str
@@ -74,7 +74,7 @@ DryRun = Literal["server", "client"]
 @dataclass(frozen=True)
 class ApplyRequest:
     """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source.
-    ``recreate``: uids of stored objects to be deleted and created again though nothing differs."""
+    ``recreate``: uids of stored objects to delete and create again even without changes."""
 
     source: RenderRequest
     dry_run: DryRun | None = None

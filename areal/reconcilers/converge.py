@@ -1,6 +1,6 @@
 """Converge: observe, plan, lock what the plan touches, plan again under the locks, execute; until nothing is left.
 
-Every change is made here, so that ``diff`` and every verb share one way of planning.
+Every verb changes objects through this module, and so plans as ``diff`` does.
 Invariants: nothing is written, and no lock is taken, when the plan is empty; a plan that is executed touches only
 objects whose locks are held, and destroys only what was approved.
 
@@ -38,7 +38,7 @@ from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import lock_objects
 
-MAX_PASSES = 3  # a second pass follows what the first one could not know, such as a port that had to move
+MAX_PASSES = 3  # later passes act on facts that the first could not know, such as a port that had to move
 
 Approve = Callable[[Plan], bool]
 
@@ -55,7 +55,7 @@ def converge(
     """Make reality agree with what ``prepare`` plans; ``check`` may refuse a plan before the first effect. Raises
     ArealError before the first effect; afterwards failures are in the outcome."""
     notes = list(recover(command.ctx, command.backend))
-    approved: set[str] = set()  # what may be destroyed: asked once for each sentence
+    approved: set[str] = set()  # destructive sentences; each is asked once
 
     def require_approval(plan: Plan) -> None:
         check(plan)
@@ -104,13 +104,13 @@ def converge(
             left_to_do = {str(ref) for ref in unfinished}
             endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, left_to_do)
     finally:
-        start_background(command, left, timeout_s)  # where somebody else has the locks
+        start_background(command, left, timeout_s)  # after an error, such as locks held by another command
     return _with_notes(with_endings(outcome_of(prepared.plan, reports), endings), notes)
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:
-    """Each kind checks the files of the objects that it will start, each cluster that it could have a place for their
-    processes. Raises ArealError."""
+    """Check the files of the objects that will start, and that each cluster can place their processes. Raises
+    ArealError."""
     spawned = [op for op in prepared.plan.ops if op.verb is Verb.SPAWN]
     planned = {target.ref: target.object for target in prepared.scope.all}
     refs = {op.ref for op in spawned}
@@ -140,8 +140,8 @@ def _with_notes(outcome: Outcome, notes: Sequence[str]) -> Outcome:
 def _locked(
     command: CommandContext, prepared: Prepared, prepare: Callable[[], Prepared]
 ) -> Iterator[tuple[Prepared, frozenset[Ref]]]:
-    """Hold the locks of all that the plan touches, with the plan made again under them. The world may have moved in
-    between: when the new plan touches more, everything is given back and taken again in order."""
+    """Hold the locks of all objects that the plan touches, and plan again under them. When the new plan touches more
+    objects, release the locks and take all of them in order."""
     refs, ctx = prepared.touched, command.ctx
     while True:
         with lock_objects(
@@ -162,7 +162,7 @@ def _locked(
 
 
 def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wait: bool) -> Report:
-    """Execute one plan in one transaction; afterwards nothing half-started is left."""
+    """Execute one plan in one transaction, and stop processes that were started in vain."""
     targets = {target.ref: target for target in prepared.scope.all}
     plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.gone})
     schedulers = partial(command.scheduler_of, {ref: target.object for ref, target in targets.items()})
@@ -187,8 +187,8 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
 
 
 def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
-    """``--no-wait``: processes are started, nothing is waited for, nor a neighbour's place in a cluster; a process in
-    the background goes on. What is deleted is deleted whole: nothing records that it is to be."""
+    """The ops of ``--no-wait``: start processes and wait for nothing, not even for the cluster to place a neighbor; a
+    background process does the rest. Deletions (``gone``) run completely, since no record says that they are due."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
     begun: dict[int, Op] = {}
     for op in plan.ops:
@@ -199,9 +199,8 @@ def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
 
 
 def is_overtaken(report: Report, observe: Callable[[Sequence[str]], Mapping[str, RunState]]) -> bool:
-    """Whether a pass failed for no other reason than that processes which it found were ended by somebody else while it
-    waited for them: a job that was cancelled, a node that was lost, a supervisor that was killed. What is to be done
-    then is for the next pass to say."""
+    """Whether a pass failed only because processes that it had not started were ended while it waited for them: a
+    cancelled job, a lost node, a killed supervisor. The next pass then plans again."""
     ops, failed = report.plan.ops, [op for op in report.plan.ops if op.id in report.failed]
     begun = {op.run for op in ops if op.verb in (Verb.SPAWN, Verb.KICK)}
     if not failed or any(op.verb is not Verb.AWAIT or op.run in begun for op in failed):
@@ -217,11 +216,11 @@ def _was_ended(state: RunState) -> bool:
 
 
 def abandoned(report: Report, spawned: Collection[str]) -> tuple[str, ...]:
-    """Runs to stop after a failure: what failed itself, what waits for that in order to start, and successors that were
-    to replace what still serves.
+    """Runs to stop after a failure: the failed ones, those that wait for them in order to start, and successors of
+    processes that still serve.
 
-    Running out of the command's own time is no failure of a process, and neither is an interrupt: what was started
-    goes on starting, and the same command goes on from there.
+    The command's own timeout and an interrupt are not failures of a process: it continues to start, and the same
+    command run again waits for it.
     """
     ops, errors = report.plan.ops, report.failed
     failed = [op for op in ops if op.id in errors and not isinstance(errors[op.id], TimedOut)]
@@ -285,8 +284,8 @@ def _settle(backend: RunControl, operation: Operation) -> str:
 
 # -- processes in the background
 
-_GRACE_S = 60.0  # an operation that has begun is finished
-_TRY_AGAIN = (6, 7, 130)  # locked, timed out, interrupted; whatever else fails would fail again
+_GRACE_S = 60.0  # to finish operations that have begun
+_TRY_AGAIN = (6, 7, 130)  # locked, timed out, interrupted; other failures are permanent
 _RESTART = RestartPolicy(
     "OnFailure",
     1.0,
@@ -298,7 +297,7 @@ _RESTART = RestartPolicy(
 
 
 def start_background(command: CommandContext, refs: Collection[Ref], seconds: float) -> None:
-    """Start the process that converges ``refs`` once our locks are free; in a transaction of its own."""
+    """Start the process that converges ``refs`` once this command has released its locks."""
     if not refs:
         return
     ctx, names, uid = command.ctx, sorted(map(str, refs)), f"{BACKGROUND}-{secrets.token_hex(4)}"

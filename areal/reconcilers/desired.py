@@ -34,7 +34,7 @@ class Wanted:
     owner: str | None = None
     source: Mapping[str, Any] | None = None
     where: str = ""  # file:line:col, for messages
-    fresh: bool = False  # nothing that was set on an earlier object of the name holds for this one
+    fresh: bool = False  # drop the layers of an earlier object of this name
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Target:
 
     @property
     def ending(self) -> Target | None:
-        """The deletion that the target is, or begins with."""
+        """The deletion of the object, or of the one that it replaces; None when nothing is deleted."""
         if self.replaces is not None:
             return Target(self.replaces, "delete", cause=f"replaced: {self.cause}")
         return self if self.gone else None
@@ -88,8 +88,8 @@ def target_for(
     replace_it: bool,
     recreate: Sequence[str] = (),
 ) -> Target:
-    """Lay ``wanted`` over what is stored, or take its place where that was brought by a job that begins anew. Raises
-    Conflict: a leaf owned by a later layer, an immutable leaf."""
+    """Lay ``wanted`` over the stored object, or replace an object whose uid is in ``recreate``. Raises Conflict for a
+    leaf owned by a later layer, and for an immutable leaf."""
     layer = Layer(APPLY, dict(wanted.spec), dict(wanted.source) if wanted.source else None, "", 0.0)
     if stored is None:
         return Target(_new_object(wanted, layer, set_name), "create", field_changes(wanted.kind, {}, wanted.spec))
@@ -117,8 +117,8 @@ def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], caus
 
 
 def restored(stored: StoredObject, revision: Revision) -> Target:
-    """The target of going back to a revision: its manifest, labels and annotations; what other layers had set since
-    goes with what it belonged to."""
+    """The target of a rollback: the revision's manifest, labels and annotations. Other layers are dropped unless
+    the spec stays the same."""
     then = revision.object
     after = replace(
         stored,
@@ -210,7 +210,7 @@ def _compared(
 
 
 def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange, ...]:
-    """Labels, annotations, dependencies and the set, as far as they differ."""
+    """Changes of labels, annotations, dependencies and the set."""
 
     def of(item: StoredObject) -> dict[str, Any]:
         lists = {"dependsOn": list(item.depends_on), "set": item.set_name}
@@ -224,7 +224,7 @@ def _metadata_changes(old: StoredObject, new: StoredObject) -> tuple[FieldChange
 
 
 def _require_valid(after: StoredObject, where: str) -> None:
-    """Layers that are valid one by one may not fit together. Raises Conflict naming who set what."""
+    """Raises Conflict, with the layer that set each field, when valid layers are invalid together."""
     found = validate(after.kind, after.spec)
     if not found:
         return
@@ -241,8 +241,8 @@ def _require_valid(after: StoredObject, where: str) -> None:
 def pruned(
     stored: Iterable[StoredObject], wanted: Sequence[Wanted], *, prune: bool, set_name: str | None
 ) -> list[Target]:
-    """Objects to delete: members of the set, and owned by an applied object, that the manifests no longer hold; with
-    what is owned by those."""
+    """Objects to delete: members of the set and objects of an applied owner that the manifests no longer hold, and
+    everything that those own."""
     refs = {item.ref for item in wanted}
     rest = {str(item.ref): item for item in stored if str(item.ref) not in refs}
     causes: dict[str, str] = {}
@@ -258,7 +258,7 @@ def pruned(
 
 
 def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: bool) -> list[Target]:
-    """Delete ``refs`` with what they own; with ``cascade`` also all that would be left hanging."""
+    """Delete ``refs`` with the objects that they own; with ``cascade`` also objects that depend on those."""
     known = {str(item.ref): item for item in stored}
     causes = {ref: "deleted" for ref in refs if ref in known}
     while True:
@@ -269,7 +269,7 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
 
 
 def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
-    """Raises Conflict: something protected would go, or something that stays would hang on what goes."""
+    """Raises Conflict when a protected object, or one that a remaining object needs, would be deleted."""
     gone = {target.ref: target.cause for target in targets if target.gone}
     ending = [target.object if target.gone else target.replaces for target in targets]
     protected = sorted(str(item.ref) for item in ending if item is not None and item.protected)
@@ -291,7 +291,7 @@ OWNED = "owned by "
 
 
 def _hanging(known: Mapping[str, StoredObject], gone: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Objects that stay while something they need goes: (object, why)."""
+    """Objects that stay although one that they need is deleted: (object, why)."""
     for ref, item in known.items():
         if ref in gone:
             continue

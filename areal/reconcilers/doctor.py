@@ -1,7 +1,8 @@
-"""``areal doctor``: what is wrong between the records and the machine, and what repairs it. Looks first, then fixes.
+"""``areal doctor``: inconsistencies between the records and the machine, and their repair. All are found before the
+first is fixed.
 
-What a floor knows of its own troubles it says itself (``Backend.inspect``, ``state.upkeep``); here they become findings
-with the next command to run, and what only both floors together can see is added: runs whose owner is not recorded.
+The backends and the state report their own problems (``Backend.inspect``, ``state.upkeep``). This module turns them
+into findings with the next command to run, and adds runs whose owner is not recorded.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import controllers, started_again_by
-from areal.reconcilers.observe import setting
+from areal.reconcilers.observe import LIVE_PHASES, setting
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Phase, RunState, Trouble
@@ -30,7 +31,6 @@ from areal.state.objects import ObjectStore
 FIX = "areal doctor --fix"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs", "9p")
 LOOPBACKS = ("127.0.0.1", "localhost", "::1")
-_LIVING = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
 _LEAST_FREE_BYTES = 64 << 20
 
 
@@ -51,7 +51,7 @@ class _Diagnosis(NamedTuple):
 
 
 def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Finding, ...]:
-    """Every finding, worst first. With ``fix`` whatever can be repaired without losing anything is."""
+    """Every finding, worst first. ``fix`` repairs those that lose no data when they are repaired."""
     backend = Backends(ctx.home.root, crash=crash_point)
     found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx), *_data(ctx)]
     if security:
@@ -79,7 +79,7 @@ def _journals(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(finding, lambda: recover(ctx, backend))
 
 
-# -- what is recorded
+# -- the records
 
 
 def _state(ctx: Context) -> Iterator[_Diagnosis]:
@@ -94,7 +94,7 @@ def _state(ctx: Context) -> Iterator[_Diagnosis]:
         yield _Diagnosis(Finding("info", f"left by a crash: {path}", fix_command=FIX), lambda: upkeep.sweep(ctx.home))
 
 
-# -- what runs
+# -- the processes
 
 
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
@@ -123,7 +123,7 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
 
 
 def _owner_of(path: Path) -> str:
-    """The object of a damaged file: it is recorded, only not readable, and its runs are no orphans."""
+    """The object of an unreadable file. It counts as recorded, so its runs are not orphans."""
     try:
         return str(parse_ref(f"{path.parent.parent.name}/{path.parent.name}"))
     except ArealError:
@@ -131,11 +131,11 @@ def _owner_of(path: Path) -> str:
 
 
 def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Iterator[_Diagnosis]:
-    """A run whose owner is not recorded. What only concerns its processes is said by ``Backend.inspect``."""
+    """A run whose owner is not recorded. ``Backend.inspect`` reports problems of its processes."""
     owner = state.spec.owner
     if holder(ctx.home, parse_ref(owner)) is not None:
-        return  # somebody is at it
-    if state.phase in _LIVING:
+        return  # another command holds its lock
+    if state.phase in LIVE_PHASES:
         what, why = f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid or state.shim_pid}"
         yield _Diagnosis(Finding("error", what, why, FIX), lambda: _end(backend, uid))
     elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
@@ -148,7 +148,7 @@ def _end(backend: Backends, uid: str) -> None:
     backend.forget(uid)
 
 
-# -- where it lives
+# -- the home
 
 
 def _home(ctx: Context) -> Iterator[_Diagnosis]:
@@ -173,7 +173,7 @@ def _home(ctx: Context) -> Iterator[_Diagnosis]:
 
 
 def _data(ctx: Context) -> Iterator[_Diagnosis]:
-    """Files that outlived their object."""
+    """Files whose object is deleted."""
     for controller in controllers():
         found = ObjectStore(ctx.home).list(controller.kind)
         known = [item.name for item in found] + [path.parent.name for path, _ in found.unreadable]
@@ -188,7 +188,7 @@ def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(finding, partial(upkeep.tighten, path))
     for uid, state in sorted(backend.observe().items()):
         host = setting(state.spec, "host") or LOOPBACKS[0]
-        if state.phase in _LIVING and host not in LOOPBACKS and not state.job_id:  # a cluster's have to
+        if state.phase in LIVE_PHASES and host not in LOOPBACKS and not state.job_id:  # on a cluster they must
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"

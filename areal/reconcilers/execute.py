@@ -148,7 +148,7 @@ def claim_slots(
             slots[op.run] = slot(port=0)
             continue
         late = ports.host == NODE_HOST
-        if endpoint.port and not late:  # of another machine nothing can be told
+        if endpoint.port and not late:  # ports of another machine cannot be checked
             _require_free(op.ref, observed.of(op.ref, component), endpoint, owner_of)
         port = endpoint.port or _choose_port(op, observed, endpoint, stopping, ports)
         host = NODE_HOST if late and is_loopback(endpoint.host) else endpoint.host
@@ -160,7 +160,7 @@ def claim_slots(
 def _require_free(
     ref: str, runs: Sequence[ObservedRun], endpoint: Endpoint, owner_of: Callable[[int], PortOwner | None]
 ) -> None:
-    """A declared port that a stranger holds fails here, before anything is changed."""
+    """Raises NoCapacity, before anything is changed, when a process not of the object holds the declared port."""
     if any(run.is_live and endpoint.port in _ports(run) for run in runs):
         return
     owner = owner_of(endpoint.port)
@@ -178,8 +178,8 @@ def _choose_port(op: Op, observed: Observed, endpoint: Endpoint, stopping: froze
     if endpoint.in_place and held:
         return held[0]
     if op.args.get("successor"):
-        return ports.claim_ports(1, owner=op.ref)[0]  # nobody may take it for the one that was there
-    called: list[int] = []  # where living neighbours look for it: data proxies for their engine, gateways for a router
+        return ports.claim_ports(1, owner=op.ref)[0]  # not to be taken for its predecessor
+    called: list[int] = []  # ports that live neighbors call: data proxies their engine, gateways their router
     if endpoint.caller is not None:
         caller, told = endpoint.caller
         callers = [run for run in observed.of(op.ref, caller, int(replica)) if run.is_live]
@@ -204,7 +204,7 @@ WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its en
 
 
 def perform(context: EffectContext, op: Op) -> None:
-    """Raises ArealError when it fails; only a death in the middle leaves the operation open in the journal."""
+    """Raises ArealError when the op fails; only a killed command leaves it open in the journal."""
     number = context.tx.begin(op.verb.value, ref=op.ref, target=op.target, run=context.uid(op.run))
     try:
         _EFFECTS[op.verb](context, op, number)
@@ -235,7 +235,7 @@ def kick(context: EffectContext, op: Op, number: int) -> None:
 
 
 def await_ready(context: EffectContext, op: Op, number: int) -> None:
-    """The run's own child lives, owns its port and answers; a child that ends while starting fails at once."""
+    """Wait until the run's own child owns its port and answers; a child that ends while it starts fails at once."""
     context.placed(op, op.run)
     patience_s = controller_of(parse_ref(op.ref).kind).start_deadline_s(context, op.ref)
     left_s = context.left_s
@@ -265,8 +265,8 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
 
 
 def _accepts(op: Op, response: ProbeResponse) -> bool:
-    """Ready; or all that a data proxy lacks are the weights that its model's trainer is to bring. Raises TargetFailed
-    where the process says that waiting will not make it ready."""
+    """Whether the process is ready, or a data proxy that only waits for weights which its model's trainer will bring.
+    Raises TargetFailed when the process reports a fault that waiting does not clear."""
     try:
         body = json.loads(response.body)
     except ValueError:
@@ -287,7 +287,7 @@ def _say_stage(context: EffectContext, op: Op, uid: str) -> None:
 
 
 def warm(context: EffectContext, op: Op, number: int) -> None:
-    """A one-token completion through the data proxy itself: the model answers, or it is not ready."""
+    """A one-token completion through the data proxy. Raises TargetFailed when the model does not complete."""
     context.say(op, "warming up")
     model = context.object(op.ref)
     client = context.admin(host_of(model) or op.ref, context.url(op, op.run), WARM_TIMEOUT_S)
@@ -313,7 +313,7 @@ def warm(context: EffectContext, op: Op, number: int) -> None:
 
 
 def soak(context: EffectContext, op: Op, number: int) -> None:
-    """The new processes stay up for as long as they must before old ones go."""
+    """Wait while the new processes stay ready. Raises TargetFailed when one does not."""
     until = time.monotonic() + float(op.args["seconds"])
     while time.monotonic() < until:
         for symbol in op.runs:
@@ -338,7 +338,7 @@ def forget(context: EffectContext, op: Op, number: int) -> None:
 
 
 def give_up(context: EffectContext, runs: tuple[str, ...]) -> None:
-    """Stop what was started in vain. What cannot be stopped is left to `areal doctor`, and to the next plan."""
+    """Stop runs that were started in vain. `areal doctor` or the next plan stops those that fail to stop here."""
     for symbol in runs:
         slot = context.slots[symbol]
         try:
@@ -355,7 +355,7 @@ DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard 
 
 
 def route(context: EffectContext, op: Op, number: int) -> None:
-    """The model's whole set, none of it draining."""
+    """Register the model's whole set of workers, and undrain those that drain."""
     cordoned = op.args.get("cordoned", ())
     workers = tuple(
         ModelWorker(worker_id=context.uid(run), worker_addr=context.url(op, run), cordoned=run in cordoned)
@@ -408,8 +408,8 @@ def drain(context: EffectContext, op: Op, number: int) -> None:
 
 
 def _in_flight(url: str, headers: Mapping[str, str]) -> int | None:
-    """Requests in flight at a data proxy, and turns of agents whose callers have left; None when it cannot say, which
-    means it is gone."""
+    """Requests in flight at a data proxy, or turns of agents whose callers have disconnected; None when it does not
+    answer, and so is gone."""
     try:
         told = json.loads(http_get(f"{url}/health", 2.0, headers).body)
         return max(int(told.get("in_flight", 0)), int(told.get("busy_sessions", 0)))
@@ -418,9 +418,8 @@ def _in_flight(url: str, headers: Mapping[str, str]) -> int | None:
 
 
 def settle(context: EffectContext, op: Op, number: int) -> None:
-    """The gateway lists the model (that of an agent service is ready), and the router sends requests to its replicas:
-    what `Ready` promises is what a user's client sees. A replica that the router does not find well is waited for a
-    moment, and is no failure here."""
+    """Wait until the gateway lists the model (an agent service's gateway: is ready) and the router sends requests to
+    its replicas, as `Ready` promises to clients. An unhealthy replica is waited for ``ROUTED_S``, and is no failure."""
     service, name = str(op.args["service"]), _served(context, op)
     gateway = context.url(op, context.run_of(service, "gateway"))
     client = context.admin(service, gateway)
@@ -435,7 +434,7 @@ def settle(context: EffectContext, op: Op, number: int) -> None:
         context.pause(op, POLL_S)
 
     def is_unrouted() -> bool:
-        """Whether a worker gets no requests: the router has yet to find it well."""
+        """Whether the router does not find a worker healthy yet, and sends it no requests."""
         try:
             status, answer = context.admin(service, context.url(op, context.run_of(service, "router"))).get("/table")
         except OSError:
@@ -456,8 +455,7 @@ def _brief(answer: Any) -> str:
 
 
 def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *, missing_is_fine: bool = False) -> Any:
-    """POST to the service's router, or to the process that ``op`` is about. Raises ArealError when it does not do as it
-    is told."""
+    """POST to the service's router, or to the op's own process. Raises ArealError for an error response or none."""
     service = str(op.args.get("service") or op.ref)
     called = "data proxy" if op.verb is Verb.CONFIGURE and op.target != "router" else "router"
     hint = f"areal logs {service.lower()} -c {called.replace(' ', '-')}; then the same command again"
@@ -476,7 +474,7 @@ def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *,
 
 
 def record(context: EffectContext, op: Op, number: int) -> None:
-    """Write the object as accepted: who, when, under which revision."""
+    """Write the object as accepted, with actor, time and revision."""
     target, now, actor = context.targets[op.ref], time.time(), context.ctx.actor
     item = target.object
     layers = tuple(layer if layer.at else replace(layer, at=now, actor=layer.actor or actor) for layer in item.layers)
@@ -487,7 +485,7 @@ def record(context: EffectContext, op: Op, number: int) -> None:
 
 
 def erase(context: EffectContext, op: Op, number: int) -> None:
-    """Delete the object, and what its processes recorded, unless that would be a loss."""
+    """Delete the object and its files. The controller may keep some, such as trajectories never exported."""
     ref = parse_ref(op.ref)
     kept = controller_of(ref.kind).dispose(context.ctx.home, ref)
     context.store.delete(ref)

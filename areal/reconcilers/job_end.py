@@ -1,5 +1,5 @@
-"""``python -m areal.reconcilers.job_end HOME TrainJob/NAME``: drivers that an earlier version started name this command
-for their end. ``background`` has its successor."""
+"""``python -m areal.reconcilers.job_end HOME TrainJob/NAME``: run when a driver ends that an earlier version started.
+Newer versions run ``background``."""
 
 from __future__ import annotations
 

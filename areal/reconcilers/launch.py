@@ -56,7 +56,7 @@ class Slot:
     replica: int
     port: int
     host: str = LOOPBACK  # where it listens; NODE_HOST: at the address of its node
-    called: str = ""  # by others, where that is another host
+    called: str = ""  # the host for callers, where it differs from ``host``
     shared: bool = False  # the port is held together with the predecessor's
     backend: str = "local"  # spec.scheduler.type of the object
     scheduler: Mapping[str, Any] = field(default_factory=dict, hash=False)  # all of spec.scheduler
@@ -67,7 +67,7 @@ class Slot:
 
 
 class Interrupted(ArealError):
-    """An op that gave up because the user asked to: not done, not failed; the same command goes on from here."""
+    """The user interrupted an op: it is neither done nor failed, and the same command continues it."""
 
     exit_code = 130
 
@@ -77,7 +77,7 @@ class Interrupted(ArealError):
 
 @dataclass
 class Deadline:
-    """When a command gives up, in ``time.monotonic()``; a download puts it off."""
+    """When a command times out, in ``time.monotonic()``; a download extends it by its duration."""
 
     at: float
 
@@ -96,7 +96,7 @@ class EffectContext:
     deadline: Deadline
     spawned: dict[str, str] = field(default_factory=dict)  # symbol -> uid, once it has been started
     lock: threading.Lock = field(default_factory=threading.Lock)
-    notes: list[str] = field(default_factory=list)  # for whoever gave the command
+    notes: list[str] = field(default_factory=list)  # sentences for the command's output
     began: float = field(default_factory=time.monotonic)
 
     # -- objects and runs
@@ -139,7 +139,7 @@ class EffectContext:
 
     def service_url(self, op: Op, service: str) -> str:
         """The address of a service's gateway: the declared one on this machine, else that of its process. Raises
-        UsageFault where a process of a cluster would be told a loopback address of this machine."""
+        UsageFault when a cluster's process would get a loopback address of this machine."""
         spec = self.spec_of(service)
         if spec.scheduler.type == "local":
             url, slot = base_url(spec.gateway.host, spec.gateway.port), self.slots[op.run]
@@ -152,7 +152,7 @@ class EffectContext:
         return self.url(op, self.run_of(service, "gateway"))
 
     def run_of(self, service: str, component: str) -> str:
-        """The component's run that this plan starts, or else that there is. Raises TargetFailed."""
+        """The component's run that this plan starts, else a live one. Raises TargetFailed."""
         runs = [run for run, slot in self.slots.items() if (slot.ref, slot.component) == (service, component)]
         runs += [run.uid for run in self.observed.of(service, component) if run.is_live]
         if not runs and not self.observed.of(service):  # no part of this plan
@@ -163,7 +163,7 @@ class EffectContext:
         return runs[0]
 
     def object(self, ref: str) -> StoredObject:
-        """The object as it is wanted, or as it is recorded."""
+        """The plan's target object, else the recorded one."""
         found = self.targets[ref].object if ref in self.targets else self.store.get(parse_ref(ref))
         if found is None:
             raise ArealError(f"{ref} is not recorded", hint="areal get")
@@ -218,7 +218,7 @@ class EffectContext:
         return max(0.1, self.deadline.at - time.monotonic())
 
     def pause(self, op: Op, seconds: float) -> None:
-        """Sleep, but for an interrupt. Raises Interrupted."""
+        """Sleep. Raises Interrupted."""
         if self.ctx.interrupted.wait(seconds):
             raise Interrupted(op)
 
@@ -246,7 +246,7 @@ def run_spec(
     config: Mapping[str, Any] | None = None,
     cwd: str | None = None,
 ) -> RunSpec:
-    """A process that answers at its slot's address. ``inputs``: what it is told about its neighbours. ``config``: its
+    """The run of a process that answers at its slot's address. ``inputs``: values from its neighbors. ``config``: its
     configuration (``areal.wire.processes``), beside its argv."""
     from areal.resources.fields import LivenessProbe
 
@@ -277,7 +277,7 @@ def run_spec(
 
 
 def restart_policy(restart: Any, **budget: Any) -> RestartPolicy:
-    """``budget``: in place of the one that the spec has."""
+    """``budget`` replaces that of the spec."""
     backoff = restart.backoff
     if not budget:
         budget = {"budget_count": restart.budget.count, "budget_window_s": restart.budget.window_seconds}
@@ -315,17 +315,17 @@ def secret_of(key_from: Any, stored: StoredObject) -> str:
 
 
 Fault = tuple[FieldPath, str, str | None]
-"""Of a spec: the field, what is wrong, what helps."""
+"""A field of a spec, the message, the hint."""
 
 
 def secret_faults(env_from: Mapping[str, Any]) -> Iterator[Fault]:
-    """Secrets that are not there, of ``envFrom`` in a sparse spec."""
+    """Faults of secrets of a sparse spec's ``envFrom`` that cannot be read."""
     for name, source in env_from.items():
         yield from secret_fault(("envFrom", name), source)
 
 
 def secret_fault(path: FieldPath, source: Mapping[str, Any]) -> Iterator[Fault]:
-    """A secret that is not there; ``source``: ``{env: NAME}`` or ``{file: PATH}``, at ``path`` of the spec."""
+    """The fault of a secret that cannot be read; ``source``: ``{env: NAME}`` or ``{file: PATH}``, at ``path``."""
     variable, secret = source.get("env"), source.get("file")
     if variable and not os.environ.get(variable):
         message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
@@ -341,9 +341,9 @@ def key_path(home: Home, service: StoredObject) -> Path:
 
 
 def require_usable_key(home: Home, service: StoredObject) -> None:
-    """Refuse a declared key that the service's processes would refuse, before any of them is started. Reads only.
+    """Check a declared key before any process is started. Read-only.
 
-    Raises InvalidManifest: there is no key, it is malformed, or too short for an address that other machines reach.
+    Raises InvalidManifest when it is missing, malformed, or too short for an address that other machines reach.
     """
     declared = _declared(service)
     if not declared:
@@ -358,7 +358,7 @@ def require_usable_key(home: Home, service: StoredObject) -> None:
 
 
 def ensure_key(home: Home, service: StoredObject) -> Path:
-    """The service's key file, made if it has to be. Raises InvalidManifest when the declared source has no key."""
+    """The service's key file, written when needed. Raises InvalidManifest when the declared source has no key."""
     declared, path = _declared(service), key_path(home, service)
     if not declared:
         return ensure_admin_key(home, service.name, service.kind)

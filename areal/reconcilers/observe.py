@@ -23,6 +23,8 @@ from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeRespo
 from areal.state.home import read_key
 from areal.state.records import StoredObject
 
+LIVE_PHASES = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
+
 
 class Seen(StrEnum):
     """A run's answer to GET /ready."""
@@ -40,7 +42,7 @@ class ObservedRun:
     seen: Seen = Seen.UNSEEN
     why: str = ""
     age_s: float | None = None  # of the present child, when it was observed
-    settings: Mapping[str, Any] = field(default_factory=dict)  # those that it can be given while it runs
+    settings: Mapping[str, Any] = field(default_factory=dict)  # that can change while it runs
 
     @property
     def uid(self) -> str:
@@ -62,11 +64,11 @@ class ObservedRun:
 
     @property
     def is_live(self) -> bool:
-        return self.state.phase in (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
+        return self.state.phase in LIVE_PHASES
 
     @property
     def may_live(self) -> bool:
-        """Alive, or out of sight."""
+        """Whether the run is alive, or cannot be seen."""
         return self.is_live or self.state.phase is Phase.UNKNOWN
 
     @property
@@ -76,7 +78,7 @@ class ObservedRun:
 
     @property
     def ended_at(self) -> float:
-        """0 where nobody knows; not before the start of one that left no exit record."""
+        """Seconds since the epoch; 0 when unknown. Without an exit record, the start of the run."""
         return max(self.state.last_exit.at if self.state.last_exit else 0.0, self.state.started_at or 0.0)
 
 
@@ -120,7 +122,7 @@ class Observed:
         return {}
 
     def without(self, ref: str) -> Observed:
-        """The same, had there never been a run of ``ref``."""
+        """The same without the runs of ``ref``."""
         return replace(self, runs={owner: runs for owner, runs in self.runs.items() if owner != ref})
 
 
@@ -187,7 +189,7 @@ def key_file(spec: RunSpec) -> str | None:
 
 
 def key_headers(path: str | None) -> dict[str, str]:
-    """The key in an admin key file, where there is one that we may read."""
+    """The Authorization header with the key of an admin key file; empty when it cannot be read."""
     if path is None:
         return {}
     try:
@@ -250,10 +252,10 @@ def _object(body: bytes) -> dict[str, Any]:
 # generation is not trusted.
 
 JOB_FAILED = "JobFailed"
-DIED = "ProcessDied"  # nobody restarts it but a reconcile
+DIED = "ProcessDied"  # only a reconcile restarts it
 _REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
 _WELL = ("Ready", "Running", "Succeeded")
-_STALLED = (DIED, "CrashLoop", JOB_FAILED)  # it will not get better by itself
+_STALLED = (DIED, "CrashLoop", JOB_FAILED)  # no recovery without a command
 
 
 @dataclass(frozen=True)
@@ -307,7 +309,7 @@ def serves(run: ObservedRun | None) -> bool:
 
 
 def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, external: bool = False) -> Health:
-    """``external``: there is no model to load, so a process that says that it is not ready has found a fault."""
+    """``external``: there is no model to load, so a process that is not ready has a fault."""
     waiting = [run for run in best if run is not None and not serves(run)]
     if not waiting and None not in best:
         return Health("Ready", ready, desired, "AllReady")
@@ -367,7 +369,7 @@ def routed_health(
 
 
 def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: object, count: int) -> Health:
-    """Every replica is ready, and whether requests reach it nobody can say, or they do not."""
+    """Health of ready replicas whose router or gateway is not known to serve."""
     if run is None or not run.is_live:
         reason = f"{component}/0 of {owner} does not run"
         phase = "Unknown" if component == "router" else "Degraded"  # relays serve on from the last table

@@ -13,7 +13,7 @@ from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import converge
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.kinds import Completion, controller_of, host_of
-from areal.reconcilers.observe import ObservedRun
+from areal.reconcilers.observe import LIVE_PHASES, ObservedRun
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
@@ -21,7 +21,7 @@ from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
 from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Phase, RunState
+from areal.runtime.backends.base import RunState
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -84,9 +84,9 @@ def delete(
     ignore_not_found: bool = False,
     spare_running_jobs: bool = False,
 ) -> Outcome:
-    """Stop and forget. Owned objects go with their owner; others that depend on one need ``cascade``. Not to ``wait``
-    is not to wait for running requests. ``spare_running_jobs``: raises Conflict where a job that has not ended would go
-    along."""
+    """Stop the processes of ``refs``, then delete the objects and those that they own. ``cascade`` also deletes objects
+    that depend on them. ``wait`` False does not wait for running requests. ``spare_running_jobs`` raises Conflict
+    instead of deleting a job that has not ended."""
     store = ObjectStore(ctx.home)
     if not ignore_not_found:
         for ref in refs:
@@ -153,7 +153,7 @@ def scale(
 
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
-    """Replace every process of the object, the way its strategy says. Raises Conflict where it is suspended."""
+    """Replace every process of the object by its rollout strategy. Raises Conflict when it is suspended."""
     if require(ObjectStore(ctx.home), ref).spec.get("suspend"):
         raise Conflict(f"{ref} is suspended: it has no process", hint=f"areal resume {ref} starts it")
     stamp = f"{time.time():.3f}"
@@ -185,13 +185,13 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
 
 
 def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """A job that is at rest needs the service that it brought no longer."""
+    """Suspend the service that an ended or suspended job owns."""
     if any(item.owner == str(job) for item in ObjectStore(ctx.home).list()):
         _converge(ctx, _only(job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
-    """Raises Conflict where it would not run all the same: it has ended, or what it belongs to does not run."""
+    """Raises Conflict when the object would still not run: it or its owner has ended, or its host is suspended."""
     store = ObjectStore(ctx.home)
     item = require(store, ref)
     known = {str(each.ref): each for each in store.list()}
@@ -219,7 +219,7 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
 def rollback(
     ctx: Context, ref: Ref, to: int | None = None, dry_run: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Outcome:
-    """Apply an earlier revision's spec as a new one; the ``scale`` layer goes with what it belonged to."""
+    """Apply an earlier revision's spec as a new one, without layers of other verbs such as ``scale``."""
     store = ObjectStore(ctx.home)
     present, found = require(store, ref), store.revisions(ref)
     earlier = [each for each in found if (each.number < present.revision if to is None else each.number == to)]
@@ -244,7 +244,7 @@ def adopt(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     service: str = "default",
 ) -> Outcome:
-    """Route to what already runs, without restarting it. Its life stays its owner's."""
+    """Route to a model server that already runs. It is not restarted, and never stopped by areal."""
     manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url, service)
     outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
@@ -282,11 +282,10 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
 
 
 def stop_processes(ctx: Context) -> None:
-    """End every process of the home as its machine goes down: what is recorded stays, and the next reconcile starts it
-    again. Raises ArealError for the first that cannot be ended, once the others have."""
+    """End every process of the home when its machine shuts down. Objects stay recorded, and the next reconcile starts
+    their processes again. Raises ArealError of the first process that could not be ended, after ending the others."""
     backend = Backends(ctx.home.root)
-    phases = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF)
-    living = [uid for uid, state in backend.observe().items() if state.phase in phases]
+    living = [uid for uid, state in backend.observe().items() if state.phase in LIVE_PHASES]
     with ThreadPoolExecutor(max_workers=max(1, len(living))) as pool:
         ends = [pool.submit(backend.stop, uid) for uid in living]
     for end in ends:

@@ -45,8 +45,8 @@ def write_statuses(
     reports: Sequence[Report],
     left: Collection[str] = (),
 ) -> dict[str, Ending]:
-    """Record the status of what the plans touched, and of what was asked for and has converged; how every target is
-    now. ``left``: objects that something is still to be done for."""
+    """Record the status of objects that the plans touched, and of requested objects that have converged. Returns the
+    state of every target. ``left``: objects with operations still to do."""
     targets, undone = scope.all, {*left, *_left_by(reports[-1])}
     touched = {op.ref for report in reports for op in report.plan.ops}
     seen = observe(backend, [target.object for target in targets])
@@ -62,7 +62,7 @@ def write_statuses(
         stored = replace(recorded, status=converged_status(recorded)) if converged else recorded
         health = health_of(stored, seen, hosts)
         errors = [error for report in reports for error in report.errors_of(target.ref)]
-        if health.reason == "Queued":  # out of the command's time: no failure of what waits still
+        if health.reason == "Queued":  # the command's timeout is no failure of a queued run
             errors = [error for error in errors if not isinstance(error, TimedOut)]
         error = errors[0].message if errors else None
         not_whole = not (error or is_converged(stored))
@@ -95,8 +95,7 @@ def write_statuses(
 
 
 def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan: Plan, scope: PlanScope) -> None:
-    """Update the status of objects with nothing left to do: they have converged, and a failure of one that serves is
-    over."""
+    """Mark objects with nothing left to do as converged, and clear the failure of those that serve."""
     staying = [target.object for target in scope.targets if not target.gone]
     unsettled = [item for item in staying if rollout_failure(item) or not is_converged(item)]
     if not unsettled:
@@ -109,7 +108,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
     for item in unsettled:
         stored, health = store.get(item.ref), health_of(item, seen, hosts)
         if stored is None or stored.generation != item.generation or stored.status != item.status:
-            continue  # another command is at it
+            continue  # another command has changed it
         statuses[stored.ref] = converged_status(stored)
         if health.phase == "Ready":
             found = conditions_of(health, stored.generation, None, stored.status.get("conditions", []), time.time())
@@ -119,7 +118,7 @@ def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan:
 
 
 def _left_by(report: Report) -> set[str]:
-    """The objects of which the plan left something undone, or out of sight."""
+    """The objects with an operation left undone, or a process that cannot be seen."""
     undone = {op.ref for op in report.plan.ops if op.id in report.failed or op.id in report.skipped}
     return undone | {item.ref for item in report.plan.objects if item.unseen or item.refusal}
 
@@ -145,7 +144,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
     failures, since a pass that fails is the last."""
     last = reports[-1] if reports else Report()
     found = {item.ref: item for item in plan.objects}
-    for report in reports:  # and what only a later pass had to touch
+    for report in reports:  # objects that only a later pass touched
         for item in report.plan.objects:
             if item.action != "unchanged":
                 found.setdefault(item.ref, item)
@@ -161,7 +160,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
 def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool, unseen: str) -> ObjectOutcome:
     errors = last.errors_of(item.ref)
     if any(op.verb is Verb.ERASE and op.id in last.done for op in last.plan.ops_of(item.ref)) and item.action in _GONE:
-        # it is gone: a router that could not be told is no failure any more
+        # the object is deleted: an error of its router is only a note
         done = _DONE[item.action]
         notes = [*([item.cause] if item.cause != done else []), *(error.message for error in errors[:1])]
         return ObjectOutcome(item.ref, done, "; ".join(notes))
@@ -184,12 +183,12 @@ def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool, unseen: str) 
 
 
 def refused_error(refusal: Refusal) -> ArealError:
-    """The error that a refusal is."""
+    """The refusal as an error with its exit code."""
     return _REFUSED.get(refusal.reason, Conflict)(refusal.message, hint=refusal.hint)
 
 
 def refusal_of(error: ArealError) -> Refusal:
-    """An object's error as the reason why the rest of a plan goes on without it: 10, 5, and 3 for all others."""
+    """An object's error as a refusal, by exit code: NoCapacity (10), Conflict (5), all others invalid (3)."""
     reason: Literal["capacity", "conflict", "invalid"] = "invalid"
     if isinstance(error, NoCapacity | Conflict):
         reason = "capacity" if isinstance(error, NoCapacity) else "conflict"
@@ -197,7 +196,7 @@ def refusal_of(error: ArealError) -> Refusal:
 
 
 def with_endings(outcome: Outcome, endings: Mapping[str, Ending]) -> Outcome:
-    """Say how each object is now, and where a service answers."""
+    """Add each object's phase, and the address of a ready service, to its message."""
     objects = []
     for item in outcome.objects:
         ending = endings.get(item.ref)

@@ -35,7 +35,6 @@ _HINT = "delete it where it runs"
 
 
 def _called_by(item: StoredObject) -> str | None:
-    """The service that the processes of an object call."""
     return controller_of(item.kind).called(item.spec)
 
 
@@ -61,26 +60,23 @@ def make_plan(
     for phase in (KindPlan.open, KindPlan.sync, KindPlan.end, KindPlan.close, KindPlan.finish):
         for part in parts:
             getattr(part, phase.__name__)()
-    notes, ops = planning.notes, planning.build.ops()
-    touched: dict[str, list[Op]] = {}
-    for op in ops:
-        touched.setdefault(op.ref, []).append(op)
+    notes, ops_of = planning.notes, planning.build.ops_of
     drifted: dict[str, list[Drift]] = {}
     for drift in notes.drift:
         drifted.setdefault(drift.ref, []).append(drift)
-    shown = [t for t in scope.all if t.ref in scope.asked or t.ref in touched or t.ref in notes.refused]
+    shown = [t for t in scope.all if t.ref in scope.asked or ops_of(t.ref) or t.ref in notes.refused]
     ended = [t for t in scope.all if t.gone and t.ref not in notes.refused]
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
         objects=tuple(
             replace(
-                _object_plan(t, touched.get(t.ref, ()), drifted.get(t.ref, ()), notes.refused.get(t.ref)),
+                _object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes.refused.get(t.ref)),
                 unseen=notes.unseen.get(t.ref, ""),
             )
             for t in shown
         ),
-        ops=ops,
+        ops=planning.build.ops(),
         drift=tuple(notes.drift),
         destructive=(*notes.destructive, *(f"{t.ref} is {past[t.action]}" for t in ended)),
         unknown=tuple(dict.fromkeys(notes.unknown)),

@@ -1,4 +1,4 @@
-"""The parts that the kinds make their plans of. Pure.
+"""The building blocks of a kind's plan. Pure.
 
 - ``decide``: keep, heal or replace one process. It compares specs: the sparse spec that the run was started for,
   against the object's, both read with today's defaults and cut to the fields that the process depends on. Never a
@@ -45,8 +45,8 @@ class Action(StrEnum):
     KICK = "kick"  # its shim waits in back-off
     SPAWN = "spawn"
     REPLACE = "replace"
-    LEAVE = "leave"  # cannot be seen: nothing is done
-    DEFER = "defer"  # what it depends on has no address yet: the next pass decides
+    LEAVE = "leave"  # cannot be seen
+    DEFER = "defer"  # its neighbor has no address yet: the next pass decides
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,20 @@ class Decision:
 
 
 def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
-    """One process slot: keep the best run that fits, else say what must happen, with its cause."""
+    """Decide about one process slot: keep the best run that fits, else an action and its cause."""
     if hidden := unseen(runs):
         return Decision(Action.LEAVE, f"cannot be seen: {hidden[0].state.reason}", hidden[0])
     live = [(run, _outdated(component, run)) for run in runs if run.is_live]
     if fitting := [run for run, changed in live if not changed]:
-        return _decide_living(max(fitting, key=_worth))
+        return _decide_living(max(fitting, key=_preference))
     if live:
-        run, changed = max(live, key=lambda each: _worth(each[0]))
+        run, changed = max(live, key=lambda each: _preference(each[0]))
         return Decision(Action.REPLACE, f"{changed} changed", run)
     ended = [run for run in runs if run.state.phase in _ENDED]
     dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
     if dead is None:
         return Decision(Action.SPAWN, "no process")
-    died = _how_it_died(dead)
+    died = _death_of(dead)
     kind = "crash-loop" if dead.state.phase is Phase.CRASHLOOP else "process-died"
     if "recycled" in dead.state.reason:
         kind = "process-replaced"
@@ -101,7 +101,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
 
 def _decide_living(run: ObservedRun) -> Decision:
     if run.state.phase is Phase.BACKOFF:
-        died = _how_it_died(run)
+        died = _death_of(run)
         return Decision(Action.KICK, f"process-died: {died}", run, ("process-died", died))
     if run.state.phase is Phase.QUEUED:
         cause = str(run.state.cause)
@@ -134,8 +134,8 @@ def _outdated(component: Component, run: ObservedRun) -> str:
 
 @lru_cache(maxsize=1024)  # the replicas of an object were started for a few specs only
 def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) -> str:
-    """The decisive one among the fields that differ between two sparse specs, given as JSON; "" where none costs a
-    process."""
+    """The changed field of the highest update class between two sparse specs, given as JSON; "" where no change needs a
+    new process."""
     found = changes(_relevant(kind, fields, had), _relevant(kind, fields, wanted))
     classes = [(update_class(kind, change.path), change.path) for change in found]
     update, path = max(classes, key=lambda each: each[0], default=(UpdateClass.META, ()))
@@ -164,18 +164,18 @@ def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str
     return {KEY_INPUT: f"file {source.file}" if source.file else f"env {source.env}"}
 
 
-def _how_it_died(run: ObservedRun) -> str:
+def _death_of(run: ObservedRun) -> str:
     """ "killed by SIGKILL", "exited 1": the last exit in words, else why the record says it is gone."""
     return run.state.death or "gone without an exit record"
 
 
-def _worth(run: ObservedRun) -> tuple[int, int, str]:
+def _preference(run: ObservedRun) -> tuple[int, int, str]:
     ready = {Seen.READY: 3, Seen.UNSEEN: 2, Seen.NOT_READY: 1}.get(run.seen, 0)
     return (int(run.state.phase is Phase.RUNNING), ready, run.uid)
 
 
 def stoppable(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
-    """Runs of which something may be left: never those that cannot be seen."""
+    """Live runs, and dead ones whose session may have left processes; none that cannot be seen."""
     return [run for run in runs if run.is_live or run.leaves_session]
 
 
@@ -184,11 +184,10 @@ def unseen(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
 
 
 def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
-    """Ended runs whose records nobody will read again, all but the last ``kept``; what never started has nothing to
-    tell."""
-    told = [run for run in slot if run.state.phase in _ENDED and run.state.phase is not Phase.INTENDED]
+    """Runs whose records can be deleted: all ended ones but the last ``kept``, and those that never started."""
+    ended = [run for run in slot if run.state.phase in _ENDED and run.state.phase is not Phase.INTENDED]
     unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]
-    return [*unstarted, *sorted(told, key=lambda run: (run.ended_at, run.uid))[:-kept]]
+    return [*unstarted, *sorted(ended, key=lambda run: (run.ended_at, run.uid))[:-kept]]
 
 
 # -- the input of a plan
@@ -206,7 +205,7 @@ class Policy:
     drain: bool = True
 
     def drain_s(self, usual: float) -> float:
-        """Seconds for running requests when their object is deleted."""
+        """Seconds that running requests get when their object is deleted."""
         return 0.0 if not self.drain else usual if self.grace_s is None else self.grace_s
 
     @property
@@ -249,7 +248,7 @@ class PlanNotes:
     refused: dict[str, Refusal] = field(default_factory=dict)  # by object
 
     def cannot_see(self, ref: str, runs: Iterable[ObservedRun]) -> None:
-        """Runs that may be alive somewhere else; nothing is done about them."""
+        """Note runs that may be alive elsewhere. No operation touches them."""
         for run in runs:
             self.leave(ref, run.slot, f"cannot be seen: {run.state.reason}")
 
@@ -363,7 +362,7 @@ class ObjectWork:
 
     @cached_property
     def observed(self) -> Observed:
-        """An object that is created again has never run."""
+        """The observed state; without the runs of this object when it is created again."""
         observed = self.planning.observed
         return observed.without(self.ref) if self.target.replaces is not None else observed
 
@@ -378,7 +377,7 @@ class ObjectWork:
 
     @property
     def restarted(self) -> dict[str, str]:
-        """The input of a process by which it is outdated after `areal restart`."""
+        """The input that makes a process outdated after `areal restart`."""
         asked = str(self.target.object.status.get("restartedAt", ""))
         return {"restartedAt": asked} if asked else {}
 
@@ -392,7 +391,7 @@ class ObjectWork:
         return decide(component, self.observed.of(self.ref, component.name, component.replica))
 
     def note(self, component: Component, decision: Decision) -> None:
-        """Keep the drift of one process, and that it cannot be seen."""
+        """Note a process's drift, or that it cannot be seen."""
         if decision.drift is not None:
             kind, message = decision.drift
             self.notes.drift.append(Drift(self.ref, kind, component.target, message))
@@ -408,11 +407,11 @@ class ObjectWork:
         after: Sequence[int] = (),
         trainer: str = "",
     ) -> Started:
-        """SPAWN or KICK, then AWAIT; a process that stays is waited for when it has not answered yet.
+        """SPAWN or KICK, then AWAIT; a process that is kept is awaited if it has not answered yet.
 
-        It is waited for only ``after`` what it waits for itself: an engine that fails ends the wait for its data proxy.
-        ``trainer``: the job that starts only then, and brings the weights that a data proxy may wait for. Records of
-        earlier runs of this slot are forgotten, all but the newest: `logs --previous` reads that one.
+        AWAIT comes ``after`` the processes that this one waits for: an engine that fails ends the wait for its data
+        proxy. ``trainer``: the job that starts later and brings the weights that a data proxy may wait for. Records of
+        earlier runs of the slot are deleted, except the newest, which `logs --previous` reads.
         """
         ref, target, add = self.ref, component.target, self.build.add
         run, cause = decision.run.uid if decision.run is not None else "", STARTED
@@ -455,21 +454,22 @@ class ObjectWork:
         args: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Stop those of ``runs`` that are of one component; ``needs`` where there is none."""
-        mine = [run for run in runs if run.state.spec.component == name]
         stops = (
-            self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=args) for run in mine
+            self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=args)
+            for run in runs
+            if run.state.spec.component == name
         )
         return tuple(stops) or tuple(needs)
 
     def sweep(self) -> None:
-        """End what dead shims have left, before anything is started in their place: it may hold what that needs."""
+        """Stop processes that dead shims left, before their successors start: they may hold ports and GPUs."""
         for run in self.runs:
             if run.leaves_session:
                 op = self.stop(run, "sweep what its session left", self.recorded)
                 self.swept[run.slot] = (*self.swept.get(run.slot, ()), op)
 
     def erase(self, needs: Sequence[int], after: Sequence[int] = ()) -> int:
-        """Forget every run's record, then the object."""
+        """Delete every run's record, then the object."""
         needs = self.build.barrier(self.ref, "all of it has ended", tuple(needs))
         forgotten = [
             self.build.add(Verb.FORGET, self.ref, run.slot, self.end_cause, needs=needs, run=run.uid)
@@ -495,10 +495,10 @@ class KindPlan:
         self.targets = [target for target in found if target.ref not in planning.notes.refused]
 
     def drain(self) -> None:
-        """Objects that end take no more work. The kinds that refer to others come first."""
+        """Drain objects that end. The kinds that refer to others come first."""
 
     def open(self) -> None:
-        """Read what stays, route what serves, start what other kinds need."""
+        """Decide about the objects that stay, route to what serves, start what other kinds need."""
 
     def sync(self) -> None:
         """Complete the routing tables."""
@@ -553,7 +553,7 @@ class SimplePlan(KindPlan):
                     self._converge(ObjectWork(self.planning, target))
 
     def finish(self) -> None:
-        """Ended objects are erased already."""
+        """Ended objects were erased in ``end``."""
 
     def _converge(self, work: ObjectWork) -> None:
         item = work.target.object

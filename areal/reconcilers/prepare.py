@@ -1,4 +1,4 @@
-"""From recorded objects and what is observed of them to a plan; nothing is changed."""
+"""Plans from recorded and observed objects. Read-only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 
 @dataclass
 class CommandContext:
-    """One command's own context, its objects and processes."""
+    """A command's context, object store and backends."""
 
     ctx: Context
     store: ObjectStore
@@ -36,7 +36,7 @@ class CommandContext:
     @classmethod
     def open(cls, ctx: Context) -> CommandContext:
         if os.path.lexists(ctx.home.root) and not ctx.home.root.is_dir():
-            ctx.home.ensure()  # says what is in the way
+            ctx.home.ensure()  # raises, with the reason
         return cls(ctx, ObjectStore(ctx.home), Backends(ctx.home.root, crash=crash_point))
 
     def scheduler_of(self, planned: Mapping[str, StoredObject], ref: str) -> Mapping[str, Any]:
@@ -67,7 +67,7 @@ def plan_targets(
     """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
     snapshot, scope, observed = _observe_stable(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
-    # NVML is asked by a process of its own: for a plan that starts or stops something, not for one that is empty.
+    # Reading GPUs starts a process for NVML: only a plan that starts or stops something needs it.
     if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
         computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
         if any(not target.gone for target in computing):
@@ -80,8 +80,8 @@ def plan_targets(
 
 
 def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
-    """Objects and processes of one moment. A model that another command records meanwhile must not be taken for an
-    undeclared one because its routes were seen and its object was not."""
+    """A consistent snapshot of objects and processes. Otherwise a model that another command records meanwhile would
+    look undeclared: its routes are observed, its object is not."""
     snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
         targets, states = choose(snapshot.objects), tuple(command.backend.observe().values())
@@ -97,8 +97,8 @@ def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnaps
 
 
 def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
-    """The hosts of the targets and the services that they call, and what has to be known to plan for those: the other
-    models of a service, and the jobs that train in it."""
+    """The hosts of the targets, the services that they call, and the neighbors needed to plan those: the other models
+    of a service, and the jobs that train in it."""
     names = {target.ref for target in targets}
     hosts = {host for target in targets if (host := host_of(target.object))}
     staying = [target.object for target in targets if not target.gone]

@@ -1,6 +1,6 @@
 """The status of objects, recomputed from running processes, never only from the record. Standard library only.
 
-Every verb that prints a status comes here, with one look at all processes that it needs.
+Every verb that prints a status observes all processes that it needs once, here.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def object_document(
     }
 
 
-_TIMEOUT_S = 1.5  # for all probes together: whoever asks for a status waits for it
+_TIMEOUT_S = 1.5  # for all probes together; `areal get` waits for it
 
 Runs = Mapping[str, "RunState"]
 
@@ -82,15 +82,15 @@ class ObjectStatus:
 
 
 def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[str, ObjectStatus]:
-    """The status of each object, by its reference. ``runs`` may be those of every object: what is needed is picked
-    out, the processes of the hosts too."""
-    mine = list(objects)
-    hosts = hosts_of(home, mine)
-    owners = {str(item.ref) for item in mine} | set(hosts)
+    """The status of each object, by its reference. ``runs`` must contain those of the objects and of their
+    hosts, and may contain others."""
+    items = list(objects)
+    hosts = hosts_of(home, items)
+    owners = {str(item.ref) for item in items} | set(hosts)
     seen = look([state for state in runs.values() if state.spec.owner in owners], _TIMEOUT_S)
-    health = {str(item.ref): health_of(item, seen, hosts) for item in mine}
-    left = _left_to_do(home, [item for item in mine if health[str(item.ref)].phase == "Ready" and _may_have_more(item)])
-    return {ref: _status(item, seen, health[ref], left.get(ref)) for item in mine if (ref := str(item.ref))}
+    health = {str(item.ref): health_of(item, seen, hosts) for item in items}
+    left = _left_to_do(home, [item for item in items if health[str(item.ref)].phase == "Ready" and _may_have_ops(item)])
+    return {ref: _status(item, seen, health[ref], left.get(ref)) for item in items if (ref := str(item.ref))}
 
 
 def gateway_address(ref: str, states: Iterable[RunState]) -> str:
@@ -115,8 +115,8 @@ def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObj
 
 
 def rollout_failure(obj: StoredObject) -> str | None:
-    """Why the last rollout failed, while it is about this generation. A later one that succeeds takes it back, and so
-    does a command that finds nothing left to be done."""
+    """Why the last rollout of this generation failed. A later rollout that succeeds clears it, and so does a
+    command that finds nothing left to do."""
     previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
     mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
     failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
@@ -124,8 +124,7 @@ def rollout_failure(obj: StoredObject) -> str | None:
 
 
 def is_converged(obj: StoredObject) -> bool:
-    """Whether a command has finished this generation. Its processes may serve before that, without settings that are
-    made while they run."""
+    """Whether a command has finished this generation. Its processes may serve earlier, without their hot settings."""
     return obj.status.get("observedGeneration") == obj.generation
 
 
@@ -135,7 +134,7 @@ def converged_status(obj: StoredObject) -> dict[str, Any]:
 
 
 def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Health:
-    """``health``, where it says Ready, of an object for which ``left`` is still to be done."""
+    """``health``, with Progressing instead of Ready while ``left`` is still to be done."""
     if health.phase != "Ready" or left is None:
         return health
     message = f"generation {obj.generation} has not converged: {left}; areal reconcile goes on with it"
@@ -143,8 +142,8 @@ def rollout_health(obj: StoredObject, health: Health, left: str | None) -> Healt
 
 
 def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
-    """The first operation that each object still needs, in words. Only an object whose generation no command has
-    finished costs a plan: its command may be running, or was killed."""
+    """The first operation that each object still needs, in words. It costs a plan, so callers pass only objects whose
+    command has not finished: it may be running, or was killed."""
     if not objects:
         return {}
     from areal.reconcilers.context import Context
@@ -159,7 +158,7 @@ def _left_to_do(home: Home, objects: Sequence[StoredObject]) -> dict[str, str]:
     return left | {item.ref: item.unseen for item in plan.objects if item.unseen}
 
 
-def _may_have_more(obj: StoredObject) -> bool:
+def _may_have_ops(obj: StoredObject) -> bool:
     """Whether operations may be left. After a failed rollout the previous version stays in service, and none are."""
     return not is_converged(obj) and rollout_failure(obj) is None
 
@@ -171,7 +170,7 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
     failure = rollout_failure(obj)
     return ObjectStatus(
         ref,
-        "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version serves on
+        "Degraded" if failure and health.phase == "Ready" else health.phase,  # the old version still serves
         health.fraction,
         health.desired,
         health.ready,
@@ -192,8 +191,8 @@ Conditions = tuple[tuple[str, ...], ...]
 def wait(
     ctx: Context, refs: Sequence[Ref], conditions: Conditions, timeout_s: float, *, stopped_fails: bool = False
 ) -> Outcome:
-    """Every object meets every condition (each one an or of alternatives). ``stopped_fails``: a job that somebody stops
-    is not waited for. Raises TimedOut, TargetFailed, NotFound."""
+    """Wait until every object meets every condition, each a list of alternatives. ``stopped_fails``: a stopped job
+    raises TargetFailed. Raises TimedOut, TargetFailed, NotFound."""
     from areal.reconcilers.context import ObjectOutcome, Outcome
 
     store, backend = ObjectStore(ctx.home), Backends(ctx.home.root)
@@ -235,7 +234,7 @@ def _met(
     if all(any(_holds(text, stored, status) for text in alternatives) for alternatives in conditions):
         return True
     if status is not None and stored is not None:
-        _refuse_hopeless(ctx.home, ref, status, conditions, runs)
+        _fail_if_stalled(ctx.home, ref, status, conditions, runs)
     elif stored is None and not _awaits_end(conditions):
         raise TargetFailed(f"{ref} was deleted while it was waited for")
     return False
@@ -260,21 +259,21 @@ def _holds(text: str, stored: StoredObject | None, status: ObjectStatus | None) 
     return evaluate(expression, object_document(stored, status)) == value
 
 
-def _refuse_hopeless(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions, runs: Runs) -> None:
-    """A failure that nobody is working on ends the wait, unless it is what is waited for."""
+def _fail_if_stalled(home: Home, ref: Ref, status: ObjectStatus, conditions: Conditions, runs: Runs) -> None:
+    """Raises TargetFailed when the object has failed, no command is working on it, and the wait is for success."""
     ends_well = all(any(text in ("ready", "completed") for text in alternatives) for alternatives in conditions)
     if not ends_well:
         return
     stalled = any(c.type == "Stalled" and c.status == "True" for c in status.conditions)
     rolled_out = any(c.type == "Degraded" and c.reason == "RolloutFailed" for c in status.conditions)
-    if (stalled or rolled_out) and holder(home, ref) is None and not _goes_on(ref, runs):
+    if (stalled or rolled_out) and holder(home, ref) is None and not _converges_in_background(ref, runs):
         raise TargetFailed(
             f"{ref} has failed: {status.message}", hint=f"areal logs {ref}; {started_again_by(ref)} starts it again"
         )
 
 
-def _goes_on(ref: Ref, runs: Runs) -> bool:
-    """Whether a command in the background is to converge the object."""
+def _converges_in_background(ref: Ref, runs: Runs) -> bool:
+    """Whether a background command converges the object."""
     ended = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP)
     commands = [run for run in runs.values() if run.spec.component == BACKGROUND and run.phase not in ended]
     return any(str(ref) in run.spec.inputs["refs"] for run in commands)

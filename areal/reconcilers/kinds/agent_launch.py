@@ -1,7 +1,7 @@
 """Starts the processes of an agent service: router, gateway, and a worker and a data proxy for each pair.
 
 A worker starts in ``workingDir``, or where the service was first applied. That folder and the manifest's are on its
-import path. What it lacks is found before it is started, as far as that can be told without importing the agent.
+import path. Missing folders, modules and programs are reported before it starts, without importing the agent.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ def _added_path(env: Mapping[str, Any], folder: Path, file: str | None) -> list[
     return list(dict.fromkeys([str(folder), *beside, *given]))
 
 
-# -- what can be told before a worker is started
+# -- faults before a worker is started
 
 
 def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
-    """Faults of a service that is to begin."""
+    """Faults that would keep a service from starting."""
     spec = AgentServiceSpec.model_validate(wanted.spec)
     file = str((wanted.source or {}).get("file") or "") or None
     found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), file)]
@@ -144,7 +144,7 @@ def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
 
 
 def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[Fault]:
-    """Folders, modules and programs that are not there."""
+    """Folders, modules and programs that are missing."""
     if not folder.is_dir():
         yield ("workingDir",), f"there is no folder {str(folder)!r}", None
         return
@@ -160,5 +160,5 @@ def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[
 
 
 def _from(folder: Path, program: str) -> str:
-    """A path is read from the folder; a name is looked for in PATH."""
+    """A path is relative to the folder; a bare name is searched in PATH."""
     return str(folder / program) if "/" in program else program

@@ -88,13 +88,13 @@ class AgentServiceController(ServiceController):
         return spec.setup_timeout_seconds
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
-        """The conversations go with the service, and the note of which one is current. What their model calls recorded
-        is the inference service's."""
+        """Remove the service's conversations, and the record of its current one. Recorded model calls belong to the
+        inference service and stay."""
         from areal.state.files import read_json, write_json
 
         shutil.rmtree(home.sessions / ref.name, ignore_errors=True)
         file = home.current_sessions
-        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: it is damaged, and tells nothing
+        with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the file is damaged
             found: dict[str, str] = read_json(file)
             if kept := {place: key for place, key in found.items() if place != ref.name}:
                 write_json(file, kept)

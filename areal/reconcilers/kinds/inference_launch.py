@@ -259,7 +259,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
 
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
-    """A service process of ours. ``arguments`` of the spec are flags, which override its configuration."""
+    """The argv of a service process. ``arguments`` of the spec are flags, which override its configuration."""
     return [sys.executable, "-m", f"areal.services.{name}", *flags(arguments)]
 
 
@@ -323,8 +323,8 @@ class HubModel:
 
 
 def hub_models(stored: StoredObject, spec: ModelSpec) -> Iterator[HubModel]:
-    """The ids among a Model's paths: weights, tokenizer, adapters. An engine that runs already has its weights: only
-    the tokenizer is needed."""
+    """The ids among a Model's paths: weights, tokenizer, adapters. An attached engine has its weights already and needs
+    only the tokenizer."""
     if spec.external is not None:
         return
     attached = spec.engine_url is not None

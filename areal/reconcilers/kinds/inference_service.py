@@ -1,4 +1,4 @@
-"""The InferenceService kind: a router that says where, a gateway that relays."""
+"""The InferenceService kind: a router and a gateway."""
 
 from __future__ import annotations
 

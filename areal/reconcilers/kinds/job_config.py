@@ -1,5 +1,4 @@
-"""Reads a job's configuration before its driver does, and checks a job before anything starts for it. No module of the
-user's is imported.
+"""Reads a job's configuration, and checks a job before anything starts for it. No user module is imported.
 
 The driver is the spec's (or the command line's), else a top-level ``driver:`` of the configuration, else the built-in
 one of its ``trainer.type``. ``actor.backend`` (or ``allocation_mode``) says ``fsdp:d4``: four processes;
@@ -99,8 +98,8 @@ CONFIGS = ("BaseExperimentConfig", "GRPOConfig", "PPOConfig", "SFTConfig", "RWCo
 
 
 def config_class(text: str, function: str) -> str | None:
-    """The name of the driver's configuration class in ``areal.api.cli_args``; None where the source does not show it.
-    ``function``: the driver's."""
+    """The name of the configuration class in ``areal.api.cli_args`` that the driver ``function`` loads; None when the
+    source does not show it."""
     tree = ast.parse(text)
     ours = {
         alias.asname or alias.name: alias.name
@@ -126,7 +125,7 @@ def config_class(text: str, function: str) -> str | None:
 
 
 def _is_called_with_more(tree: ast.Module, function: str) -> bool:
-    """A script may call its function with other words than it was given."""
+    """Whether the script calls ``function`` with arguments other than its own command line."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return any(
         [ast.unparse(argument) for argument in call.args] not in (["sys.argv[1:]"], ["sys.argv"])
@@ -143,7 +142,7 @@ _DEEPEST = 10
 
 
 class JobConfig:
-    """A job's configuration as it is written, with its overrides. Nothing is checked here that the driver checks."""
+    """A job's configuration as it is written, with its overrides. The driver checks it."""
 
     def __init__(self, job: Wanted, tree: dict[str, Any], folder: Path) -> None:
         self._job = job
@@ -152,7 +151,7 @@ class JobConfig:
 
     @classmethod
     def of(cls, job: Wanted) -> JobConfig:
-        """Raises UsageFault. One that is not found is left to the driver's start, which says where it looked."""
+        """Raises UsageFault. A missing file is reported when the driver starts."""
         import yaml
 
         given, folder = job.spec.get("config"), _folder(job)
@@ -169,7 +168,7 @@ class JobConfig:
         return cls(job, tree, folder)
 
     def get(self, key: str, default: Any = None, depth: int = 0) -> Any:
-        """The value of a dotted key; ``${another.key}`` is looked up."""
+        """The value of a dotted key, with ``${another.key}`` resolved."""
         node: Any = self._tree
         for part in key.split("."):
             if not isinstance(node, Mapping) or part not in node:
@@ -188,7 +187,7 @@ class JobConfig:
         return value if isinstance(value, str) else ""
 
     def inference(self) -> Part | None:
-        """The layout of its own engines. Raises InvalidManifest."""
+        """The layout of the job's own inference engines. Raises InvalidManifest."""
         online = isinstance(self.get("rollout"), Mapping) and self.get("trainer.type") not in _OFFLINE
         if not online or self.get("rollout.gateway_addr"):
             return None
@@ -229,12 +228,12 @@ class JobConfig:
             raise InvalidManifest(f"{self._job.ref}: {key} {said!r}: {error}") from error
 
     def absolute(self, path: str) -> str:
-        """A folder of the driver's working folder; a name on a hub as it is."""
+        """A local path made absolute from the working folder; a hub id unchanged."""
         local = self._folder / Path(path).expanduser()
         return str(local) if local.exists() or looks_local(path) else path
 
     def engine_arguments(self, engine: str) -> dict[str, Any]:
-        """The configuration's section for the engine, without what says nothing and what areal sets itself."""
+        """The configuration's section for the engine, without defaults and without arguments that areal sets."""
         section = self.get(engine)
         return engine_arguments(engine, section if isinstance(section, Mapping) else {}, self.text("actor.dtype"))
 
@@ -245,8 +244,8 @@ PROCESSES = "processesPerNode"
 
 
 def expand_job(job: Wanted, config: JobConfig) -> Wanted:
-    """The job with its scheduler, its nodes and its processes, where only its configuration says them
-    (``scheduler.type``, ``cluster.n_gpus_per_node``, the layout). Raises InvalidManifest naming the field."""
+    """The job with its scheduler, nodes and processes taken from its configuration (``scheduler.type``,
+    ``cluster.n_gpus_per_node``, the layout) where the spec lacks them. Raises InvalidManifest naming the field."""
     declared, resources = config.text("scheduler.type"), dict(job.spec.get("resources") or {})
     if declared not in ("", "local") and not job.spec.get("scheduler"):
         job = replace(job, spec={**job.spec, "scheduler": {"type": declared}})
@@ -364,7 +363,7 @@ def _require_driver(job: Wanted, driver: str) -> None:
 
 
 def import_places(job: Wanted) -> list[str]:
-    """The import path of its driver's process."""
+    """The import path of the driver's process."""
     return import_path(_folder(job), job.spec.get("env") or {})
 
 
@@ -374,13 +373,13 @@ _LONGEST_S = 60.0
 
 
 def job_faults(
-    jobs: Iterable[tuple[Wanted, Resource]], asking: Callable[[str], None] = lambda ref: None
+    jobs: Iterable[tuple[Wanted, Resource]], report: Callable[[str], None] = lambda ref: None
 ) -> dict[Ref, list[Diagnostic]]:
-    """Every fault of every job that has some. ``asking`` is told of each job that takes a moment."""
+    """The faults of each job that has any. ``report`` is called before a job's slow check."""
     found: dict[Ref, list[Diagnostic]] = {}
     asked: list[tuple[Resource, dict[str, Any]]] = []
     for job, resource in jobs:
-        faults = found[resource.ref] = [*_faults_around(job, resource)]
+        faults = found[resource.ref] = [*_missing_references(job, resource)]
         if faults:
             continue
         try:
@@ -391,15 +390,15 @@ def job_faults(
             faults.append(_diagnostic(resource, ("config",), error.message, error.hint))
         else:
             if request is not None:
-                asking(job.ref)
+                report(job.ref)
                 asked.append((resource, request))
-    for (resource, request), answer in zip(asked, _answers([request for _, request in asked]), strict=True):
-        found[resource.ref] += [_placed(resource, request, fault) for fault in answer]
+    for (resource, request), answer in zip(asked, _check_all([request for _, request in asked]), strict=True):
+        found[resource.ref] += [_fault_diagnostic(resource, request, fault) for fault in answer]
     return {ref: faults for ref, faults in found.items() if faults}
 
 
-def _faults_around(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
-    """Folders, files and secrets that are not there."""
+def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]:
+    """Folders, files and secrets that are missing."""
     spec, folder = job.spec, _folder(job)
     if not folder.is_dir():
         yield _diagnostic(resource, ("workingDir",), f"there is no folder {str(folder)!r}")
@@ -441,7 +440,7 @@ def _request(job: Wanted) -> dict[str, Any] | None:
 
 
 def _agents(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The variable of an agent service's address, before there is one."""
+    """A placeholder for the variable with an agent service's address, which is not known yet."""
     return {"AREAL_AGENTS_ADDR": "later"} if (spec.get("rollout") or {}).get("agents") else {}
 
 
@@ -462,8 +461,8 @@ def _config_of(job: Wanted, driver: str) -> str | None:
         return None
 
 
-def _answers(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """One process for all. Where it cannot run (an extra is missing), the driver says what is wrong."""
+def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The faults of each request, from one process for all; none if it cannot run (an extra is missing)."""
     if not requests:
         return []
     nothing: list[list[dict[str, Any]]] = [[] for _ in requests]
@@ -477,7 +476,7 @@ def _answers(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return json.loads(done.stdout) if done.returncode == 0 else nothing
 
 
-def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:
+def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, Any]) -> Diagnostic:
     path, message = tuple(fault["path"]), str(fault["message"])
     if fault["override"] is not None:
         at = ("overrides", request["overrides"].index(fault["override"]))
@@ -487,11 +486,11 @@ def _placed(resource: Resource, request: Mapping[str, Any], fault: Mapping[str, 
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
     nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
-    said = next((each for each in places if _is_said(resource.spec.get("config"), each)), path)
+    said = next((each for each in places if _is_set(resource.spec.get("config"), each)), path)
     return _diagnostic(resource, ("config", *said), message)
 
 
-def _is_said(node: Any, path: tuple[Any, ...]) -> bool:
+def _is_set(node: Any, path: tuple[Any, ...]) -> bool:
     for part in path:
         if not isinstance(node, Mapping) or part not in node:
             return False

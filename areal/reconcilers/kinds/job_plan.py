@@ -64,7 +64,7 @@ class JobWork(ObjectWork):
 
 
 class TrainJobPlan(KindPlan):
-    """A driver ends before the model that it samples from, and starts when that is there."""
+    """A driver stops before the model that it samples from, and starts when that model is ready."""
 
     def drain(self) -> None:
         for place, target in enumerate(self.targets):
@@ -111,7 +111,7 @@ def plan_job(work: JobWork) -> None:
 
 
 def _why_start(work: JobWork, now: JobStatus) -> str:
-    """Why another run is due; "" when none is."""
+    """Why the driver has to start; "" when it does not."""
     if _restart_requested(work.target.object, now):
         return "restart requested"
     if now.phase is JobPhase.PENDING:
@@ -130,7 +130,7 @@ def _why_start(work: JobWork, now: JobStatus) -> str:
 
 
 def _restart_requested(job: StoredObject, now: JobStatus) -> bool:
-    """Whether `areal restart` was given since the newest run was started."""
+    """Whether `areal restart` was called since the newest run started."""
     asked = str(job.status.get("restartedAt", ""))
     return now.run is not None and str(now.run.state.spec.inputs.get("restartedAt", "")) != asked
 
@@ -173,7 +173,7 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
 
 
 def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
-    """End what lives, and what a supervisor that died has left."""
+    """Stop live runs, and processes that a dead supervisor left."""
     ending = [run for run in work.runs if run.is_live or (run.leaves_session and run is now.run)]
     return work.stop_component(DRIVER, ending, cause, work.recorded, work.policy.grace) if ending else ()
 
@@ -191,8 +191,8 @@ def with_services(
     replacing: Sequence[str],
     refused: MutableMapping[str, ArealError] | None = None,
 ) -> list[Wanted]:
-    """``wanted``, and what its jobs bring. ``replacing``: references of jobs that begin anew. ``refused`` collects why
-    a job cannot be, and the job is left out; without it ArealError is raised."""
+    """``wanted``, and the services and models that its jobs own. ``replacing``: references of jobs that are created
+    again. ``refused`` collects the errors of jobs that are left out; without it they are raised."""
     known = {str(item.ref): item for item in stored}
     owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
     specs = {ref: item.spec for ref, item in known.items()} | {item.ref: item.spec for item in wanted}
@@ -200,7 +200,7 @@ def with_services(
     for item in wanted:
         try:
             item = _with_model_of_agents(item, specs) if item.kind == _JOB else item
-            made = _expanded(item, known, owners, recreate=item.ref in replacing) if item.kind == _JOB else [item]
+            made = _expand(item, known, owners, recreate=item.ref in replacing) if item.kind == _JOB else [item]
         except ArealError as error:
             if item.where and not isinstance(error, ManifestError):  # of a manifest, and no verb's flags
                 kind = InvalidManifest if isinstance(error, UsageFault) else type(error)
@@ -235,12 +235,12 @@ def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -
     return replace(job, spec={**job.spec, "rollout": {**rollout, **known}})
 
 
-def _expanded(
+def _expand(
     job: Wanted, known: Mapping[str, StoredObject], owners: Mapping[str, str | None], *, recreate: bool
 ) -> list[Wanted]:
     earlier = known.get(job.ref)
     if earlier is not None and not recreate:
-        job = _as_it_was(job, earlier)
+        job = _with_recorded_fields(job, earlier)
         rollout = job.spec.get("rollout")
         if rollout is None:
             return [job]
@@ -251,15 +251,15 @@ def _expanded(
     job = expand_job(job, config)
     require_runnable(job, config)
     owned = _owned_service(job, config) if not job.spec.get("rollout") else None
-    job = _placed(job, config)
+    job = _place_job(job, config)
     if owned is None:
         return [job]
-    service, model = _claimed(job, owned, known, owners)
+    service, model = _claim_names(job, owned, known, owners)
     return [service, model, replace(job, spec={**job.spec, "rollout": {"service": service.name, "model": model.name}})]
 
 
-def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
-    """Keep what was derived from the job's configuration earlier: it does not change during the life of a job."""
+def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:
+    """Keep the fields that were derived from the job's configuration: they are constant for the life of a job."""
     spec = dict(job.spec)
     if earlier.spec.get("rollout") is not None:
         spec.setdefault("rollout", earlier.spec["rollout"])
@@ -268,20 +268,20 @@ def _as_it_was(job: Wanted, earlier: StoredObject) -> Wanted:
         spec["resources"] = {**kept, **(spec.get("resources") or {})}
     if earlier.spec.get("scheduler"):
         spec.setdefault("scheduler", earlier.spec["scheduler"])
-    return _placed(replace(job, spec=spec), JobConfig.of(job))
+    return _place_job(replace(job, spec=spec), JobConfig.of(job))
 
 
-def _placed(job: Wanted, config: JobConfig) -> Wanted:
+def _place_job(job: Wanted, config: JobConfig) -> Wanted:
     """Add the cluster resources that the configuration's ``scheduling_spec`` requests. Raises InvalidManifest."""
     placement = config.placement_of("training", job.spec.get("scheduler") or {})
     return replace(job, spec=with_placement(job.spec, placement))
 
 
-def _claimed(
+def _claim_names(
     job: Wanted, owned: tuple[Wanted, Wanted], known: Mapping[str, StoredObject], owners: Mapping[str, str | None]
 ) -> tuple[Wanted, Wanted]:
-    """The names are free, or the job's already. Then the service keeps its port. ``owners``: of all there is and is to
-    be. Raises Conflict."""
+    """The service and model under names that are free or the job's already; the service keeps its port. ``owners``: by
+    reference, of recorded and declared objects. Raises Conflict."""
 
     def is_taken(item: Wanted) -> bool:
         return owners.get(item.ref, item.owner) != item.owner
@@ -308,7 +308,7 @@ def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -
 
 
 def _as_recorded(item: StoredObject) -> Wanted:
-    """The manifest that changes nothing when it is applied."""
+    """The recorded manifest of an object: applying it changes nothing."""
     layer = next((each for each in item.layers if each.manager == APPLY), None)
     return Wanted(
         ref=str(item.ref),
@@ -327,8 +327,8 @@ def _as_recorded(item: StoredObject) -> Wanted:
 
 
 def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | None:
-    """Service and model, without a port; None where the job samples from nothing, or from what its configuration or its
-    driver names. Raises UsageFault."""
+    """The service, without a port, and the model that the configuration lays out; None when it lays out no engine.
+    Raises UsageFault."""
     part = config.inference()
     if part is None:
         return None
@@ -374,7 +374,7 @@ def _free_port() -> int:
 def following_jobs(
     targets: Sequence[Target], stored: Iterable[StoredObject], states: Iterable[RunState]
 ) -> tuple[Target, ...]:
-    """``targets``, with the services that jobs among them own, and each of those suspended where its job is at rest."""
+    """``targets``, with the services that their jobs own, suspended while the job is at rest."""
     chosen = {target.ref: target for target in targets}
     known = {str(item.ref): item for item in stored} | {ref: target.object for ref, target in chosen.items()}
     runs = list(states)
@@ -502,8 +502,8 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
 
 
 def _own_folder(home: Home, stored: StoredObject) -> Path:
-    """The job's folder: configuration, metrics, checkpoints, trajectories. That of an earlier job of the same name is
-    set aside: a new job must not go on from its checkpoints, and they must not be lost."""
+    """The job's folder: configuration, metrics, checkpoints, trajectories. The folder of an earlier job of the same
+    name is renamed: a new job must not resume from its checkpoints, and they must not be lost."""
     folder = home.jobs / stored.name
     mark = folder / _OWNER
     if folder.exists():
@@ -536,7 +536,7 @@ def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slo
 
 
 def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:
-    """A file's path is read from where the driver runs, else from beside the manifest. A map becomes a file."""
+    """The configuration's file: relative to the working folder, else to the manifest. A map is written to a file."""
     if spec.config is None:
         return None
     if not isinstance(spec.config, str):

@@ -1,6 +1,6 @@
 """The status of a training job, from the runs of its driver. Pure; standard library only, for ``areal get``.
 
-A job is what its newest run is. A driver that ends by itself with 0 has done its work and is never started again; one
+A job has its newest run's status. A driver that ends by itself with 0 has done its work and is never started again; one
 that failed is started again by its supervisor as often as the spec allows, and a supervisor that died itself is
 replaced within the same allowance. What a person stopped goes on when it is resumed.
 """
@@ -25,8 +25,8 @@ class JobPhase(StrEnum):
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
     STOPPED = "Stopped"
-    LOST = "Lost"  # its supervisor is gone: nobody starts it again but a reconcile
-    UNKNOWN = "Unknown"  # out of sight
+    LOST = "Lost"  # its supervisor died: only a reconcile starts it again
+    UNKNOWN = "Unknown"  # cannot be seen
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:
 
 
 def attempt_of(state: RunState) -> int:
-    """The number of the driver's start that this run made last."""
+    """The number of the run's newest start of the driver."""
     return int(state.spec.inputs.get("attempt", 1)) + state.restarts
 
 
 def exit_code(state: RunState) -> int | None:
-    """The driver's exit status as a shell tells it; None while it runs, or when nobody knows."""
+    """The driver's exit status as in a shell; None while it runs, or when it is unknown."""
     last = state.last_exit
     if state.phase not in (Phase.EXITED, Phase.CRASHLOOP) or last is None:
         return None

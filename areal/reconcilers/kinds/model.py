@@ -1,4 +1,4 @@
-"""The Model kind: replicas of an engine and a data proxy behind its service's router, or behind somebody's endpoint."""
+"""The Model kind: replicas of an engine and a data proxy behind its service's router, or of a data proxy alone."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ModelController(KindController):
     def faults_before_start(
         self, items: Sequence[tuple[Wanted, Resource]], report: StageReporter
     ) -> dict[Ref, list[Diagnostic]]:
-        """Secrets that are not there."""
+        """Secrets that cannot be read."""
         from areal.reconcilers.launch import secret_fault, secret_faults
         from areal.resources.nodes import Diagnostic
         from areal.resources.tree import get_path
@@ -104,7 +104,6 @@ class ModelController(KindController):
         count = 0 if host is not None and host.get("suspend") else self.replicas(spec)
         if count == 0:
             return Health("Suspended", 0, 0)
-        owner = service_ref(spec)
         names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
         name, owner = served_name(ref.partition("/")[2], spec), service_ref(spec)
         return routed_health(seen, ref, name, count, names, owner, recorded=host is not None)
@@ -153,15 +152,14 @@ class ModelController(KindController):
         return model_run(context, op, slot)
 
     def start_deadline_s(self, context: EffectContext, ref: str) -> float:
-        """A rollout has its own patience."""
+        """The earlier of the startup probe's deadline and the rollout's progress deadline."""
         spec: ModelSpec = context.spec_of(ref)
         strategy: Strategy = spec.strategy or context.spec_of(service_ref(context.object(ref).spec)).strategy
         return min(spec.probes.startup.deadline_seconds, strategy.progress_deadline_seconds)
 
     def dispose(self, home: Home, ref: Ref) -> str | None:
-        """Trajectories outlive the processes. They go with the Model, but for finished ones that nobody has exported: a
-        Model of the same name serves them again. Only the recorder reads journals: a process of its own removes them.
-        """
+        """Remove the Model's trajectories, except finished ones that were never exported: a Model of this name serves
+        them again. Only the recorder reads journals, so it removes them in a process of its own."""
         import subprocess
 
         folder = home.data / ref.name
@@ -176,19 +174,19 @@ class ModelController(KindController):
                 stdin=subprocess.DEVNULL,
                 check=True,
             )
-            remains = json.loads(done.stdout)
+            kept = json.loads(done.stdout)
         except subprocess.CalledProcessError as error:
             lines = error.stderr.strip().splitlines()
             return f"{ref}: {folder} is kept: {lines[-1] if lines else 'no reason given'}"
         except (OSError, subprocess.TimeoutExpired, ValueError) as error:
             return f"{ref}: {folder} is kept: what is recorded in it could not be read: {error}"
         reasons = []
-        if count := remains["finished"]:
+        if count := kept["finished"]:
             reasons.append(f"{count} finished {'trajectory was' if count == 1 else 'trajectories were'} never exported")
-        if remains["unreadable"]:
-            reasons.append(f"unreadable journals: {', '.join(remains['unreadable'])}")
-        if remains["served"]:
-            reasons.append(f"journals in use: {', '.join(remains['served'])}")
+        if kept["unreadable"]:
+            reasons.append(f"unreadable journals: {', '.join(kept['unreadable'])}")
+        if kept["served"]:
+            reasons.append(f"journals in use: {', '.join(kept['served'])}")
         if not reasons:
             return None
         return f"{ref}: {folder} is kept: {'; '.join(reasons)}. A Model of this name serves it again; remove it by hand"
@@ -212,7 +210,7 @@ class ModelController(KindController):
         }
 
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
-        """Trajectories that outlived their Model. They are somebody's work: nothing removes them."""
+        """Trajectories whose Model is deleted. Only a person removes them."""
         for path in folders_without_object(home.data, names):
             what = f"{path} holds what Model/{path.name} recorded, and no such Model is there any more"
             yield what, "apply a Model of this name to export it, or remove the folder"

@@ -36,7 +36,7 @@ def replica_count(spec: ModelSpec) -> int:
 
 
 def gpus_per_replica(spec: ModelSpec) -> int:
-    """``resources.gpus``; else tensor x pipeline for engines that need GPUs; the embedded engine asks for none."""
+    """``resources.gpus``, else tensor x pipeline for engines that need GPUs, 0 for the embedded engine."""
     if not spec.starts_engine:
         return 0
     if spec.resources.gpus is not None:
@@ -111,8 +111,8 @@ class ModelWork(ReplicaWork):
         return self.spec.probes.readiness.model_dump(by_alias=False, mode="json")
 
     def warm(self, replica: Replica, run: str, needs: Sequence[int]) -> tuple[int, ...]:
-        """A completion through the data proxy, before it is routed. An endpoint of somebody else is asked for nothing
-        that costs: that it answers at all is part of being ready."""
+        """One completion through the data proxy, before it is routed. An external endpoint is not warmed up:
+        completions cost there, and its readiness includes that it answers."""
         if self.spec.external is not None:
             return tuple(needs)
         target = replica.proxy_component.target
@@ -121,7 +121,7 @@ class ModelWork(ReplicaWork):
 
 
 class ModelPlan(KindPlan):
-    """Models that give GPUs back are opened before those that take some."""
+    """Models that release GPUs are opened before those that take some."""
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
@@ -129,7 +129,7 @@ class ModelPlan(KindPlan):
 
     def open(self) -> None:
         planning = self.planning
-        for target in sorted(self.targets, key=self._gpus_more):
+        for target in sorted(self.targets, key=self._gpu_growth):
             if target.gone:
                 continue
             ref = service_ref(target.object.spec)
@@ -141,7 +141,7 @@ class ModelPlan(KindPlan):
             open_replicas(work)
             self._opened.append(work)
 
-    def _gpus_more(self, target: Target) -> tuple[int, str]:
+    def _gpu_growth(self, target: Target) -> tuple[int, str]:
         """The number of GPUs by which the model grows, and its name."""
         held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
         if target.gone:
@@ -171,4 +171,4 @@ class ModelPlan(KindPlan):
             settle(work)
 
     def finish(self) -> None:
-        """Ended models are erased already."""
+        """Ended models were erased in ``end``."""

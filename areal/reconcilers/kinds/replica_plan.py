@@ -30,7 +30,7 @@ from areal.reconcilers.planning import Action, stoppable, unseen
 
 
 def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Ops that replace ``replicas``; the last of them."""
+    """Plan the replacement of ``replicas`` after the ops ``last``. Returns the last ops."""
     if not replicas:
         return last
     if work.strategy.type == "Recreate":
@@ -44,7 +44,7 @@ def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int,
     left = {replica.index: replica for replica in replicas}
     while left:
         size = _surge_size(work, left.values())
-        batch = list(islice(left.values(), size)) if size else _given_up(work, left.values())
+        batch = list(islice(left.values(), size)) if size else _first_to_stop(work, left.values())
         last = _surge(work, batch, last) if size else _recreate(work, batch, last)
         for replica in batch:
             del left[replica.index]
@@ -52,7 +52,7 @@ def replace_all(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int,
 
 
 def _surge_size(work: ReplicaWork, left: Collection[Replica]) -> int:
-    """The number of successors that may run beside the old ones now; 0: something has to stop first."""
+    """The number of successors that can start beside the old replicas now; 0: an old one has to stop first."""
     declared = work.strategy.max_surge
     if not work.need or work.queues or not any(replica.new_engine for replica in left):
         return min(len(left), 1 if declared == "auto" else int(declared))
@@ -60,10 +60,10 @@ def _surge_size(work: ReplicaWork, left: Collection[Replica]) -> int:
     return min(len(left), room, room if declared == "auto" else int(declared))
 
 
-def _given_up(work: ReplicaWork, left: Collection[Replica]) -> list[Replica]:
-    """The replicas that make room for their own successors: those that do not serve anyway, else as few as may be.
+def _first_to_stop(work: ReplicaWork, left: Collection[Replica]) -> list[Replica]:
+    """The replicas that stop before their successors start: those that do not serve, else ``max_unavailable``.
 
-    Raises NoCapacity when that would be the only one, and nobody has allowed it.
+    Raises NoCapacity when that is the only replica and downtime is not allowed.
     """
     broken = [replica for replica in left if not replica.serves]
     if broken:
@@ -82,8 +82,8 @@ def _given_up(work: ReplicaWork, left: Collection[Replica]) -> list[Replica]:
 
 
 def _surge(work: ReplicaWork, batch: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """New beside old: start, warm, route in, soak, then drain and stop the old ones. Until they are drained the old
-    ones go on with the sessions that they have; a data proxy that stops leaves them to the others."""
+    """New beside old: start, warm up, route, soak, then drain and stop the old replicas. Until they are drained they
+    keep their sessions; a data proxy that stops leaves its sessions to the others."""
     cause = f"replaced: {_cause(batch)}"
     new, warm = _start_successors(work, batch, last or work.before_start, beside=True)
     old = _routed_of(work, _old_proxies(batch))
@@ -157,8 +157,8 @@ def _cause(batch: Sequence[Replica]) -> str:
 
 
 def open_replicas(work: ReplicaWork) -> None:
-    """First half: what serves is routed at once. Of a neighbour only that: a router that started anew learns what
-    serves. Behind a router that cannot be seen nothing is done."""
+    """First half: decide about each replica, and route to those that serve if the router lost them. A neighbor is only
+    routed. Nothing is done behind a router that cannot be seen."""
     if work.service.router_unseen or (work.routes_only and (work.suspended or not work.table_lost)):
         work.routes_only = True
         return
@@ -175,7 +175,7 @@ def open_replicas(work: ReplicaWork) -> None:
 
 
 def close_replicas(work: ReplicaWork) -> None:
-    """Second half: start what is missing, stop what is superfluous, replace what has changed. Raises NoCapacity."""
+    """Second half: start missing replicas, stop superfluous ones, replace outdated ones. Raises NoCapacity."""
     if work.routes_only:
         return
     work.notes.cannot_see(work.ref, [run for run in unseen(work.runs) if run.replica >= work.count])
@@ -193,7 +193,7 @@ def close_replicas(work: ReplicaWork) -> None:
         f" needs {new * work.need} GPUs for {new} new replica{'s' if new > 1 else ''}",
         "areal get processes -o wide shows who holds the GPUs; lower spec.replicas or stop something",
     )
-    last = _bring_up(work, fresh, last)
+    last = _start_missing(work, fresh, last)
     if any(replica.proxy.action is Action.DEFER for replica in fresh):
         return  # until they serve, the others do: the next pass goes on
     if not all(replica.serves for replica in replaced):
@@ -209,7 +209,7 @@ def _proxies(work: ReplicaWork) -> tuple[ObservedRun, ...]:
 
 
 def _routed_now(work: ReplicaWork) -> list[str]:
-    """Data proxies that serve: the set to keep whole until an op takes one out. What cannot be seen stays in."""
+    """Data proxies that serve, the initial routed set. A routed one that cannot be seen stays in it."""
     ours = [replica.live_proxy for replica in work.replicas if replica.live_proxy is not None]
     serving = [run.uid for run in ours if run.uid in work.known or run.seen is Seen.READY]
     unsure = work.service.needs_sync  # relays may still pick what the router does not know
@@ -222,14 +222,14 @@ def _routed_now(work: ReplicaWork) -> list[str]:
 
 
 def _lost_routes(work: ReplicaWork) -> str:
-    """Why the routes of what serves have to be given to the router again, whatever else is waited for."""
+    """Why the router needs the current routes at once; "" when it does not."""
     missing = _without(work.routed, work.known)
     extra = sorted(_without(list(work.known), work.routed))
     if missing:
         message = f"{len(missing)} of {len(work.routed)} replicas are not in the router's table"
-        return _drifted(work, "route-missing", message)
+        return _note_drift(work, "route-missing", message)
     if extra:
-        return _drifted(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
+        return _note_drift(work, "route-extra", f"the router knows workers that are not ours: {', '.join(extra)}")
     wanted = {run.uid for run in _proxies(work) if run.replica < work.count and run.is_live}
     draining = [uid for uid in work.routed if work.known[uid] in ("draining", "cordoned") and uid in wanted]
     if draining:
@@ -239,8 +239,8 @@ def _lost_routes(work: ReplicaWork) -> str:
     return "" if told == work.readiness else "probes.readiness changed"
 
 
-def _drifted(work: ReplicaWork, kind: str, message: str) -> str:
-    """Lost routes are no drift where this plan itself restarts the router."""
+def _note_drift(work: ReplicaWork, kind: str, message: str) -> str:
+    """Note drift unless this plan itself restarts the router. Returns the cause of the op."""
     if work.service.table is not None:
         work.notes.drift.append(Drift(work.ref, kind, "routes", message))
     return f"{kind}: {message}"
@@ -250,8 +250,8 @@ def _new_engines(replicas: Sequence[Replica]) -> int:
     return sum(1 for replica in replicas if replica.new_engine)
 
 
-def _bring_up(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
-    """Start what is missing in the slots that need no replacement, and publish it when all of it is warm."""
+def _start_missing(work: ReplicaWork, replicas: Sequence[Replica], last: tuple[int, ...]) -> tuple[int, ...]:
+    """Start missing processes of the slots that need no replacement, and route to them when all are warm."""
     ready: list[int] = []
     joining: list[str] = []
     warm: list[int] = []
@@ -274,7 +274,7 @@ def _extra_cause(work: ReplicaWork) -> str:
 
 
 def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...], cause: str) -> tuple[int, ...]:
-    """Drain, take out of rotation, stop."""
+    """Drain, unroute and stop ``runs``."""
     if not runs:
         return last
     needs = (*(last or work.recorded), *work.service.synced)
@@ -289,16 +289,16 @@ def _remove(work: ReplicaWork, runs: Sequence[ObservedRun], last: tuple[int, ...
 
 
 def _forget_routes(work: ReplicaWork, last: tuple[int, ...]) -> None:
-    """An object without replicas is not listed, even when its processes went by themselves."""
+    """Unroute an object without replicas, even when its processes ended by themselves."""
     table = work.service.table
     if work.count or work.routed or not isinstance(table, RouteTable) or work.name not in table.models:
-        return  # (what cannot be seen is among ``routed``)
+        return  # runs that cannot be seen are in ``routed``
     if not any(op.verb is Verb.UNROUTE for op in work.build.ops_of(work.ref)):
         work.unroute(_extra_cause(work), last or work.recorded)
 
 
 def settle(work: ReplicaWork) -> None:
-    """The object is visible where users ask for it: at the gateway."""
+    """Wait until the gateway lists the object."""
     changed = [op.id for op in work.build.ops_of(work.ref) if op.verb in (Verb.ROUTE, Verb.AWAIT)]
     if not changed or not work.routed or not work.count:
         return
@@ -310,9 +310,9 @@ def settle(work: ReplicaWork) -> None:
 
 
 def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
-    """Delete: drain and unroute while the service lives on, then stop, forget, erase; the last op.
+    """Delete: drain and unroute while the service stays, then stop, forget, erase. Returns the last op.
 
-    A router that does not answer must not keep a model from being deleted: its ops are waited for, not needed.
+    The router's ops are in ``after``, not ``needs``: a router that does not answer must not prevent the deletion.
     """
     cause, runs = work.end_cause, stoppable(work.runs)
     after: tuple[int, ...] = ()
@@ -325,7 +325,7 @@ def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
 
 
 def stop_replicas(work: ReplicaWork, needs: tuple[int, ...], after: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Stop all that ends: data proxies, then engines."""
+    """Stop all data proxies, then all engines."""
     args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
     runs, last = stoppable(work.runs), needs
     for name in (PROXY, work.engine_name):

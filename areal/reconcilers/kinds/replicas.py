@@ -1,4 +1,4 @@
-"""The replicas behind a router: what is to be done about each slot, and the ops for it. Pure.
+"""The replicas behind a router: the decision about each slot, and its ops. Pure.
 
 A replica is a data proxy and the process that it calls: the engine of a Model, the worker of an AgentService. In this
 module and in ``replica_plan`` both are called the engine. A data proxy names its engine by URL, and a replaced process
@@ -34,8 +34,8 @@ PROXY = "data-proxy"
 
 @dataclass(frozen=True)
 class Replica:
-    """One slot: what is to be done about its engine (None: not ours) and its data proxy. ``callers`` are surplus
-    data proxies of an engine that is to be replaced: they go when it goes."""
+    """One slot: the decisions about its engine (None: not started by areal) and its data proxy. ``callers``: surplus
+    data proxies of an engine that is to be replaced; they stop with it."""
 
     index: int
     engine: Decision | None
@@ -74,7 +74,7 @@ class Replica:
 
     @property
     def serves(self) -> bool:
-        """Whether requests are answered by this slot today."""
+        """Whether this slot answers requests now."""
         return self.live_proxy is not None and self.live_proxy.seen is Seen.READY
 
 
@@ -90,7 +90,7 @@ def _behind(engine: Decision, proxy: Decision) -> Decision:
 
 
 def not_replaced(slot: Replica) -> Replica:
-    """The same slot when nothing may be replaced now: outdated processes are left as they are."""
+    """The slot with outdated processes left as they are."""
     engine, proxy = slot.engine, slot.proxy
     if proxy.action is Action.REPLACE:
         proxy = Decision(Action.LEAVE, proxy.cause, proxy.run)
@@ -102,14 +102,14 @@ def not_replaced(slot: Replica) -> Replica:
 
 @dataclass(frozen=True)
 class Extras:
-    """Runs that no slot wants. ``late`` are engines behind a data proxy that is only about to be replaced."""
+    """Runs that belong to no slot. ``late``: engines of a data proxy that this plan has yet to replace."""
 
     early: tuple[ObservedRun, ...] = ()
     late: tuple[ObservedRun, ...] = ()
 
 
 def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> list[Replica]:
-    """The same slots, each with the surplus data proxies of the engine that it is about to lose."""
+    """The slots, each with the surplus data proxies of the engine that it replaces."""
     calling = _callers(run for run in _surplus(runs, replicas) if run.state.spec.component == PROXY)
     return [
         replace(slot, callers=tuple(calling.get(slot.old_engine.url, ()))) if slot.old_engine else slot
@@ -118,7 +118,7 @@ def with_callers(replicas: Sequence[Replica], runs: Sequence[ObservedRun]) -> li
 
 
 def _callers(proxies: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
-    """Data proxies by the URLs that they were told, among them that of their engine."""
+    """Data proxies by the URLs among their inputs, such as that of their engine."""
     found: dict[str, list[ObservedRun]] = {}
     for proxy in proxies:
         for url in {told for told in proxy.state.spec.inputs.values() if isinstance(told, str)}:
@@ -127,8 +127,8 @@ def _callers(proxies: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
 
 
 def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extras:
-    """Runs to stop: scaled away, suspended, left by an interrupted replacement. Where some run of the model cannot be
-    seen none is: what looks superfluous from here may be all that serves."""
+    """Runs to stop: scaled down, suspended, or left by an interrupted replacement. None while a run cannot be seen: the
+    others may be all that serve."""
     if unseen(runs):
         return Extras()
     callers = {run.uid for slot in replicas for run in slot.callers}
@@ -155,8 +155,8 @@ def _surplus(runs: Sequence[ObservedRun], replicas: Iterable[Replica]) -> list[O
 
 @dataclass
 class ReplicaWork(ObjectWork, ABC):
-    """``routes_only``: a neighbour, whose processes are another command's business. ``restored``: the op that gives
-    lost routes back. ``cordoned``: of those routed: nothing new, but the sessions that they have.
+    """``routes_only``: a neighbor, whose processes this plan does not change. ``restored``: the op that restores lost
+    routes. ``cordoned``: routed runs that keep their sessions and get no new ones.
 
     The class variables: the name of the engine's component, the input by which a data proxy knows its URL, and the
     fields of the spec that each of the two depends on.
@@ -179,7 +179,7 @@ class ReplicaWork(ObjectWork, ABC):
     @property
     @abstractmethod
     def service(self) -> ServiceView:
-        """The router and the gateway, as far as they are planned."""
+        """The planned state of the router and the gateway."""
 
     @property
     def name(self) -> str:
@@ -268,7 +268,7 @@ class ReplicaWork(ObjectWork, ABC):
         return not isinstance(self.service.table, str)
 
     def replica(self, index: int) -> Replica:
-        """Decide about one slot; drift goes to the notes."""
+        """Decide about one slot, and note its drift."""
         inputs = key_input(self.service.spec)
         engine, engine_component = None, None
         if self.starts_engine:
@@ -291,8 +291,8 @@ class ReplicaWork(ObjectWork, ABC):
     def start_replica(
         self, replica: Replica, needs: Sequence[int], *, successor: bool = False
     ) -> tuple[str, tuple[int, ...]]:
-        """Start the engine, with the GPUs that it needs, and the data proxy, or wait for those that are there: the data
-        proxy's run; the ops after which both are ready. ``successor``: beside those that are to be replaced."""
+        """Start the engine, with its GPUs, and the data proxy, or wait for those that run. Returns the data proxy's run
+        and the ops after which both are ready. ``successor``: they start beside those that they replace."""
         flag = {"successor": True} if successor else {}
         engine = Started("")
         if replica.engine is not None and replica.engine_component is not None:
@@ -309,7 +309,7 @@ class ReplicaWork(ObjectWork, ABC):
         return self.build.barrier(self.ref, cause, stops) if stops else tuple(needs)
 
     def route(self, cause: str, needs: Sequence[int]) -> int:
-        """Give the router the whole set."""
+        """Give the router the whole set of workers."""
         args = {**self._router, "expected": min(self.count, len(self.routed)), "readiness": self.readiness}
         if self.cordoned:
             args["cordoned"] = list(self.cordoned)
@@ -317,7 +317,7 @@ class ReplicaWork(ObjectWork, ABC):
         return self.build.add(Verb.ROUTE, self.ref, "routes", cause, needs=needs, runs=self.routed, args=args)
 
     def unroute(self, cause: str, needs: Sequence[int], **args: Any) -> int:
-        """Forget the object at the router, by the name there: the object may be gone, or another one, by then."""
+        """Remove the object from the router, by its name there: it may be deleted or replaced by then."""
         args |= {**self._router, **({"model": self.name} if self.name != self.target.object.name else {})}
         needs = (*needs, *self.service.router_ready)
         return self.build.add(Verb.UNROUTE, self.ref, "routes", cause, needs=needs, args=args)
@@ -325,7 +325,7 @@ class ReplicaWork(ObjectWork, ABC):
     def drain(
         self, proxies: Sequence[str], needs: Sequence[int], cause: str, *, seconds: float | None = None
     ) -> tuple[int, ...]:
-        """Stop new requests and let running ones finish. ``seconds`` None: as long as the spec allows."""
+        """Stop new requests and let running ones finish. ``seconds`` None: the spec's drain timeout."""
         args = {**self._router, "seconds": self.drain_s if seconds is None else seconds}
         needs = (*needs, *self.service.router_ready, *self.service.synced)
         add = self.build.add
@@ -340,6 +340,6 @@ class ReplicaWork(ObjectWork, ABC):
         self.notes.destructive.append(f"{self.ref}: {sentence}")
 
     def require_gpus(self, count: int, message: str, hint: str) -> None:
-        """Refuse, before anything is planned, what the machine cannot hold."""
+        """Raises NoCapacity, before anything is planned, when fewer than ``count`` GPUs are free."""
         if count > self.gpus.available:
             raise NoCapacity(f"{self.ref}{message}; {self.gpus.available} are free", hint=hint)

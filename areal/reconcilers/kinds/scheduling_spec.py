@@ -1,8 +1,8 @@
 """AReaL's ``scheduling_spec`` of a configuration, as fields of a manifest for a cluster. Pure.
 
-A row of it belongs to each process of its section (``actor``, ``model``, ``rollout``). Only what is written counts, and
-what the manifest says wins. ``cmd``, ``task_type``, ``type`` and ``port_count`` are about AReaL's own worker program,
-which does not run here. What neither has a place in a manifest nor can be left out is refused, with the field to write
+Its one row applies to each process of its section (``actor``, ``model``, ``rollout``). Defaults are ignored, and fields
+of the manifest take precedence. ``cmd``, ``task_type``, ``type`` and ``port_count`` belong to AReaL's own worker
+program, which does not run here. A field that has no equivalent in a manifest is refused, with the field to write
 instead.
 """
 
@@ -37,7 +37,7 @@ class Placement:
 
 
 def placement_of(rows: object, where: str, scheduler: str) -> Placement:
-    """``where``: the section, ``actor``. Raises InvalidManifest with the place of what cannot be honoured."""
+    """``where``: the section, such as ``actor``. Raises InvalidManifest with the path of an unsupported field."""
     where = f"{where}.scheduling_spec"
     if not rows:
         return Placement()
@@ -95,7 +95,7 @@ def _refused(path: str, why: str, instead: str) -> InvalidManifest:
 
 
 def with_placement(spec: Mapping[str, Any], placement: Placement) -> dict[str, Any]:
-    """A spec with what its configuration says of its place, where the spec says nothing of it."""
+    """``spec`` with the placement's values as defaults."""
     found = dict(spec)
     for name, values in (("resources", placement.resources), ("env", placement.env)):
         if values:

@@ -45,9 +45,9 @@ class ServiceView:
     """The state of a service for the plans of what is behind its router. ``router`` is a run uid or symbol, "" when
     there is none.
 
-    ``table`` is the router's table if it will still hold when routes are changed; None when the router starts empty;
-    a sentence when it cannot be read. Relays go by the table alone after the ops ``synced``. ``router_unseen``,
-    ``gateway_unseen``: out of sight, or not to be counted on yet, and left alone.
+    ``table``: the router's table; None when the router starts empty; a sentence when it cannot be read. Relays follow
+    the new table after the ops ``synced``. ``router_unseen``, ``gateway_unseen``: it cannot be seen, or has to wait for
+    its router, and is left alone.
     """
 
     ref: str
@@ -68,15 +68,14 @@ class ServiceView:
 
     @property
     def needs_sync(self) -> bool:
-        """Whether relays still go by what they inherited from an earlier router."""
+        """Whether relays still follow the table of an earlier router."""
         if self.gone or not self.router or self.router_unseen or isinstance(self.table, str):
             return False
         return self.table is None or not self.table.synced
 
 
 def called_first(work: ObjectWork, model: ModelRef | None, *more: str) -> tuple[int, ...]:
-    """The ops after which the objects that an object depends on serve, with the model that its processes call, and with
-    ``more``."""
+    """The ops after which the object's dependencies, the model that its processes call, and ``more`` serve."""
     needed = {*work.target.object.depends_on, *more}
     if model is not None:
         service = f"InferenceService/{model.service}"
@@ -105,7 +104,7 @@ def called_inputs(planning: Planning, spec: InferenceServiceSpec | AgentServiceS
 
 
 class ServicePlan(KindPlan, ABC):
-    """Views of the services are for what is behind their routers."""
+    """Publishes a ``ServiceView`` of each service for the objects behind its router."""
 
     def __init__(self, planning: Planning, kind: str) -> None:
         super().__init__(planning, kind)
@@ -148,7 +147,7 @@ class ServicePlan(KindPlan, ABC):
             self._mark_synced(view)
 
     def _unroute_undeclared(self, view: ServiceView) -> None:
-        """Models in the router's table that no object declares."""
+        """Unroute models of the router's table that no object declares."""
         if not isinstance(view.table, RouteTable) or view.gone:
             return
         declared = self.declared(view.ref)
@@ -159,8 +158,8 @@ class ServicePlan(KindPlan, ABC):
                 self.planning.build.add(Verb.UNROUTE, view.ref, f"routes/{name}", cause, args=args)
 
     def _mark_synced(self, view: ServiceView) -> None:
-        """A router that started empty is whole again when it knows what serves today. What has yet to start comes
-        later: it must not keep the rest of the table from being trusted."""
+        """Tell a router that started empty that its table is whole once it has the routes of what serves now. Relays
+        must not wait for replicas that have yet to start."""
         if not view.needs_sync:
             return
         build = self.planning.build
@@ -175,7 +174,7 @@ class ServicePlan(KindPlan, ABC):
             close_service(work)
 
     def finish(self) -> None:
-        """The router, every record, the object."""
+        """Stop the router, then erase the service."""
         planning = self.planning
         for target in self.targets:
             if not target.gone:
@@ -219,7 +218,7 @@ class ServiceWork(ObjectWork):
         spec = self.spec
         return spec.drain_timeout_seconds if isinstance(spec, AgentServiceSpec) else spec.strategy.drain_timeout_seconds
 
-    def decided(
+    def decide_component(
         self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
     ) -> tuple[Component, Decision]:
         component = self.component(name, 0, fields, {**(inputs or {}), **key_input(self.spec)})
@@ -229,7 +228,7 @@ class ServiceWork(ObjectWork):
 
 
 def open_service(work: ServiceWork) -> None:
-    """The router, and a gateway where there is none: what those behind the router need to know."""
+    """Plan the router, and the gateway unless it has to be replaced."""
     if work.spec.suspend:
         # The gateway lets running streams finish, then the router goes.
         work.notes.cannot_see(work.ref, unseen(work.runs))
@@ -245,7 +244,7 @@ def open_service(work: ServiceWork) -> None:
 
 
 def close_service(work: ServiceWork) -> None:
-    """A gateway that has to change follows its predecessor, once the table that it will follow is whole."""
+    """Replace an outdated gateway once the router's table is whole."""
     if work.gateway is None:
         return
     component, decision = work.gateway
@@ -257,7 +256,7 @@ def close_service(work: ServiceWork) -> None:
 
 def _open_router(work: ServiceWork) -> Decision:
     view = work.view
-    component, decision = work.decided("router", ROUTER_FIELDS)
+    component, decision = work.decide_component("router", ROUTER_FIELDS)
     if decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
         _stop_extras(work, component, decision)
         started = work.start(component, decision, work.recorded)
@@ -280,7 +279,9 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
     view = work.view
     stays = router.run is not None and router.action in (Action.KEEP, Action.AWAIT, Action.KICK)
     inputs = {"routerUrl": router.run.url} if stays and router.run is not None else {}
-    component, decision = work.decided("gateway", GATEWAY_FIELDS, {**inputs, **called_inputs(work.planning, work.spec)})
+    component, decision = work.decide_component(
+        "gateway", GATEWAY_FIELDS, {**inputs, **called_inputs(work.planning, work.spec)}
+    )
     if not stays and decision.action in (Action.AWAIT, Action.KICK):
         view.gateway_unseen = True  # its router has to be there first: the next pass decides
     elif decision.action in (Action.KEEP, Action.LEAVE, Action.AWAIT):
@@ -298,10 +299,10 @@ def _open_gateway(work: ServiceWork, router: Decision) -> None:
 
 
 def _configure(work: ServiceWork) -> None:
-    """Hot settings, where the router does not have them."""
+    """Send changed hot settings to the router."""
     view, table = work.view, work.view.table
     if isinstance(work.spec, AgentServiceSpec):
-        return  # it has none
+        return  # no hot settings
     strategy, limits = work.spec.router.strategy, work.spec.limits.model_dump(mode="json", by_alias=False)
     if isinstance(table, str):
         return

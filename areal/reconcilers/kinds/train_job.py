@@ -1,4 +1,4 @@
-"""The TrainJob kind: a driver that runs to its end."""
+"""The TrainJob kind: a driver that runs to completion."""
 
 from __future__ import annotations
 
