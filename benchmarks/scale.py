@@ -47,13 +47,13 @@ from areal.reconcilers.planning import PlanScope, Policy
 from areal.runtime import records
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
 from areal.runtime.runs import RunStore
-from areal.services.http.client import Fetched
+from areal.services.http.client import HttpReply
 from areal.services.http.headers import Headers
 from areal.services.http.service import Metrics
 from areal.services.inference.gateway.relay import Admission
 from areal.services.inference.gateway.routing import LiveTable
 from areal.services.inference.router.picking import CallKey
-from areal.services.inference.router.prober import answer_of, report_of
+from areal.services.inference.router.prober import read_report, read_result
 from areal.services.inference.router.registry import WorkerRegistry
 from areal.services.inference.router.sessions import SessionPlacing
 from areal.services.journal.keys import new_tag
@@ -347,9 +347,9 @@ class DataProxies:
     def __init__(self) -> None:
         self.sessions: Counter[str] = Counter()
 
-    async def fetch(self, method: str, base_url: str, path: str, **_: object) -> Fetched:
+    async def fetch(self, method: str, base_url: str, path: str, **_: object) -> HttpReply:
         self.sessions[base_url] += 1
-        return Fetched(201, Headers({}), b"{}")
+        return HttpReply(201, Headers({}), b"{}")
 
 
 class RouterBench:
@@ -385,7 +385,7 @@ class RouterBench:
         body |= {"journals": [self.tags[index]], "sessions": self.sessions[index], "in_flight": 3}
         body |= {"in_flight_tokens": 1000, "version": 7}
         lease = RenewLease(worker_id=worker, worker_addr=addr, model=MODEL, expected=self.size)
-        self.registry.renew(lease, answer_of(body), report_of(body, time.monotonic()), time.monotonic())
+        self.registry.renew(lease, read_result(body), read_report(body, time.monotonic()), time.monotonic())
 
     # -- for one call
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from areal.services.http.headers import Headers
-from areal.services.http.messages import Flow, Request, Response, StreamingResponse, Upgraded, has_body
+from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse, Upgraded, has_body
 from areal.services.http.process import bind, collect_rarely, read_config, serve_options
 from areal.services.http.serve import run_loop
 from areal.services.http.service import Service
@@ -39,7 +39,7 @@ class HostedConnection:
 
     async def wait_writable(self) -> None: ...
 
-    def set_source(self, source: Flow | None) -> None: ...
+    def set_source(self, source: FlowControl | None) -> None: ...
 
     def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None:
         raise NotImplementedError("the gateway of models speaks HTTP only")

@@ -30,7 +30,7 @@ from areal.services.http.process import serve_options
 from areal.services.http.service import Handler, Service
 from areal.services.inference.data_proxy.process import data_proxy
 from areal.services.inference.engines.embedded.app import EngineRoutes, Streams
-from areal.services.inference.gateway.app import build_relay
+from areal.services.inference.gateway.app import gateway
 from areal.services.inference.router.app import router
 from areal.services.weight_update.app import weight_update_gateway
 from areal.services.weight_update.publisher import WeightEndpoint
@@ -70,9 +70,8 @@ async def build_services(state: Path) -> None:
         async with service:
             pass
 
-    gateway = GatewayConfig(router_url="http://127.0.0.1:1")
-    async with HttpClient() as http:
-        build_relay(gateway.router_url, serve_options(gateway), gateway.limits, http)
+    relay = GatewayConfig(router_url="http://127.0.0.1:1")
+    await build(gateway(relay, serve_options(relay)))
     for config, factory in ((RouterConfig(), router), (WeightUpdateConfig(), weight_update_gateway)):
         await build(factory(config, serve_options(config)))
     proxy = DataProxyConfig(

@@ -167,7 +167,7 @@ def test_ctrl_c_cancels_the_turn_and_the_prompt_goes_on(
     user.type("wait\n")
     user.until("waiting")
     user.type("\x03")
-    user.until("(cancelled)")
+    user.until("(cancelled)", again="\x03")
     user.until(">>> ")
 
     wait_until(lambda: outcomes(agent, session) == ["cancelled"])

@@ -1,4 +1,4 @@
-"""The admin key of a service, who may call what, and the binds that need a key.
+"""The admin key of a service, the access that each route needs, and the binds that need a key.
 
 Routes are HEALTH (health, ready: open to everyone, since Kubernetes sends no key), METRICS (open on loopback, else the
 admin key), INFERENCE (the admin key), SESSION (the admin key or any other, of which the handler knows whose it is),

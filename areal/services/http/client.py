@@ -68,7 +68,7 @@ _HIGH_WATER = 256 * 1024
 _MOST_HEADER_BYTES = 64 * 1024
 _SIZES: dict[int, bytes] = {}
 _MOST_SIZES = 4096
-_NO_SIZE = b"\n"  # no chunk is so long, or begins so
+_NO_SIZE = b"\n"  # for lengths that no chunk has: no chunk begins so
 
 
 def start_of_chunk(data: bytes) -> int:
@@ -100,22 +100,22 @@ class Connection(asyncio.Protocol):
         self.closed = False
         self.idle_since = 0.0
         self.on_lost: Callable[[], None] | None = None  # called when it is lost while idle
-        self._handed_on = -math.inf  # when the sink was given something last, in loop time
-        self._fresh()
+        self._delivered_at = -math.inf  # loop time of the last delivery to the sink
+        self._reset()
 
-    def _fresh(self) -> None:
+    def _reset(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._parts: list[bytes] = []
-        self._held = 0
+        self._buffered = 0
         self._header_bytes = 0
-        self._begun = False
+        self._has_head = False
         self._ended = True  # there is no request yet
-        self._keep = False
+        self._keep_alive = False
         self._sink: Callable[[bytes], None] | None = None
         self._framed: Callable[[bytes], bool] | None = None
         self._window: Window | None = None
-        self._late: list[bytes] = []  # contents of chunks that wait for the window's end
-        self._between = False  # the parser is at a chunk's boundary
+        self._deferred: list[bytes] = []  # contents of chunks that wait for the window's end
+        self._at_boundary = False  # the parser is at a chunk's boundary
         self._raw: dict[bytes, bytes] = {}
         self.status = 0
 
@@ -127,10 +127,10 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> None:
         """Send ``request`` and wait for the response's head. Raises ResponseLost."""
-        self._fresh()
+        self._reset()
         self._ended = False
         self._transport.write(request)
-        while not self._begun:
+        while not self._has_head:
             await self._wait()
 
     async def part(self) -> bytes:
@@ -164,9 +164,9 @@ class Connection(asyncio.Protocol):
         of ``sink``. The sink's owner controls the flow by ``pause`` and ``resume``. A chunk that arrives alone is first
         offered to ``framed`` with its size line; ``sink`` gets it unless that returns True. With a ``window``, chunks
         that arrive alone within it are given to ``sink`` at its end, joined."""
-        self._handed_on = -math.inf
+        self._delivered_at = -math.inf
         if self._parts:
-            self._handed_on = self._loop.time()
+            self._delivered_at = self._loop.time()
             sink(self._take())
         self._sink, self._framed, self._window = sink, framed, window
         try:
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
                 await self._wait()
         finally:
             self._sink = self._framed = self._window = None
-            self._late.clear()
+            self._deferred.clear()
         if self._error is not None:
             raise self._error
 
@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         parts = self._parts
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        self._held = 0
+        self._buffered = 0
         return data
 
     def pause(self) -> None:
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        return self._ended and self._keep and not self.closed and not self._paused
+        return self._ended and self._keep_alive and not self.closed and not self._paused
 
     def abort(self) -> None:
         self.closed = True
@@ -225,8 +225,8 @@ class Connection(asyncio.Protocol):
         if self._ended:  # a response without a request
             self.abort()
             return
-        if self._between and self._sink is not None and (start := start_of_chunk(data)):
-            if self._window is not None and self._waits(self._window, data[start:-2]):
+        if self._at_boundary and self._sink is not None and (start := start_of_chunk(data)):
+            if self._window is not None and self._defer(self._window, data[start:-2]):
                 return
             try:
                 if self._framed is None or not self._framed(data):
@@ -234,47 +234,47 @@ class Connection(asyncio.Protocol):
             except Exception as error:  # noqa: BLE001 - the boundary of a callback: the caller of ``stream_to`` raises it
                 self._fail(error)
             return
-        if self._late:
-            self._hand_on_late()
+        if self._deferred:
+            self._deliver_deferred()
         if self._error is None:
             self._parse(data)
 
-    def _waits(self, window: Window, part: bytes) -> bool:
+    def _defer(self, window: Window, part: bytes) -> bool:
         """Whether ``part`` is deferred to the window's end."""
         now = self._loop.time()
-        if not self._late:
-            if now - self._handed_on >= window.seconds:
-                self._handed_on = now
+        if not self._deferred:
+            if now - self._delivered_at >= window.seconds:
+                self._delivered_at = now
                 return False
-            window.wait(self._hand_on_late)
-        self._late.append(part)
+            window.wait(self._deliver_deferred)
+        self._deferred.append(part)
         return True
 
-    def _hand_on_late(self) -> None:
-        if not self._late or self._sink is None or self._error is not None:
+    def _deliver_deferred(self) -> None:
+        if not self._deferred or self._sink is None or self._error is not None:
             return
-        late, self._handed_on = b"".join(self._late), self._loop.time()
-        self._late.clear()
+        late, self._delivered_at = b"".join(self._deferred), self._loop.time()
+        self._deferred.clear()
         try:
             self._sink(late)
         except Exception as error:  # noqa: BLE001 - as in ``data_received``
             self._fail(error)
 
     def _parse(self, data: bytes) -> None:
-        self._between = False
+        self._at_boundary = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(ResponseLost(f"the other side speaks no HTTP: {error}"))
             return
-        self._between = self._between and data.endswith(b"\r\n")  # else part of the next size line has arrived
+        self._at_boundary = self._at_boundary and data.endswith(b"\r\n")  # else part of the next size line has arrived
         if self._sink is None:
-            if self._held > _HIGH_WATER and not self._ended:
+            if self._buffered > _HIGH_WATER and not self._ended:
                 self.pause()
             self._wake()
             return
         if self._parts:
-            self._handed_on = self._loop.time()
+            self._delivered_at = self._loop.time()
             try:
                 self._sink(self._take())
             except Exception as error:  # noqa: BLE001 - as above
@@ -287,10 +287,10 @@ class Connection(asyncio.Protocol):
         if self.on_lost is not None and not self.closed:
             self.on_lost()
         self.closed = True
-        self._hand_on_late()
+        self._deliver_deferred()
         if not self._ended:
             until_close = b"content-length" not in self._raw and b"transfer-encoding" not in self._raw
-            if error is None and self._begun and until_close:
+            if error is None and self._has_head and until_close:
                 self._ended = True
             else:
                 why = f": {error!r}" if error is not None else ""
@@ -315,24 +315,24 @@ class Connection(asyncio.Protocol):
         status = self._parser.get_status_code()
         if status >= 200:
             self.status = status
-            self._begun = True
+            self._has_head = True
 
     def on_chunk_header(self) -> None:
-        self._between = False
+        self._at_boundary = False
 
     def on_chunk_complete(self) -> None:
-        self._between = True
+        self._at_boundary = True
 
     def on_body(self, data: bytes) -> None:
         self._parts.append(data)
-        self._held += len(data)
+        self._buffered += len(data)
 
     def on_message_complete(self) -> None:
-        if not self._begun:  # an interim answer, such as 100
+        if not self._has_head:  # an interim answer, such as 100
             self._raw.clear()
             return
         self._ended = True
-        self._keep = self._parser.should_keep_alive()
+        self._keep_alive = self._parser.should_keep_alive()
 
 
 # The pool: as many connections as there are calls, the last used first; idle ones close after a while. Leaving a
@@ -361,8 +361,8 @@ def parse_address(url: str) -> Address:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A whole answer."""
+class HttpReply:
+    """A whole response."""
 
     status: int
     headers: Headers
@@ -408,12 +408,12 @@ class PendingCall:
 
 
 class HttpClient:
-    """Calls to other services; ``async with`` closes what is idle at its end. ``base`` is a URL without the path that
-    is asked for; entering a call raises NotConnected or ResponseLost."""
+    """Calls to other services; ``async with`` closes idle connections at its end. ``base`` is a URL to which the path
+    is added. Entering a call raises NotConnected or ResponseLost."""
 
     def __init__(self, *, idle_s: float = POOL_IDLE_S, on_lost: Callable[[], None] | None = None) -> None:
-        """``idle_s``: how long a connection may lie unused; less than the other side lets it. ``on_lost`` is called
-        when the other side closes one that lies so."""
+        """``idle_s``: seconds that a connection is kept unused; less than the server's keep-alive. ``on_lost`` is
+        called when the server closes an idle connection."""
         self._idle_s = idle_s
         self._on_lost = on_lost
         self._addresses: dict[str, Address] = {}
@@ -449,11 +449,11 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         most: int | None = None,
-    ) -> Fetched:
+    ) -> HttpReply:
         """The whole response within ``timeout_s``. Raises NotConnected, TimeoutError, and ResponseLost, also for a body
         of more than ``most`` bytes."""
         async with asyncio.timeout(timeout_s), self.call(method, base, path, headers or {}, body) as answer:
-            return Fetched(answer.status, answer.headers, await answer.whole(most))
+            return HttpReply(answer.status, answer.headers, await answer.whole(most))
 
     async def connection(self, address: Address) -> Connection:
         idle = self._idle.get(address)

@@ -54,15 +54,15 @@ class ApiError(Exception):
 
     def body(self, request_id: str) -> dict[str, Any]:
         """OpenAI's error object."""
-        about = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
-        return {"error": {**about, "request_id": request_id}}
+        fields = {"message": self.message, "type": self.type, "code": self.code, "param": self.param}
+        return {"error": {**fields, "request_id": request_id}}
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
-class ErrorForm:
+class ErrorFormat:
     """OpenAI's error format: the ``body`` of a response, or the last ``event`` of a stream, written after
     ``last_part``."""
 
@@ -75,19 +75,19 @@ class ErrorForm:
         return b"data: " + orjson.dumps(self.body(error, request_id)) + b"\n\n"
 
 
-class _ResponsesForm(ErrorForm):
+class _ResponsesFormat(ErrorFormat):
     """The Responses API's error event, with the error object by which clients tell it from unknown events. Its sequence
     number follows that of the last event."""
 
     def event(self, error: ApiError, request_id: str, last_part: bytes) -> bytes:
         numbers = _SEQUENCE.findall(last_part)
         number = int(numbers[-1]) + 1 if numbers else 0
-        about = {"message": error.message, "code": error.code, "param": error.param}
-        event = {"type": "error", "sequence_number": number, **about, **self.body(error, request_id)}
+        fields = {"message": error.message, "code": error.code, "param": error.param}
+        event = {"type": "error", "sequence_number": number, **fields, **self.body(error, request_id)}
         return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
 
 
-class _AnthropicForm(ErrorForm):
+class _AnthropicFormat(ErrorFormat):
     id_headers = (REQUEST_ID, ANTHROPIC_REQUEST_ID)
 
     def body(self, error: ApiError, request_id: str) -> dict[str, Any]:
@@ -98,14 +98,14 @@ class _AnthropicForm(ErrorForm):
         return b"event: error\n" + super().event(error, request_id, last_part)
 
 
-OPENAI = ErrorForm()
-_FORMS = {"/messages": _AnthropicForm(), "/responses": _ResponsesForm()}
-_OTHERS = tuple(_FORMS)
+OPENAI = ErrorFormat()
+_FORMATS = {"/messages": _AnthropicFormat(), "/responses": _ResponsesFormat()}
+_PREFIXES = tuple(_FORMATS)
 
 
-def error_form(path: str) -> ErrorForm:
+def error_format(path: str) -> ErrorFormat:
     """The format in which callers of ``path`` expect errors, also where there is no such route."""
     path = path.removeprefix("/v1")
-    if not path.startswith(_OTHERS):
+    if not path.startswith(_PREFIXES):
         return OPENAI
-    return next((form for prefix, form in _FORMS.items() if path == prefix or path.startswith(prefix + "/")), OPENAI)
+    return next((form for prefix, form in _FORMATS.items() if path == prefix or path.startswith(prefix + "/")), OPENAI)

@@ -63,8 +63,7 @@ def add_field(raw: dict[bytes, bytes], name: bytes, value: bytes) -> None:
     raw[name] = value if name not in raw else raw[name] + b", " + value
 
 
-# Ids that are unique, not secret: a generator seeded once costs a hundredth of a system call an id.
-
+# Request ids are unique, not secret: a generator that is seeded once needs no system call for each.
 _numbers = random.Random(secrets.randbits(128))
 
 

@@ -25,14 +25,15 @@ _POLL_S = 1.0  # for changes that the engine watch does not announce
 _RETRY_S = 0.5
 _TIMER_SLACK_S = 0.002  # timers fire a little early
 _TIMEOUT_S = 5.0
-_SENT_AT_ONCE = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
+_URGENT_FIELDS = ("status", "fault", "model", "version", "paused", "max_model_len", "root", "adapters", "journals")
 
 
 class RouterLease:
     """Keeps a data proxy registered at its router: a lease, renewed for as long as the process lives.
 
-    The router's address is read from its state file, which it writes at each start: a router that moved is found again.
-    A lease carries what /ready reports; changes of that are sent at once, the rest with the next renewal.
+    The router's address is read from its state file, which the router writes at each start, so that one that moved is
+    found again. A lease carries the body of /ready: changed ``_URGENT_FIELDS`` are sent at once, others with the next
+    renewal.
     """
 
     def __init__(
@@ -45,13 +46,13 @@ class RouterLease:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._registered: bool | None = None
-        self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and what it said
+        self._read: tuple[Any, str] = None, ""  # the file's inode, time and size when it was read, and the url in it
 
     async def run(self) -> None:
         while True:
             ready = self._service.readiness()
-            again_s = await self._renew(ready)
-            await self._wait_for_change(ready, again_s)
+            renew_in_s = await self._renew(ready)
+            await self._wait_for_change(ready, renew_in_s)
 
     @cached_property
     def _lease(self) -> dict[str, Any]:
@@ -78,19 +79,19 @@ class RouterLease:
                     await news.wait()
             news.clear()
             if loop.time() >= until - _TIMER_SLACK_S:
-                return  # all of it is sent anyway
+                return  # the renewal is due and sends everything
             now = self._service.readiness()
-            if any(now.get(name) != sent.get(name) for name in _SENT_AT_ONCE):
+            if any(now.get(name) != sent.get(name) for name in _URGENT_FIELDS):
                 return
 
     async def _renew(self, ready: Mapping[str, Any]) -> float:
         """Renew the lease; returns the seconds until the next renewal."""
         body = orjson.dumps({**ready, **self._lease})
         try:
-            about = self._file.stat()
-            written = (about.st_ino, about.st_mtime_ns, about.st_size)
-            if written != self._read[0]:
-                self._read = written, json.loads(self._file.read_text())["url"]
+            status = self._file.stat()
+            identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if identity != self._read[0]:
+                self._read = identity, json.loads(self._file.read_text())["url"]
             url = self._read[1]
             response = await self._http.fetch(
                 "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import orjson
 
-from areal.services.http.errors import ApiError, ErrorForm, bad_request
+from areal.services.http.errors import ApiError, ErrorFormat, bad_request
 from areal.services.http.headers import REQUEST_ID, Headers, unique_id
 from areal.wire.fields import FieldError, read_fields
 
@@ -24,10 +24,9 @@ _REQUEST_ID = REQUEST_ID.encode()
 
 
 class ServerConnection(Protocol):
-    """The server's end of the connection that a request came on. Each call that sends raises ConnectionResetError when
-    the caller is gone."""
+    """The connection that a request came on. Methods that send raise ConnectionResetError when the caller is gone."""
 
-    last_part: bytes  # of the stream that is being written
+    last_part: bytes  # the newest bytes of the stream that is being written
 
     @property
     def writable(self) -> bool: ...
@@ -44,7 +43,7 @@ class ServerConnection(Protocol):
 
     async def wait_writable(self) -> None: ...
 
-    def set_source(self, source: Flow | None) -> None: ...
+    def set_source(self, source: FlowControl | None) -> None: ...
 
     def upgrade(self, request: Request, head: bytes, reader: Upgraded) -> None: ...
 
@@ -77,11 +76,11 @@ class Request:
     upgrade: bytes = b""  # the requested protocol
     expects_continue: bool = False
     by_admin: bool = False  # the caller presented the admin key
-    complete: bool = False  # the whole body is here
-    closes: bool = False  # the answer's head said so
-    chunked: bool = False  # so is the answer
-    answered: bool = False  # its last byte is written
-    stream: StreamingResponse | None = None  # the answer, where it is a stream that began
+    complete: bool = False  # the whole body has arrived
+    closes: bool = False  # the answer is the connection's last
+    chunked: bool = False  # the answer's transfer encoding
+    answered: bool = False  # a whole answer was written
+    stream: StreamingResponse | None = None  # the answer, while it is streamed
     size: int = 0
     id_headers: tuple[str, ...] = (REQUEST_ID,)
     match_info: dict[str, str] = field(init=False)
@@ -89,7 +88,7 @@ class Request:
     path: str = field(init=False)
     query_string: str = field(init=False)
     _parts: list[bytes] = field(init=False)
-    _limit: int | None = None  # of the body, once somebody reads it
+    _limit: int | None = None  # bytes of the body, once a handler reads it
     _waiter: asyncio.Future[None] | None = None
     _refusal: ApiError | None = None
 
@@ -174,8 +173,8 @@ _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" fo
 _WITHOUT_BODY = frozenset({204, 304})
 
 
-class Flow(Protocol):
-    """The source of a stream's bytes, paused while the caller lags behind."""
+class FlowControl(Protocol):
+    """Pauses the source of a stream while its reader lags behind."""
 
     def pause(self) -> None: ...
 
@@ -237,33 +236,33 @@ class StreamingResponse:
         self._request = request
 
     async def write(self, data: bytes) -> None:
-        connection = self._begun().connection
-        connection.write_part(self._begun(), data)
+        connection = self._prepared_request().connection
+        connection.write_part(self._prepared_request(), data)
         if not connection.writable:
             await connection.wait_writable()
 
     def write_nowait(self, data: bytes) -> None:
-        request = self._request or self._begun()
+        request = self._request or self._prepared_request()
         request.connection.write_part(request, data)
 
     @property
     def writable(self) -> bool:
-        return self._begun().connection.writable
+        return self._prepared_request().connection.writable
 
     async def wait_writable(self) -> None:
-        await self._begun().connection.wait_writable()
+        await self._prepared_request().connection.wait_writable()
 
     def chunk_writer(self) -> Callable[[bytes], None] | None:
         """``write_nowait`` for bytes that are a whole HTTP chunk, size line included. None where the response is not
         chunked."""
-        request = self._begun()
+        request = self._prepared_request()
         return request.connection.write_chunk if request.chunked else None
 
-    def set_backpressure(self, source: Flow | None) -> None:
+    def set_backpressure(self, source: FlowControl | None) -> None:
         """From now on, pause ``source`` while the caller lags behind; None ends that."""
-        self._begun().connection.set_source(source)
+        self._prepared_request().connection.set_source(source)
 
-    def _begun(self) -> Request:
+    def _prepared_request(self) -> Request:
         assert self._request is not None, "a stream is prepared before it is written"
         return self._request
 
@@ -271,14 +270,14 @@ class StreamingResponse:
 AnyResponse = Response | StreamingResponse
 
 
-def error_response(error: ApiError, form: ErrorForm, request_id: str) -> Response:
+def error_response(error: ApiError, form: ErrorFormat, request_id: str) -> Response:
     body = orjson.dumps(form.body(error, request_id))
     headers = {**error.headers, **dict.fromkeys(form.id_headers, request_id)}
     return Response(error.status, body, content_type="application/json", headers=headers)
 
 
-class _Clock:
-    """The Date header, made once a second."""
+class _DateHeader:
+    """The Date header's line, formatted once a second."""
 
     def __init__(self) -> None:
         self._second = -1
@@ -292,7 +291,7 @@ class _Clock:
         return self._line
 
 
-_clock = _Clock()
+_date = _DateHeader()
 
 
 def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
@@ -302,7 +301,7 @@ def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header has a line break")
     first = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{first}{lines}{_clock.line()}{framing}\r\n".encode("utf-8", "surrogateescape")
+    return f"{first}{lines}{_date.line()}{framing}\r\n".encode("utf-8", "surrogateescape")
 
 
 def has_body(method: str, status: int) -> bool:
@@ -313,9 +312,6 @@ def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) 
     """The request's id under each name that the handler did not set itself."""
     return "".join([f"{name}: {request_id}\r\n" for name in names if name not in headers])
 
-
-# Request bodies: bounded while they arrive, decoded once, refused by name when they are not a JSON
-# object.
 
 DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 

@@ -57,7 +57,7 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
     parser.add_argument("--config", metavar="FILE", help="JSON object of the fields that the flags below are named for")
     for each in fields(cls):
         flag, about = "--" + each.name.replace("_", "-"), each.metadata["help"] or argparse.SUPPRESS
-        parser.add_argument(flag, default=argparse.SUPPRESS, help=about, **_parsing(field_types(cls)[each.name]))
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=about, **_flag_options(field_types(cls)[each.name]))
     given = vars(parser.parse_args(argv))
     path = given.pop("config")
     try:
@@ -73,7 +73,7 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
         raise UsageFault(f"the configuration {path} is not valid JSON: {error}") from error
 
 
-def keep_settings(settings: Mapping[str, Any]) -> None:
+def save_settings(settings: Mapping[str, Any]) -> None:
     """Write changed settings into the configuration file, if there is one, for the next start of this process. Raises
     OSError."""
     parser = argparse.ArgumentParser(add_help=False)
@@ -84,7 +84,7 @@ def keep_settings(settings: Mapping[str, Any]) -> None:
     replace_file(path, json.dumps({**json.loads(path.read_text()), **settings}).encode(), mode=0o600)
 
 
-def _parsing(kind: Any) -> dict[str, Any]:
+def _flag_options(kind: Any) -> dict[str, Any]:
     """argparse's options for the flag of a field of this type. ``read_fields`` checks the values."""
     if type(None) in get_args(kind):
         kind = next(each for each in get_args(kind) if each is not type(None))
@@ -157,17 +157,15 @@ def report_stage(stage: str, *, done: int | None = None, total: int | None = Non
 
 
 def drain_limit_s(configured: float) -> float:
-    """Seconds that running requests get now: as whoever stops us has said beside our run's records, since the setting
-    may have changed since our start; else as configured."""
+    """Seconds that running requests get to finish: those of the stop order in the run's folder, since the setting may
+    have changed after this process started, else ``configured``."""
     try:
-        order = json.loads(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())
-        return float(order["grace_s"])
+        return float(json.loads(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())["grace_s"])
     except (KeyError, OSError, ValueError, TypeError):
         return configured
 
 
-_YOUNG = 50_000  # objects made and not yet freed: some tens of megabytes at most
-_OFTEN, _SELDOM = 20, 50
+_GC_THRESHOLDS = (50_000, 20, 50)  # the first in objects: some tens of megabytes at most
 
 
 def collect_rarely() -> None:
@@ -175,4 +173,4 @@ def collect_rarely() -> None:
     all objects of a request, and at the default thresholds the collector takes a tenth of a short request's time."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, _OFTEN, _SELDOM)
+    gc.set_threshold(*_GC_THRESHOLDS)

@@ -1,8 +1,8 @@
-"""The serve loop every service process runs: bind, say ready, drain on SIGTERM, exit 0.
+"""The serve loop of every service process: bind, become ready, drain on SIGTERM, exit 0.
 
 SIGTERM or SIGINT: readiness turns 503, the listener closes, idle connections close, and running requests finish
-within the grace that the stop was ordered with, else ``drain_timeout_s``. A second signal ends them at once. The exit
-status is 0 in both cases: the process did what it was told.
+within the grace period of the stop order, else ``drain_timeout_s``. A second signal ends them at once. The exit status
+is 0 in both cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One caller's connection: requests are parsed as they come, and answered one at a time in their order.
+"""The HTTP/1.1 server: requests of a connection are parsed as they arrive and answered one at a time, in order.
 
 The handler starts in a task of its own when a request's head has arrived, usually with its body. Later requests wait in
 parsed form, and reading pauses. A caller that disconnects cancels its handler. A slow reader pauses the source of its
@@ -22,7 +22,7 @@ from areal.services.http.errors import OPENAI, ApiError
 from areal.services.http.headers import Headers, add_field, unique_id
 from areal.services.http.messages import (
     AnyResponse,
-    Flow,
+    FlowControl,
     Request,
     Response,
     StreamingResponse,
@@ -184,21 +184,21 @@ class HttpConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._waiting: deque[Request | ApiError] = deque()
         self._read_paused = False
-        self._discarding = False  # further input
-        self._closing = False  # no further output
+        self._discarding = False  # ignore further input
+        self._closing = False  # send no further output
         self._lost = False
-        self._source: Flow | None = None
+        self._source: FlowControl | None = None
         self._drained: asyncio.Future[None] | None = None
         self._upgraded: Upgraded | None = None
         self._unread: tuple[float, int] = (0.0, 0)  # loop time since which so many bytes wait for the caller
-        self.last_part = b""  # of a stream, as it was written last
+        self.last_part = b""  # the newest bytes of a stream
         self.writable = True
 
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports do not subclass it
-        self._server.keep(self)
+        self._server.add(self)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -221,7 +221,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost = True
-        self._server.forget(self)
+        self._server.remove(self)
         self._waiting.clear()
         self._reader.end()
         if self._task is not None:
@@ -304,16 +304,11 @@ class HttpConnection(asyncio.Protocol):
         self._close(linger=True)
 
     def _update_read_pause(self) -> None:
-        """Pause reading while there is no room for more input."""
+        """Pause reading while requests wait, or a body without a reader fills its buffer."""
         incoming = self._reader.incoming
-        hold = bool(self._waiting) or (incoming is not None and incoming.backlog > self._limits.buffered_bytes)
-        if hold == self._read_paused or self._lost or self._closing:
-            return
-        self._read_paused = hold
-        if hold:
-            self._transport.pause_reading()
-        else:
-            self._transport.resume_reading()
+        self.hold_input(
+            bool(self._waiting) or (incoming is not None and incoming.backlog > self._limits.buffered_bytes)
+        )
 
     def _fail(self, error: ApiError) -> None:
         """Refuse further input, once everything before it is answered."""
@@ -383,7 +378,10 @@ class HttpConnection(asyncio.Protocol):
         """Pause or resume reading."""
         if hold != self._read_paused and not self._lost and not self._closing:
             self._read_paused = hold
-            (self._transport.pause_reading if hold else self._transport.resume_reading)()
+            if hold:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
 
     def write_part(self, request: Request, data: bytes) -> None:
         if self._lost or self._transport.is_closing():
@@ -410,7 +408,7 @@ class HttpConnection(asyncio.Protocol):
             self._drained = None
         self._check_not_lost()
 
-    def set_source(self, source: Flow | None) -> None:
+    def set_source(self, source: FlowControl | None) -> None:
         self._source = source
         if source is not None and not self.writable:
             source.pause()
@@ -538,7 +536,7 @@ class HttpServer:
         self._listening = sock
         self._listener = await self.loop.create_server(lambda: HttpConnection(self), sock=sock, backlog=_BACKLOG)
 
-    def keep(self, connection: HttpConnection) -> None:
+    def add(self, connection: HttpConnection) -> None:
         self.connections.add(connection)
         if self._sweeps is None:
             self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
@@ -552,15 +550,15 @@ class HttpServer:
         if self.connections:
             self._sweeps = self.loop.call_later(until_beat(self.limits.sweep_s), self._sweep)
 
-    def forget(self, connection: HttpConnection) -> None:
+    def remove(self, connection: HttpConnection) -> None:
         self.connections.discard(connection)
         if self.draining and not self.connections:
             self._empty.set()
 
     async def close(self) -> None:
-        """Stop listening, give connections that were just accepted a moment to speak, and return when what they asked
-        is answered. From now on every answer is its connection's last."""
-        # Connections that the kernel has taken for us: closing the listener would reset them.
+        """Stop listening, give connections that were just accepted a moment to send, and return when all requests are
+        answered. From now on every answer is its connection's last."""
+        # Connections that the kernel has accepted already: closing the listener would reset them.
         waiting: list[socket.socket] = []
         with contextlib.suppress(OSError):
             while self._listening is not None:

@@ -25,7 +25,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from areal.services.http.auth import Access, AdminKey, Authenticator
-from areal.services.http.errors import ApiError, bad_request, error_form
+from areal.services.http.errors import ApiError, bad_request, error_format
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
 
 # Prometheus metrics. A scrape of relay processes that share a port reaches one of them: when their supervisor sets
@@ -37,7 +37,7 @@ TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 
 OVERHEAD_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25, 1)
 
 
-class _EveryProcess(Collector):
+class _MultiprocessMetrics(Collector):
     """The metrics that all processes wrote into ``folder``. The file of a starting process may be empty."""
 
     def __init__(self, folder: Path) -> None:
@@ -109,7 +109,7 @@ class Metrics:
         registry = self._registry
         if self._shared:
             registry = CollectorRegistry()
-            registry.register(_EveryProcess(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])))
+            registry.register(_MultiprocessMetrics(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])))
         return generate_latest(registry)
 
 
@@ -142,8 +142,6 @@ class Lifetime:
         reason = self._not_ready()
         return ("ready", None) if reason is None else ("not_ready", reason)
 
-
-# Server-sent events that are passed on, and streams that end badly.
 
 _FINAL_WRITE_S = 5.0
 _LONGEST_EVENT = 16 * 1024 * 1024
@@ -198,13 +196,13 @@ class _Pattern(Generic[T]):
             if wanted.startswith("{"):
                 if not segment:
                     return None
-                found[wanted.strip("{.}")] = _decoded(segment)
+                found[wanted.strip("{.}")] = _unquote(segment)
             elif wanted != segment:
                 return None
         return found
 
 
-def _decoded(segment: str) -> str:
+def _unquote(segment: str) -> str:
     """Raises 400 for bytes that are not UTF-8: replacing them would make different names equal."""
     try:
         return unquote(segment, errors="strict")
@@ -223,7 +221,7 @@ class PathTable(Generic[T]):
         fixed = "{" not in path
         methods = self._fixed.setdefault(path, {}) if fixed else self._pattern(tuple(path.split("/"))).methods
         if method in methods:
-            raise ValueError(f"{method} {path} is there already")
+            raise ValueError(f"{method} {path} is routed twice")
         methods[method] = target
 
     def _pattern(self, segments: tuple[str, ...]) -> _Pattern[T]:
@@ -238,12 +236,12 @@ class PathTable(Generic[T]):
         Raises 404, and 405 with the methods that the path has."""
         methods = self._fixed.get(path)
         if methods is not None and _offers(methods, method):
-            return _of_method(methods, method, path), {}
+            return _target_of(methods, method, path), {}
         for pattern in self._patterns:
             if (found := pattern.match(path)) is not None and (methods is None or _offers(pattern.methods, method)):
-                return _of_method(pattern.methods, method, path), found
+                return _target_of(pattern.methods, method, path), found
         if methods is not None:
-            return _of_method(methods, method, path), {}
+            return _target_of(methods, method, path), {}
         raise ApiError(404, f"no such path: {method} {path}", code="unknown_path")
 
 
@@ -251,7 +249,7 @@ def _offers(methods: dict[str, T], method: str) -> bool:
     return ("GET" if method == "HEAD" else method) in methods
 
 
-def _of_method(methods: dict[str, T], method: str, path: str) -> T:
+def _target_of(methods: dict[str, T], method: str, path: str) -> T:
     target = methods.get("GET" if method == "HEAD" else method)
     if target is None:
         allowed = sorted({*methods, *(("HEAD",) if "GET" in methods else ())})
@@ -320,24 +318,24 @@ class Service:
     async def answer(self, request: Request) -> AnyResponse:
         """Raises only CancelledError, and ConnectionResetError when the caller left during the answer."""
         try:
-            form = error_form(request.path)
+            form = error_format(request.path)
             request.id_headers = form.id_headers
             route, request.match_info = self._routes.find(request.method, request.path)
             request.by_admin = self.authenticator.check(request.headers, route.access)
             if route.metrics is None:
                 return await route.handler(request)
-            return await self._counted(route.handler, route.metrics, request)
+            return await self._answer_counted(route.handler, route.metrics, request)
         except ApiError as error:
             if error.status >= 500:
                 _log.warning("%s %s: %d %s [%s]", request.method, request.path, error.status, error, request.id)
-            return await _failure(request, error)
+            return await _error_answer(request, error)
         except ConnectionResetError:
             raise
         except Exception:  # noqa: BLE001 - the process boundary: the log gets the detail, the caller an id
             _log.exception("%s %s failed [%s]", request.method, request.path, request.id)
-            return await _failure(request, ApiError(500, "internal error", code="internal_error"))
+            return await _error_answer(request, ApiError(500, "internal error", code="internal_error"))
 
-    async def _counted(self, handler: Handler, metrics: RouteMetrics, request: Request) -> AnyResponse:
+    async def _answer_counted(self, handler: Handler, metrics: RouteMetrics, request: Request) -> AnyResponse:
         started = time.perf_counter()
         status = 499  # the caller went away, as nginx writes it
         self.lifetime.in_flight += 1
@@ -383,10 +381,10 @@ def json_response(data: object, *, status: int = 200, more_headers: dict[str, st
     return Response(status, orjson.dumps(data), content_type="application/json", headers=more_headers)
 
 
-async def _failure(request: Request, error: ApiError) -> AnyResponse:
+async def _error_answer(request: Request, error: ApiError) -> AnyResponse:
     """The error as a response where none began, else as the last event of the event stream. Any other answer that began
     can only be broken off."""
-    form = error_form(request.path)
+    form = error_format(request.path)
     stream: StreamingResponse | None = request.stream
     if stream is None and not request.answered:
         return error_response(error, form, request.id)

@@ -87,7 +87,7 @@ class Watchdog:
         self._task = task
         self._cancelling = task.cancelling()
         self.kick()
-        self._timer = self._loop.call_later(self._idle_s(), self._look)
+        self._timer = self._loop.call_later(self._idle_s(), self._check)
         return self
 
     async def __aexit__(
@@ -100,7 +100,7 @@ class Watchdog:
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         now = self._loop.time()
         due = self._last + self._idle_s()
@@ -109,4 +109,4 @@ class Watchdog:
             self._task.cancel()
             return
         due = self._last + self._idle_s()  # ``excused`` may have found progress
-        self._timer = self._loop.call_later(due - now if due > now else self._idle_s(), self._look)
+        self._timer = self._loop.call_later(due - now if due > now else self._idle_s(), self._check)

@@ -1,7 +1,7 @@
 """WebSocket connections of text messages: ``accept`` answers a request of a route with one.
 
-wsproto reads and writes the frames. What breaks the protocol's rules closes the connection with the code that the
-protocol has for it. https://www.rfc-editor.org/rfc/rfc6455
+wsproto reads and writes the frames. A violation of the protocol closes the connection with the protocol's code for it.
+https://www.rfc-editor.org/rfc/rfc6455
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class WebSocket:
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._sending = asyncio.Lock()
-        self._heard_at = self._loop.time()
+        self._last_input_at = self._loop.time()
         self._pinged = False
         self.leaving = False
 
@@ -90,10 +90,10 @@ class WebSocket:
     def close(self, code: int = NORMAL, reason: str = "") -> None:
         """Send the close frame, unless it was sent. The handler's return ends the connection."""
         if self._protocol.state in (ConnectionState.OPEN, ConnectionState.REMOTE_CLOSING):
-            self._control(CloseConnection(code=code, reason=reason))
+            self._send_control(CloseConnection(code=code, reason=reason))
         self._end()
 
-    def _control(self, event: Event) -> None:
+    def _send_control(self, event: Event) -> None:
         with contextlib.suppress(ConnectionResetError):  # the caller has left
             self._connection.write_raw(self._protocol.send(event))
 
@@ -105,28 +105,28 @@ class WebSocket:
     # Called by the connection.
 
     def received(self, data: bytes) -> None:
-        self._heard_at, self._pinged = self._loop.time(), False
+        self._last_input_at, self._pinged = self._loop.time(), False
         if self._protocol.state is not ConnectionState.OPEN:  # input of a closing one is discarded
             return
         self._protocol.receive_data(data)
         for event in self._protocol.events():
-            self._take(event)
+            self._handle(event)
             if self._protocol.state is not ConnectionState.OPEN:
                 return
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case TextMessage():
-                self._take_text(event.data, whole=event.message_finished)
+                self._handle_text(event.data, whole=event.message_finished)
             case BytesMessage():
                 self.close(TEXT_ONLY, "only text is understood")
             case Ping():
                 if self._connection.writable:
-                    self._control(event.response())
-            case CloseConnection():  # the caller's, or what is wrong with its frame
+                    self._send_control(event.response())
+            case CloseConnection():  # from the caller, or for a malformed frame
                 self.close(event.code, event.reason or "")
 
-    def _take_text(self, text: str, *, whole: bool) -> None:
+    def _handle_text(self, text: str, *, whole: bool) -> None:
         self._chars += len(text)
         if self._chars > self._most_chars:
             self.close(TOO_LARGE, f"a message has at most {self._most_chars} characters")
@@ -149,8 +149,8 @@ class WebSocket:
 
     def is_gone(self, now: float) -> bool:
         """Whether the caller has been silent for too long; a ping is sent before that."""
-        silent_s = now - self._heard_at
+        silent_s = now - self._last_input_at
         if silent_s > _PING_S and not self._pinged and self._protocol.state is ConnectionState.OPEN:
             self._pinged = True
-            self._control(Ping())
+            self._send_control(Ping())
         return silent_s > _SILENCE_S

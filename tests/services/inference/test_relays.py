@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from areal.services.inference.gateway.supervisor import held, make_folder
+from areal.services.inference.gateway.supervisor import make_folder, shared_folder
 from tests.services.inference.running_service import CHAT, Service, build_service
 from tests.services.processes import (
     TERM,
@@ -140,7 +140,7 @@ def test_folder_of_a_gateway_that_was_killed_whole_goes_when_the_next_one_begins
     abandoned, living = make_folder(), make_folder()
     for folder in (abandoned, living):
         os.utime(folder, (1, 1))
-    with held(living):
+    with shared_folder(living):
         young = make_folder()
         assert set(tmp_path.iterdir()) == {living, young}
     assert set(tmp_path.iterdir()) == {young}

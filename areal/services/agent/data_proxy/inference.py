@@ -21,7 +21,7 @@ import orjson
 from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
-from areal.services.http.client import CallFailed, Fetched, HttpClient
+from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.processes import InferenceAccess
@@ -147,7 +147,7 @@ class RlSessions:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
 
-    async def reward(self, session: SessionEntry, reward: RewardSession) -> Fetched:
+    async def reward(self, session: SessionEntry, reward: RewardSession) -> HttpReply:
         rl = self._of(session)
         body = {"reward": reward.reward, "interaction_id": reward.interaction_id}
         reply = await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
@@ -155,7 +155,7 @@ class RlSessions:
             raise _rl_session_ended(rl)
         return reply
 
-    async def export(self, session: SessionEntry, export: ExportSession) -> Fetched:
+    async def export(self, session: SessionEntry, export: ExportSession) -> HttpReply:
         """Takes what is exported: the session's next turn has an RL session of its own."""
         rl = self._of(session)
         if rl.session_id is None:
@@ -196,7 +196,7 @@ class RlSessions:
 
     async def _send_as_admin(
         self, method: str, base: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
-    ) -> Fetched:
+    ) -> HttpReply:
         """Send with the admin key; where it is refused, once more with the key that its file holds now, if that
         differs."""
         before = self._admin
@@ -216,7 +216,7 @@ class RlSessions:
         headers: Mapping[str, str],
         body: Mapping[str, Any] | None = None,
         timeout_s: float = _TIMEOUT_S,
-    ) -> Fetched:
+    ) -> HttpReply:
         """Raises 503 where the inference service does not answer."""
         data = orjson.dumps(body) if body is not None else b""
         sent = {**headers, "Content-Type": "application/json"}
@@ -240,6 +240,6 @@ def _rl_session_ended(rl: RlSession) -> ApiError:
     return ApiError(409, message, code="rl_session_ended")
 
 
-def _refused(what: str, reply: Fetched) -> ApiError:
+def _refused(what: str, reply: HttpReply) -> ApiError:
     reason = reply.error().get("message") or f"status {reply.status}"
     return ApiError(502, f"the inference service does not {what}: {reason}", code="inference_refused")

@@ -24,10 +24,10 @@ from areal.services.agent.data_proxy.journal import (
 from areal.services.agent.data_proxy.turns import SessionTurn, Slots, TurnCaller, TurnRunner
 from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
 from areal.services.http.auth import Access
-from areal.services.http.client import Fetched
+from areal.services.http.client import HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
-from areal.services.http.process import keep_settings
+from areal.services.http.process import save_settings
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
@@ -247,7 +247,7 @@ class PairRoutes:
             self._slots.limit = body.max_concurrent
         if body.health_period is not None:
             self._worker.period_s = body.health_period
-        keep_settings(self.settings)
+        save_settings(self.settings)
         return json_response({"status": "ok", **self.settings})
 
     @property
@@ -384,5 +384,5 @@ def _turn(turn: TurnEntry) -> dict[str, Any]:
     }
 
 
-def _passed_on(reply: Fetched) -> Response:
+def _passed_on(reply: HttpReply) -> Response:
     return Response(reply.status, reply.body, content_type=reply.headers.get("Content-Type", "application/json"))

@@ -39,7 +39,7 @@ from areal.services.inference.data_proxy.generation import progress_timeout_s
 from areal.services.inference.data_proxy.serializers import ChatTranslation, DialectWriter, TemplateUses
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
-from areal.services.inference.engines.external import ExternalApi, Redirected, in_words
+from areal.services.inference.engines.external import ExternalApi, Redirected, connection_error
 from areal.services.inference.engines.transport import Lines, event_payloads
 from areal.services.inference.recorder.records import RecordedTurn
 
@@ -369,7 +369,7 @@ def api_failures() -> Iterator[None]:
     except EngineFailed as error:
         raise ApiError(502, f"the external API failed: {error}", code="engine_failed", headers=_FINAL) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        message = f"the external API does not answer: {in_words(error)}"
+        message = f"the external API does not answer: {connection_error(error)}"
         raise ApiError(503, message, code="engine_unavailable", headers=_FINAL) from error
     except Redirected as error:
         raise ApiError(502, f"the external API's URL is not right: {error}", code="engine_failed") from error

@@ -67,10 +67,10 @@ def open_external(
 ) -> ExternalModel:
     """Raises UrlError."""
     from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
-    from areal.services.inference.engines.external import ExternalApi, open_outside
+    from areal.services.inference.engines.external import ExternalApi, open_checked_session
 
     url, dialect = registered.parsed_url, Dialect(registered.api)
-    http = open_outside(url, allow_private=registered.allow_private)
+    http = open_checked_session(url, allow_private=registered.allow_private)
     api = ExternalApi(http, url, registered.model, registered.api_key, dialect)
     calls = ExternalCalls(registered.name, api, recorders, max_body_bytes=max_body_bytes, timeout_s=timeout_s)
     return ExternalModel(registered, http, api, external_handlers(calls, dialect))

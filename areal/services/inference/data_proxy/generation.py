@@ -24,7 +24,7 @@ from typing import Protocol
 from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http import headers as names
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import Request, Response, StreamingResponse
+from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.data_proxy.control import PauseState, api_error
 from areal.services.inference.data_proxy.fields import ResponseOptions, unsupported
@@ -33,7 +33,6 @@ from areal.services.inference.data_proxy.parsers.reader import PLAIN, ResponseRe
 from areal.services.inference.data_proxy.sessions import CallRecorder
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TextStream
 from areal.services.inference.engines.base import (
-    Backpressure,
     EngineCall,
     EngineDelta,
     EngineError,
@@ -464,7 +463,7 @@ class StreamWriter:
         self._call = call
         self._serialize = call.serializer.update
         self._running = len(call.state.choices)
-        self._flows: list[Backpressure] = []
+        self._flows: list[FlowControl] = []
         self._paused = False  # the client reads too slowly
         self.out: StreamingResponse | None = None
         self.held = b""
@@ -482,7 +481,7 @@ class StreamWriter:
         elif data:
             self.out.write_nowait(data)
 
-    def add_flow(self, flow: Backpressure) -> None:
+    def add_flow(self, flow: FlowControl) -> None:
         self._flows.append(flow)
         if self._paused:
             flow.pause()

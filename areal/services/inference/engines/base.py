@@ -21,6 +21,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from areal.services.http.messages import FlowControl
 from areal.wire.sampling import GREEDY_BELOW, SamplingParams
 
 
@@ -187,16 +188,8 @@ class WeightsDiffer(EngineFailed):
     """The engine accepted new weights but computes with others: its samples are invalid."""
 
 
-class Backpressure(Protocol):
-    """A source that can be paused while its consumer is busy."""
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
 DeltaSink = Callable[[EngineDelta], None]
-OnFlow = Callable[[Backpressure], None]
+OnFlow = Callable[[FlowControl], None]
 
 
 class TokenGenerator(Protocol):

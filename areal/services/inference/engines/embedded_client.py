@@ -61,7 +61,7 @@ class EmbeddedClient(EngineClient):
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {"input_ids": list(prompt), "top_logprobs": top, **({} if adapter is None else {"adapter": adapter})}
-        reported = await self._command("/score", body, unless="this engine scores no prompts", timeout_s=LOAD_S)
+        reported = await self._command("/score", body, if_missing="this engine scores no prompts", timeout_s=LOAD_S)
         tops = tuple(tuple((int(token), value) for token, value in each) for each in reported["top_logprobs"])
         return PromptLogprobs(tuple(reported["logprobs"]), tops)
 
@@ -89,13 +89,13 @@ class EmbeddedClient(EngineClient):
         )
 
     async def pause(self) -> None:
-        await self._command("/pause_generation", unless="this engine has no pause")
+        await self._command("/pause_generation", if_missing="this engine has no pause")
 
     async def resume(self) -> None:
-        await self._command("/continue_generation", unless="this engine has no pause")
+        await self._command("/continue_generation", if_missing="this engine has no pause")
 
     async def set_version(self, version: int) -> None:
-        await self._command("/set_version", {"version": version}, unless="this engine keeps no version")
+        await self._command("/set_version", {"version": version}, if_missing="this engine keeps no version")
 
     async def version(self) -> int | None:
         _, running = await self._get("/get_version")
@@ -103,39 +103,39 @@ class EmbeddedClient(EngineClient):
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}
-        await self._command("/load_weights", body, unless="this engine loads no weights", timeout_s=LOAD_S)
+        await self._command("/load_weights", body, if_missing="this engine loads no weights", timeout_s=LOAD_S)
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
         body = {**weight_source(source), "version": version}
-        await self._command("/stage_weights", body, unless=_NO_STAGING, timeout_s=LOAD_S)
+        await self._command("/stage_weights", body, if_missing=_NO_STAGING, timeout_s=LOAD_S)
 
     async def load_staged(self, version: int) -> None:
-        await self._command("/load_weights", {"staged": True, "version": version}, unless=_NO_STAGING)
+        await self._command("/load_weights", {"staged": True, "version": version}, if_missing=_NO_STAGING)
 
     async def forget_weights(self) -> None:
-        await self._command("/forget_weights", unless=_NO_STAGING)
+        await self._command("/forget_weights", if_missing=_NO_STAGING)
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
-        await self._command("/weight_group/join", {**place, "name": name}, unless=_NO_GROUP, timeout_s=LOAD_S)
+        await self._command("/weight_group/join", {**place, "name": name}, if_missing=_NO_GROUP, timeout_s=LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         body = {"name": name, "layout": layout, "version": version}
-        await self._command("/weight_group/receive", body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        await self._command("/weight_group/receive", body, if_missing=_NO_GROUP, timeout_s=LOAD_S)
 
     async def leave_group(self, name: str) -> None:
-        await self._command("/weight_group/leave", {"name": name}, unless=_NO_GROUP)
+        await self._command("/weight_group/leave", {"name": name}, if_missing=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
-        await self._command("/load_adapter", {"name": name, "path": folder}, unless=_NO_ADAPTERS)
+        await self._command("/load_adapter", {"name": name, "path": folder}, if_missing=_NO_ADAPTERS)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._command("/unload_adapter", {"name": name}, unless=_NO_ADAPTERS)
+        await self._command("/unload_adapter", {"name": name}, if_missing=_NO_ADAPTERS)
 
     async def release_memory(self) -> None:
-        await self._command("/release_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
+        await self._command("/release_memory_occupation", if_missing=_NO_RELEASE, timeout_s=LOAD_S)
 
     async def restore_memory(self) -> None:
-        await self._command("/resume_memory_occupation", unless=_NO_RELEASE, timeout_s=LOAD_S)
+        await self._command("/resume_memory_occupation", if_missing=_NO_RELEASE, timeout_s=LOAD_S)
 
 
 def _read(data: dict[str, Any]) -> Iterable[EngineDelta]:

@@ -34,7 +34,7 @@ class Redirected(aiohttp.ClientError):
     """The API answered with a redirect."""
 
 
-def in_words(error: Exception) -> str:
+def connection_error(error: Exception) -> str:
     """Why there is no connection, in the operating system's words."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, ConnectionError) and cause.errno is not None:
@@ -92,7 +92,11 @@ class ExternalApi:
             ) as response:
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            why = f"nothing came for {_PROBE_TIMEOUT.total:g} s" if isinstance(error, TimeoutError) else in_words(error)
+            why = (
+                f"nothing came for {_PROBE_TIMEOUT.total:g} s"
+                if isinstance(error, TimeoutError)
+                else connection_error(error)
+            )
             return self._fault(f"does not answer: {why}", "check external.url, and that its server runs")
         if status in (401, 403) and not self._has_key:
             return self._fault(
@@ -153,7 +157,7 @@ class CheckedResolver(AbstractResolver):
         return None
 
 
-def open_outside(url: ExternalUrl, *, allow_private: bool) -> aiohttp.ClientSession:
+def open_checked_session(url: ExternalUrl, *, allow_private: bool) -> aiohttp.ClientSession:
     resolver = CheckedResolver(url, allow_private=allow_private)
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=0, keepalive_timeout=_IDLE_S),

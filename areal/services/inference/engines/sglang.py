@@ -100,7 +100,7 @@ class SglangClient(EngineClient):
             "logprob_start_len": 0,
             "top_logprobs_num": top,
         }
-        answer = await self._command("/generate", body, unless="this SGLang has no /generate", timeout_s=LOAD_S)
+        answer = await self._command("/generate", body, if_missing="this SGLang has no /generate", timeout_s=LOAD_S)
         return read_prompt(answer.get("meta_info") or {}, prompt, top)
 
     async def abort(self, request_id: str) -> None:
@@ -131,14 +131,14 @@ class SglangClient(EngineClient):
         return adapters_of(listed)
 
     async def pause(self) -> None:
-        await self._command("/pause_generation", {"mode": "retract"}, unless=_NO_PAUSE)
+        await self._command("/pause_generation", {"mode": "retract"}, if_missing=_NO_PAUSE)
 
     async def resume(self) -> None:
-        await self._command("/continue_generation", unless=_NO_PAUSE)
+        await self._command("/continue_generation", if_missing=_NO_PAUSE)
 
     async def set_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
-        await self._command("/update_weight_version", body, unless=_NO_VERSION)
+        await self._command("/update_weight_version", body, if_missing=_NO_VERSION)
 
     async def version(self) -> int | None:
         _, model = await self._get("/get_model_info")
@@ -162,7 +162,7 @@ class SglangClient(EngineClient):
     async def load_weights(self, folder: str, version: int) -> None:
         await self.verify_weights(folder)
         body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
-        await self._succeed("/update_weights_from_disk", body, _NO_UPDATE, LOAD_S)
+        await self._checked_command("/update_weights_from_disk", body, _NO_UPDATE, LOAD_S)
         if await self.version() != version:
             await self.set_version(version)
 
@@ -175,7 +175,7 @@ class SglangClient(EngineClient):
             "group_name": name,
             "backend": place.get("backend") or "gloo",
         }
-        await self._succeed("/init_weights_update_group", body, _NO_GROUP, LOAD_S)
+        await self._checked_command("/init_weights_update_group", body, _NO_GROUP, LOAD_S)
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         """Checks all shapes first: the server loads each tensor as it arrives."""
@@ -190,7 +190,7 @@ class SglangClient(EngineClient):
             "weight_version": str(version),
         }
         path = "/update_weights_from_distributed"
-        answer = await self._command(path, body, unless=_NO_GROUP, timeout_s=LOAD_S)
+        answer = await self._command(path, body, if_missing=_NO_GROUP, timeout_s=LOAD_S)
         if answer.get("success") is False:
             raise EngineFailed(
                 f"SGLang has some of the new weights and not others, restart it: {answer.get('message')}"
@@ -202,27 +202,29 @@ class SglangClient(EngineClient):
         with contextlib.suppress(
             EngineUnsupported, EngineRefused
         ):  # an older SGLang keeps the group, or it never joined
-            await self._command("/destroy_weights_update_group", {"group_name": name}, unless=_NO_GROUP)
+            await self._command("/destroy_weights_update_group", {"group_name": name}, if_missing=_NO_GROUP)
 
     async def load_adapter(self, name: str, folder: str) -> None:
         if name in await self._adapters():
             await self.unload_adapter(name)
-        await self._succeed("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, _NO_LORA)
+        await self._checked_command("/load_lora_adapter", {"lora_name": name, "lora_path": folder}, _NO_LORA)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._succeed("/unload_lora_adapter", {"lora_name": name}, _NO_LORA)
+        await self._checked_command("/unload_lora_adapter", {"lora_name": name}, _NO_LORA)
 
-    async def _succeed(self, path: str, body: Mapping[str, Any], unless: str, timeout_s: float = COMMAND_S) -> None:
+    async def _checked_command(
+        self, path: str, body: Mapping[str, Any], if_missing: str, timeout_s: float = COMMAND_S
+    ) -> None:
         """A command whose failure may come with status 200."""
-        answer = await self._command(path, body, unless=unless, timeout_s=timeout_s)
+        answer = await self._command(path, body, if_missing=if_missing, timeout_s=timeout_s)
         if answer.get("success") is False:
             raise EngineRefused(str(answer.get("message") or answer.get("error_message") or "SGLang refused"))
 
     async def release_memory(self) -> None:
-        await self._command("/release_memory_occupation", unless=_NO_SAVER)
+        await self._command("/release_memory_occupation", if_missing=_NO_SAVER)
 
     async def restore_memory(self) -> None:
-        await self._command("/resume_memory_occupation", unless=_NO_SAVER)
+        await self._command("/resume_memory_occupation", if_missing=_NO_SAVER)
 
 
 def wire_body(call: EngineCall) -> dict[str, Any]:

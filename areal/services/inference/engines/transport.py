@@ -189,7 +189,7 @@ def check_event(data: Mapping[str, Any]) -> None:
 
 
 def merged(deltas: Sequence[EngineDelta]) -> Iterable[EngineDelta]:
-    """One a choice."""
+    """One delta per choice."""
     if len(deltas) < 2:
         return deltas
     of_choice: dict[int, list[EngineDelta]] = {}
@@ -301,11 +301,12 @@ class EngineClient(ABC):
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
-        unless: str,
+        if_missing: str,
         params: Mapping[str, str] | None = None,
         timeout_s: float = COMMAND_S,
     ) -> dict[str, Any]:
-        """A control that must work: its answer, or an EngineError. ``unless`` says why the route may be missing."""
+        """Run a control; returns the JSON object of the answer. ``if_missing``: the message of EngineUnsupported,
+        raised where the engine lacks the route."""
         where = f"{path}?{urlencode(params)}" if params else path
         data = orjson.dumps(body or {})
         try:
@@ -317,7 +318,7 @@ class EngineClient(ABC):
         except (CallFailed, TimeoutError) as error:
             raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
         if answer.status in _NO_SUCH_ROUTE:
-            raise EngineUnsupported(unless)
+            raise EngineUnsupported(if_missing)
         if answer.status != 200:
             raise _failure(answer.status, answer.body)
         return answer.object()

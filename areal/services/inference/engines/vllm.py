@@ -67,7 +67,7 @@ _NO_DEV_MODE = "this vLLM has no such route: start it with VLLM_SERVER_DEV_MODE=
 _NO_LORA = (
     "this vLLM loads no adapters while it runs: start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
 )
-_QUIET_S = 0.1  # without an event after a pause: nothing more is on its way
+_QUIET_S = 0.1  # without an event after a pause, all earlier ones have arrived
 _SETTLE_S = 5.0
 _WORKERS_S = 120.0
 _GIVE_UP_S = 5.0
@@ -92,13 +92,13 @@ class VllmClient(EngineClient):
         self._event = asyncio.Event()
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        with self._counted():
+        with self._count_call():
             async with contextlib.aclosing(super().generate(call)) as deltas:
                 async for delta in deltas:
                     yield delta
 
     async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        with self._counted():
+        with self._count_call():
             await super().stream_to(call, sink, flowing)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
@@ -110,7 +110,7 @@ class VllmClient(EngineClient):
             "temperature": 1.0,
         }
         missing = f"this vLLM serves no {body['model']}"
-        answer = await self._command("/v1/completions", body, unless=missing, timeout_s=LOAD_S)
+        answer = await self._command("/v1/completions", body, if_missing=missing, timeout_s=LOAD_S)
         choices = answer.get("choices")
         return read_prompt(choices[0].get("prompt_logprobs") if choices else None, prompt, top)
 
@@ -120,7 +120,7 @@ class VllmClient(EngineClient):
         return self._model
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_call(self) -> Iterator[None]:
         self._calls += 1
         try:
             yield
@@ -179,7 +179,7 @@ class VllmClient(EngineClient):
 
     async def pause(self) -> None:
         """Also clears the prefix cache, which new weights could not use."""
-        await self._command("/pause", params={"mode": "keep", "clear_cache": "true"}, unless=_NO_DEV_MODE)
+        await self._command("/pause", params={"mode": "keep", "clear_cache": "true"}, if_missing=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 while self._calls:
@@ -188,63 +188,65 @@ class VllmClient(EngineClient):
                         await self._event.wait()
 
     async def resume(self) -> None:
-        await self._command("/resume", unless=_NO_DEV_MODE)
+        await self._command("/resume", if_missing=_NO_DEV_MODE)
 
     async def set_version(self, version: int) -> None:
         self._flush()  # tokens that have arrived belong to the old version
         self._version = version
         with contextlib.suppress(EngineUnsupported):  # an older vLLM stores no version
-            await self._command("/update_weight_version", {"new_version": str(version)}, unless=_NO_DEV_MODE)
+            await self._command("/update_weight_version", {"new_version": str(version)}, if_missing=_NO_DEV_MODE)
 
     async def version(self) -> int | None:
         return self._version
 
     async def load_weights(self, folder: str, version: int) -> None:
-        _check_refusals(await self._ask_workers("areal_load_weights", {"path": folder}, LOAD_S))
+        _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, LOAD_S))
         await self.set_version(version)
 
     async def stage_weights(self, source: str | Broadcast, version: int) -> None:
-        await self._have_done("areal_stage", {"version": version, **weight_source(source)})
+        await self._run_on_workers("areal_stage", {"version": version, **weight_source(source)})
 
     async def load_staged(self, version: int) -> None:
-        _check_refusals(await self._ask_workers("areal_load_staged", {"version": version}, LOAD_S))
+        _check_refusals(await self._call_workers("areal_load_staged", {"version": version}, LOAD_S))
         await self.set_version(version)
 
     async def forget_weights(self) -> None:
-        await self._ask_workers("areal_forget", {})
+        await self._call_workers("areal_forget", {})
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         numbers = {"rank": place["rank"], "size": place["world_size"]}
-        await self._have_done("areal_join", {"name": name, "host": place["host"], "port": place["port"], **numbers})
+        await self._run_on_workers(
+            "areal_join", {"name": name, "host": place["host"], "port": place["port"], **numbers}
+        )
 
     async def receive_weights(self, name: str, layout: Any, version: int) -> None:
         await self.stage_weights(Broadcast(name, layout), version)
         await self.load_staged(version)
 
     async def leave_group(self, name: str) -> None:
-        await self._ask_workers("areal_forget", {"group": name})
+        await self._call_workers("areal_forget", {"group": name})
 
-    async def _have_done(self, method: str, order: Mapping[str, Any]) -> None:
+    async def _run_on_workers(self, method: str, order: Mapping[str, Any]) -> None:
         """Run a long operation on the workers beside generation, and poll until it is done. Cancelled with its
         caller."""
         try:
-            states = await self._ask_workers(method, order)
+            states = await self._call_workers(method, order)
             async with asyncio.timeout(LOAD_S):
                 while "running" in states and not any(map(_failure_of, states)):
                     await asyncio.sleep(_LOOK_AGAIN_S)
-                    states = await self._ask_workers("areal_state", {})
+                    states = await self._call_workers("areal_state", {})
         except BaseException:
             with contextlib.suppress(EngineError, TimeoutError):
-                await self._ask_workers("areal_forget", {}, _GIVE_UP_S)
+                await self._call_workers("areal_forget", {}, _GIVE_UP_S)
             raise
         if failures := [why for state in states if (why := _failure_of(state))]:
             raise EngineRefused(f"the weights were not taken, the old ones serve on: {failures[0]}")
 
-    async def _ask_workers(
+    async def _call_workers(
         self, method: str, order: Mapping[str, Any], timeout_s: float = _WORKERS_S
     ) -> list[str | None]:
         body = {"method": method, "kwargs": order}
-        answer = await self._command("/collective_rpc", body, unless=_NO_DEV_MODE, timeout_s=timeout_s)
+        answer = await self._command("/collective_rpc", body, if_missing=_NO_DEV_MODE, timeout_s=timeout_s)
         results = answer.get("results")
         if not isinstance(results, list) or not results:
             raise EngineFailed(f"vLLM's workers did not answer to {method}: {answer}")
@@ -252,16 +254,16 @@ class VllmClient(EngineClient):
 
     async def load_adapter(self, name: str, folder: str) -> None:
         body = {"lora_name": name, "lora_path": folder, "load_inplace": True}
-        await self._command("/v1/load_lora_adapter", body, unless=_NO_LORA)
+        await self._command("/v1/load_lora_adapter", body, if_missing=_NO_LORA)
 
     async def unload_adapter(self, name: str) -> None:
-        await self._command("/v1/unload_lora_adapter", {"lora_name": name}, unless=_NO_LORA)
+        await self._command("/v1/unload_lora_adapter", {"lora_name": name}, if_missing=_NO_LORA)
 
     async def release_memory(self) -> None:
-        await self._command("/sleep", params={"level": "1"}, unless=_NO_DEV_MODE)
+        await self._command("/sleep", params={"level": "1"}, if_missing=_NO_DEV_MODE)
 
     async def restore_memory(self) -> None:
-        await self._command("/wake_up", unless=_NO_DEV_MODE)
+        await self._command("/wake_up", if_missing=_NO_DEV_MODE)
 
 
 def _check_refusals(results: list[str | None]) -> None:

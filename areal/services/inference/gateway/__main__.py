@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from areal.services.http.process import exit_on_failure, read_config, serve_options
-from areal.services.inference.gateway.supervisor import VARIABLE, held, supervise
+from areal.services.inference.gateway.supervisor import MULTIPROC_VARIABLE, shared_folder, supervise
 from areal.wire.processes import GatewayConfig
 
 
@@ -22,8 +22,8 @@ def main() -> None:
     from areal.services.http.serve import run_service  # the supervisor itself needs no web server
     from areal.services.inference.gateway.app import gateway
 
-    shared = os.environ.get(VARIABLE)
-    with held(Path(shared)) if shared else nullcontext():
+    metrics = os.environ.get(MULTIPROC_VARIABLE)
+    with shared_folder(Path(metrics)) if metrics else nullcontext():
         run_service(lambda: gateway(config, options), options)
 
 

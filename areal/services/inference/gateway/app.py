@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from areal.services.http.auth import Access, presented_key
-from areal.services.http.client import CallFailed, Fetched, HttpClient
+from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
 from areal.services.http.process import ServeOptions
@@ -28,7 +28,7 @@ from areal.services.inference.versions import check_grows, read_version
 from areal.wire.bodies import ModelWorker, RegisterModel
 from areal.wire.fields import write_fields
 from areal.wire.processes import GatewayConfig
-from areal.wire.routing import GatewayLimits, ModelEntry, worker_base_url
+from areal.wire.routing import ModelEntry, worker_base_url
 
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
 PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
@@ -47,11 +47,11 @@ class GatewayRoutes:
                 service.route("POST", f"{prefix}{path}", self._model_call(f"/v1{path}"), Access.SESSION)
             service.route("GET", f"{prefix}/models", self.models, Access.SESSION)
             service.route("GET", f"{prefix}/models/{{name...}}", self.model, Access.SESSION)
-        service.route("GET", "/workers", self._router.passes("GET", "/workers"), Access.ADMIN)
+        service.route("GET", "/workers", self._router.forwards("GET", "/workers"), Access.ADMIN)
         service.route("GET", "/http_sd", self._router.lists_targets(service, "gateway"), Access.METRICS)
-        service.route("POST", "/http_sd", self._router.passes("POST", "/http_sd"), Access.ADMIN)
+        service.route("POST", "/http_sd", self._router.forwards("POST", "/http_sd"), Access.ADMIN)
         for verb in ("drain", "undrain"):
-            service.route("POST", f"/{verb}/{{worker_id}}", self._router.for_workers(f"/{verb}"), Access.ADMIN)
+            service.route("POST", f"/{verb}/{{worker_id}}", self._router.forwards_worker(f"/{verb}"), Access.ADMIN)
 
     def _model_call(self, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
@@ -84,8 +84,8 @@ class GatewayRoutes:
 def _openai_models(model: ModelEntry) -> list[dict[str, object]]:
     """The entries of a model and its adapters: OpenAI's fields, and vLLM's where workers report them."""
     entry: dict[str, object] = {"id": model.name, "object": "model", "created": model.created, "owned_by": "areal"}
-    told = {"root": model.root, "max_model_len": model.max_model_len}
-    entry |= {name: value for name, value in told.items() if value is not None}
+    reported = {"root": model.root, "max_model_len": model.max_model_len}
+    entry |= {name: value for name, value in reported.items() if value is not None}
     adapters = [{**entry, "id": f"{model.name}:{adapter}", "parent": model.name} for adapter in model.adapters]
     return [entry, *adapters]
 
@@ -107,7 +107,7 @@ EVERY_WORKER = "all"
 
 
 @dataclass(frozen=True)
-class Result:
+class WorkerResult:
     """One worker's answer. ``status`` 0: it did not answer."""
 
     worker_id: str
@@ -159,7 +159,7 @@ class WorkerControl:
                 check_grows(version, served, force=False, where=f"worker {result.worker_id}")
         return _answer("/set_version", await self._ask_all("POST", "/set_version", workers, body))
 
-    async def _ask_all(self, method: str, path: str, workers: list[tuple[str, str]], body: bytes) -> list[Result]:
+    async def _ask_all(self, method: str, path: str, workers: list[tuple[str, str]], body: bytes) -> list[WorkerResult]:
         return list(await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers)))
 
     async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
@@ -173,20 +173,20 @@ class WorkerControl:
                 return [(worker_id, worker["worker_addr"])]
         raise ApiError(404, f"no worker {worker_id!r}", code="worker_not_found", param="worker_id")
 
-    async def _ask(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> Result:
+    async def _ask(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> WorkerResult:
         worker_id, addr = worker
         headers = {**self._headers, "Content-Type": "application/json"}
         try:
             reply = await self._http.fetch(method, addr, path, headers=headers, body=body, timeout_s=_DEADLINE_S)
         except (CallFailed, TimeoutError) as error:
-            return Result(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
+            return WorkerResult(worker_id, addr, 0, {}, f"the worker does not answer: {error!r}")
         refusal = None
         if reply.status != 200:
             refusal = str(reply.error().get("message") or f"the worker answered {reply.status}")
-        return Result(worker_id, addr, reply.status, reply.object(), refusal)
+        return WorkerResult(worker_id, addr, reply.status, reply.object(), refusal)
 
 
-def _answer(path: str, results: list[Result]) -> Response:
+def _answer(path: str, results: list[WorkerResult]) -> Response:
     answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
     if path.endswith("_version"):
         versions = {result.answer.get("version") for result in results}
@@ -202,7 +202,7 @@ def _answer(path: str, results: list[Result]) -> Response:
 
 _REGISTRATION_BYTES = 1024 * 1024
 _PROBE_TIMEOUT_S = 10.0
-_TIMEOUT_S = 30.0  # the data proxy itself asks an external API within 10
+_TIMEOUT_S = 30.0  # more than the data proxy's 10 s for the external API
 _EXTERNAL_OPTIONS = ("url", "api_key", "api", "allow_private")
 
 
@@ -290,10 +290,10 @@ class Registration:
                 code = refusal.get("code") or "data_proxy_refused"
                 raise ApiError(status, message, code=code, param=refusal.get("param"))
 
-    async def _post(self, addr: str, path: str, body: Mapping[str, Any]) -> Fetched:
+    async def _post(self, addr: str, path: str, body: Mapping[str, Any]) -> HttpReply:
         return await self._fetch("POST", addr, path, _TIMEOUT_S, orjson.dumps(body))
 
-    async def _fetch(self, method: str, addr: str, path: str, timeout_s: float, body: bytes = b"") -> Fetched:
+    async def _fetch(self, method: str, addr: str, path: str, timeout_s: float, body: bytes = b"") -> HttpReply:
         try:
             return await self._http.fetch(method, addr, path, headers=self._headers, body=body, timeout_s=timeout_s)
         except (CallFailed, TimeoutError) as error:
@@ -334,13 +334,13 @@ class Registration:
             raise ApiError(502, message, code="data_proxy_unavailable")
 
     async def _restore(self, model: str, before: RegisterModel | None, told: list[str]) -> None:
-        """``told``: data proxies that were told of an external model. Where the model was registered before, its API
-        is the new one from now on: only the data proxies knew the old one's key."""
-        if before is None:
-            await self._forget_external(model, told)
+        """Roll a registration back. ``told``: data proxies that registered an external model. One that was registered
+        before keeps the new API: only the data proxies had the old one's key."""
         if before is not None:
             await self._router.post("/register_model", write_fields(before))
-        elif await self._registered(model) is not None:
+            return
+        await self._forget_external(model, told)
+        if await self._registered(model) is not None:
             await self._router.post("/remove_model", {"model": model})
 
 
@@ -368,34 +368,27 @@ def _worker_id(model: str, addr: str) -> str:
 
 @contextlib.asynccontextmanager
 async def gateway(config: GatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
-    """One relay process, wired together."""
+    """The service of one relay process."""
     async with HttpClient() as http:
-        yield build_relay(config.router_url, options, config.limits, http)
-
-
-def build_relay(router_url: str, options: ServeOptions, limits: GatewayLimits, http: HttpClient) -> Service:
-    """The relay's service; its follower starts and stops with the application."""
-    table = LiveTable(limits)
-    headers = options.headers
-    follower = Follower(table, http, router_url, headers)
-    service = Service(
-        "gateway",
-        key=options.key,
-        loopback=options.loopback,
-        not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
-        details=lambda: {"router_connected": follower.connected, "table": table.summary()},
-    )
-    metrics = RelayMetrics(service.metrics)
-    admission = Admission(table, metrics.queued)
-    relay = Relay(table, follower, admission, http, metrics)
-    router = RouterClient(http, router_url, headers)
-    keys = SessionKeys(table, follower, router, options.key)
-    journals = JournalClient(http, table, admission, keys, headers)
-    GatewayRoutes(table, relay, router, keys).add_to(service)
-    SessionRoutes(table, relay, router, journals, keys).add_to(service)
-    ExportRoutes(journals).add_to(service)
-    WorkerControl(http, router, headers).add_to(service)
-    Registration(http, router, headers).add_to(service)
-
-    service.add_lifespan(lambda: background("router-watch", follower.run))
-    return service
+        table, headers = LiveTable(config.limits), options.headers
+        follower = Follower(table, http, config.router_url, headers)
+        service = Service(
+            "gateway",
+            key=options.key,
+            loopback=options.loopback,
+            not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
+            details=lambda: {"router_connected": follower.connected, "table": table.summary()},
+        )
+        metrics = RelayMetrics(service.metrics)
+        admission = Admission(table, metrics.queued)
+        relay = Relay(table, follower, admission, http, metrics)
+        router = RouterClient(http, config.router_url, headers)
+        keys = SessionKeys(table, follower, router, options.key)
+        journals = JournalClient(http, table, admission, keys, headers)
+        GatewayRoutes(table, relay, router, keys).add_to(service)
+        SessionRoutes(table, relay, router, journals, keys).add_to(service)
+        ExportRoutes(journals).add_to(service)
+        WorkerControl(http, router, headers).add_to(service)
+        Registration(http, router, headers).add_to(service)
+        service.add_lifespan(lambda: background("router-watch", follower.run))
+        yield service

@@ -19,11 +19,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import bad_request
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
 from areal.services.http.service import Service, json_response
-from areal.services.inference.gateway.sessions import (
-    JournalClient,
-    WorkerReply,
-    to_response,
-)
+from areal.services.inference.gateway.sessions import JournalClient, WorkerReply, to_response
 from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz
 from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, SessionName, parse_kind
 from areal.services.journal.storage import CorruptRecord
@@ -32,7 +28,7 @@ from areal.wire.routing import WorkerEntry
 _BODY_BYTES = 4 * 1024 * 1024
 _EXPORT_S = 600.0
 _LOOK_AGAIN_S = 0.5
-_BETWEEN = "~"  # in the id of an export that several data proxies hold
+_SEPARATOR = "~"  # in the id of an export from several data proxies
 _PATH = "/export_trajectories"
 UNEXPORTABLE = (CorruptRecord.code, RewardOverflow.code)
 
@@ -95,7 +91,7 @@ class ExportRoutes:
 
     async def acknowledge_export(self, request: Request) -> Response:
         export_id = (await read_object(request, _BODY_BYTES)).get("export_id")
-        parts = export_id.split(_BETWEEN) if isinstance(export_id, str) else []
+        parts = export_id.split(_SEPARATOR) if isinstance(export_id, str) else []
         parsed = [ExportName.parse(part) for part in parts]
         if not parsed or None in parsed:
             raise bad_request("export_id must be that of an export", param="export_id")
@@ -111,10 +107,10 @@ class ExportRoutes:
 
     async def lend(self, request: Request) -> Response:
         """Lease trajectories from all data proxies; those that have some do not wait for others."""
-        keepers, headers = self._journals.keepers(), self._journals.for_admin(request)
+        recorders, headers = self._journals.recorders(), self._journals.for_admin(request)
         wait_s = query_seconds(request, "wait", 300.0)
-        if len(keepers) == 1:
-            reply = await self._journals.at(keepers[0], request.target, headers, wait_s + 30.0)
+        if len(recorders) == 1:
+            reply = await self._journals.request(recorders[0], "GET", request.target, headers, wait_s + 30.0)
             if reply is not None and reply.status != 503:
                 return to_response(reply)
         limit = query_int(request, "limit", 1, 1, 1024)
@@ -122,25 +118,26 @@ class ExportRoutes:
         kind = f"&kind={wanted.name.lower()}" if wanted is not None else ""
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
-            items, more = await self._lend_now(keepers, limit, kind, headers)
+            items, more = await self._lend_now(recorders, limit, kind, headers)
             left = deadline - asyncio.get_running_loop().time()
             if items or left <= 0:
                 return json_response({"items": items, **more})
-            await self._wait_for_any(keepers, left, kind, headers)
-            keepers = self._journals.keepers()
+            await self._wait_for_any(recorders, left, kind, headers)
+            recorders = self._journals.recorders()
 
     async def _lend_now(
-        self, keepers: Sequence[WorkerEntry], limit: int, kind: str, headers: Mapping[str, str]
+        self, recorders: Sequence[WorkerEntry], limit: int, kind: str, headers: Mapping[str, str]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Leased items, and the answer's other fields: skipped trajectories, and journals of silent data proxies."""
         items: list[Any] = []
         skipped: list[Any] = []
         away: list[str] = []
         count = 0
-        for worker in keepers:
+        for worker in recorders:
             if len(items) == limit:
                 break
-            reply = await self._journals.at(worker, f"/trajectories?limit={limit - len(items)}{kind}", headers, 60.0)
+            path = f"/trajectories?limit={limit - len(items)}{kind}"
+            reply = await self._journals.request(worker, "GET", path, headers, 60.0)
             if reply is None or reply.status != 200:
                 away += worker.journals
                 continue
@@ -151,14 +148,16 @@ class ExportRoutes:
         return items, {"skipped": skipped, "skipped_count": count, "journals_away": sorted(away)}
 
     async def _wait_for_any(
-        self, keepers: Sequence[WorkerEntry], wait_s: float, kind: str, headers: Mapping[str, str]
+        self, recorders: Sequence[WorkerEntry], wait_s: float, kind: str, headers: Mapping[str, str]
     ) -> None:
         """Return when a data proxy has a trajectory, or after 10 s, to look for new data proxies."""
         wait_s = min(wait_s, 10.0)
         path = f"/trajectories?limit=0&wait={wait_s:g}{kind}"
         asks = {
-            asyncio.create_task(self._journals.at(worker, path, headers, wait_s + 10.0), name=f"wait-{worker.id}")
-            for worker in keepers
+            asyncio.create_task(
+                self._journals.request(worker, "GET", path, headers, wait_s + 10.0), name=f"wait-{worker.id}"
+            )
+            for worker in recorders
         }
         try:
             while asks:
@@ -229,7 +228,7 @@ def merged_answer(
 ) -> Response:
     """Merge ``parts``, JSON exports; ``errors`` are those of missing ones. Run it off the event loop."""
     exports = [orjson.loads(part) for part in parts]
-    export_id = "~".join(export["export_id"] for export in exports)
+    export_id = _SEPARATOR.join(export["export_id"] for export in exports)
     tokens, texts = _order(exports, session_ids, "tokens"), _order(exports, session_ids, "text")
     more = {
         "rows": [about for _, about, _ in (*tokens, *texts)],
@@ -258,12 +257,11 @@ def _order(
     """Export, entry in ``rows`` and index among the rows of this kind, in the order of the request's sessions."""
     place = {session_id: number for number, session_id in enumerate(session_ids)}
     rows = [
-        (place[about["session_id"]], part, row)
+        (place[about["session_id"]], part, row, about)
         for part, export in enumerate(exports)
         for row, about in enumerate(each for each in export["rows"] if each["kind"] == kind)
     ]
-    of_kind = [[each for each in export["rows"] if each["kind"] == kind] for export in exports]
-    return [(exports[part], of_kind[part][row], row) for _, part, row in sorted(rows)]
+    return [(exports[part], about, row) for _, part, row, about in sorted(rows, key=lambda each: each[:3])]
 
 
 def _cell(traj: dict[str, Any], name: str, row: int) -> Any:

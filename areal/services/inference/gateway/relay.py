@@ -121,8 +121,8 @@ class RelayMetrics:
 # ``request_timeout_seconds`` without a worker; at once where every worker reports that waiting will not help, such as
 # an external API that refuses the key; and after a few seconds where the session's worker drains and keeps it.
 
-_MOVING_S = 5.0  # for a session to move from a worker that drains; a call that runs there may hold it longer
-_JOURNAL_S = 1.0  # a call that a journal's holder refused may ask it again: it came back, as the table says
+_MOVING_S = 5.0  # for a session to move from a worker that drains, unless a running call holds it longer
+_JOURNAL_S = 1.0  # until a refused call asks the journal's holder again
 
 
 class Admission:
@@ -137,13 +137,13 @@ class Admission:
 
     def begin(self, worker: WorkerEntry, key: CallKey) -> None:
         self._tokens[worker.addr] += key.tokens + 1.0
-        self._picker.loaded(worker.addr, self._tokens[worker.addr])
+        self._picker.set_load(worker.addr, self._tokens[worker.addr])
 
     def end(self, worker: WorkerEntry, key: CallKey) -> None:
         self._tokens[worker.addr] -= key.tokens + 1.0
         if self._tokens[worker.addr] < 1.0:
             del self._tokens[worker.addr]
-        self._picker.loaded(worker.addr, self._load(worker))
+        self._picker.set_load(worker.addr, self._load(worker))
 
     def _load(self, worker: WorkerEntry) -> float:
         return self._tokens.get(worker.addr, 0.0)
@@ -217,7 +217,7 @@ _RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IG
 MOVED = "moved"
 _RETRIED = {421: MOVED, 502: "engine", 503: "unavailable"}
 _BEGUN_RETRIES = 1
-_GRACE_S = 1.0  # the data proxy's own progress deadline is the first to speak
+_GRACE_S = 1.0  # the data proxy's own progress deadline comes first
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ class LiveTable:
         until, span = self._suspects.get(addr, (0.0, 0.0))
         if until <= now:  # calls that fail together count once
             span = min(max(span * 2, _SUSPECT_FIRST_S), _SUSPECT_MAX_S)
-            self._trusted.clear()  # calls that fail together make a list once for them all
+            self._trusted.clear()
         self._suspects[addr] = (now + span, span)
 
     def trust(self, addr: str) -> None:
@@ -297,13 +297,13 @@ class Follower:
                 if data["type"] == "snapshot":
                     told = Snapshot.from_json(data)
                     self._table.apply(told)
-                    await self._remind(told)
+                    await self._send_last_table(told)
                 elif data["type"] == "changes":
                     told = told.changed(Changes.from_json(data))
                     self._table.apply(told)
                 self.connected = True
 
-    async def _remind(self, incoming: Snapshot) -> None:
+    async def _send_last_table(self, incoming: Snapshot) -> None:
         """Send the last table to a router that lost it. Raises CallFailed, TimeoutError; the next snapshot tries
         again."""
         if (remembered := self._table.remembered(incoming)) is None:
@@ -335,7 +335,7 @@ def _check(status: int) -> None:
         raise ResponseLost(f"the router answered {status}")
 
 
-ROUTER_AWAY = "router_away"  # it has not seen the call
+ROUTER_AWAY = "router_away"  # the router has not seen the call
 _ADMIN_BODY_BYTES = 1024 * 1024
 _TIMEOUT_S = 35.0  # the router itself asks workers within 30
 
@@ -348,19 +348,21 @@ class RouterClient:
         self._url = router_url.rstrip("/")
         self._headers = dict(headers)
 
-    def passes(self, method: str, path: str) -> Handler:
+    def forwards(self, method: str, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
-            return await self._pass(request, method, path, await request.read(_ADMIN_BODY_BYTES))
+            return await self._forward(request, method, path, await request.read(_ADMIN_BODY_BYTES))
 
         return handle
 
-    def for_workers(self, path: str) -> Handler:
+    def forwards_worker(self, path: str) -> Handler:
         """POST ``path`` for the worker in the request's path; ``all`` for every one."""
 
         async def handle(request: Request) -> AnyResponse:
             if body := await request.read(_ADMIN_BODY_BYTES):
                 decode_object(body)  # refuse a malformed body rather than ignore it
-            return await self._pass(request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]}))
+            return await self._forward(
+                request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]})
+            )
 
         return handle
 
@@ -377,7 +379,7 @@ class RouterClient:
 
         return handle
 
-    async def _pass(self, request: Request, method: str, path: str, body: bytes) -> Response:
+    async def _forward(self, request: Request, method: str, path: str, body: bytes) -> Response:
         status, answer = await self.send(method, path, body, request.id)
         return Response(status, answer, content_type="application/json")
 

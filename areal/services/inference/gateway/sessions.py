@@ -15,7 +15,7 @@ import orjson
 
 from areal.services.http import headers as names
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
-from areal.services.http.client import CallFailed, Fetched, HttpClient
+from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
 from areal.services.http.service import Service, json_response
@@ -48,7 +48,7 @@ class SessionKeys:
         self._follower = follower
         self._router = router
         self._key = key
-        self._chosen: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # digest -> (tag, until)
+        self._custom_keys: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # digest -> (tag, until)
         self._refreshed_at = -_REFRESH_S
         self._asking = asyncio.Semaphore(_ASKS_AT_ONCE)
 
@@ -74,7 +74,7 @@ class SessionKeys:
         tag = tag_of_key(key.decode())
         if tag is not None and await self.is_known(tag):
             return tag
-        return await self._chosen_key(key_digest(key)) if self._table.records else None
+        return await self._custom_key_journal(key_digest(key)) if self._table.records else None
 
     async def is_known(self, tag: str) -> bool:
         """Whether a data proxy has this journal, or will have it again. Raises 503 where one that might have it has not
@@ -95,24 +95,24 @@ class SessionKeys:
             await self._table.changed(left)
         return True
 
-    async def _chosen_key(self, digest: bytes) -> str | None:
+    async def _custom_key_journal(self, digest: bytes) -> str | None:
         loop = asyncio.get_running_loop()
-        known = self._chosen.get(digest)
+        known = self._custom_keys.get(digest)
         if known is not None and known[1] > loop.time():
             return known[0]
         try:
-            tag = await self._found(digest, loop.time() + (_AWAY_S if known is None else 0.0))
+            tag = await self._find(digest, loop.time() + (_AWAY_S if known is None else 0.0))
         except ApiError:
             if known is None:
                 raise
-            tag = known[0]  # while who could tell is away, what was known holds
-        self._chosen[digest] = (tag, loop.time() + (_FOUND_S if tag is not None else _MISSED_S))
-        self._chosen.move_to_end(digest)
-        if len(self._chosen) > _REMEMBERED:
-            self._chosen.popitem(last=False)
+            tag = known[0]  # nobody can tell now: the expired result stands
+        self._custom_keys[digest] = (tag, loop.time() + (_FOUND_S if tag is not None else _MISSED_S))
+        self._custom_keys.move_to_end(digest)
+        if len(self._custom_keys) > _REMEMBERED:
+            self._custom_keys.popitem(last=False)
         return tag
 
-    async def _found(self, digest: bytes, deadline: float) -> str | None:
+    async def _find(self, digest: bytes, deadline: float) -> str | None:
         """Ask until ``deadline``. Raises 503 where the router, or a data proxy that may have the session, stays
         away."""
         loop = asyncio.get_running_loop()
@@ -136,24 +136,24 @@ class SessionKeys:
 
     def remember(self, key: bytes, tag: str) -> None:
         """Cache that the session with this key is in the journal ``tag``."""
-        self._chosen[key_digest(key)] = (tag, asyncio.get_running_loop().time() + _FOUND_S)
+        self._custom_keys[key_digest(key)] = (tag, asyncio.get_running_loop().time() + _FOUND_S)
 
     def forget(self, key: bytes) -> None:
         """Drop the cached result: another session may have the key now."""
-        self._chosen.pop(key_digest(key), None)
+        self._custom_keys.pop(key_digest(key), None)
 
 
 # Small idempotent calls to the data proxy that holds a journal. While it is away or the journal moves, a call waits; a
 # call whose answer was lost is sent again.
 
 _DEADLINE_S = 120.0
-_UNREADY_S = 5.0  # who is not ready may not answer at all
+_UNREADY_S = 5.0  # for a worker that is not ready, and may not answer at all
 _AGAIN = (421, 503)
 _AUTH = ("Authorization", "x-api-key")
 
 
 @dataclass(frozen=True)
-class WorkerReply(Fetched):
+class WorkerReply(HttpReply):
     """``journals``: tags of those that the data proxy served when it was asked."""
 
     journals: tuple[str, ...] = ()
@@ -206,11 +206,11 @@ class JournalClient:
                 # Rewards and exports need no engine: a data proxy without one can still answer.
                 workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
                 for worker in {worker.addr: worker for worker in workers if tag in worker.journals}.values():
-                    reply = await self._try(worker, method, path, headers, body, min(timeout_s, _UNREADY_S))
+                    reply = await self.request(worker, method, path, headers, min(timeout_s, _UNREADY_S), body)
                     if reply is not None and reply.status not in _AGAIN:
                         return reply
             worker = await self._admission.worker(model, CallKey(journal=tag), refused, since)
-            reply = await self._try(worker, method, path, headers, body, timeout_s)
+            reply = await self.request(worker, method, path, headers, timeout_s, body)
             if reply is not None and reply.status not in _AGAIN:
                 self._table.trust(worker.addr)
                 return reply
@@ -222,8 +222,8 @@ class JournalClient:
         self, path: str, headers: Mapping[str, str], timeout_s: float = 10.0, model: str | None = None
     ) -> dict[str, WorkerReply]:
         """The answers of all data proxies that record to GET ``path``, by address; silent ones are left out."""
-        workers = self.keepers(model)
-        replies = await asyncio.gather(*(self.at(worker, path, headers, timeout_s) for worker in workers))
+        workers = self.recorders(model)
+        replies = await asyncio.gather(*(self.request(worker, "GET", path, headers, timeout_s) for worker in workers))
         return {worker.addr: answer for worker, answer in zip(workers, replies, strict=True) if answer is not None}
 
     async def page(self, request: Request, path: str, name: str, place: Callable[[Mapping[str, Any]], Any]) -> Response:
@@ -247,7 +247,7 @@ class JournalClient:
         known |= {tag for each in models for tag in each.orphans}
         return sorted(known - {tag for reply in answers.values() for tag in reply.journals})
 
-    def keepers(self, model: str | None = None) -> list[WorkerEntry]:
+    def recorders(self, model: str | None = None) -> list[WorkerEntry]:
         """Data proxies that record and serve, each once."""
         models = self._table.snapshot.models.values()
         found = {
@@ -258,21 +258,16 @@ class JournalClient:
         }
         return list(found.values())
 
-    async def at(
-        self, worker: WorkerEntry, path: str, headers: Mapping[str, str], timeout_s: float
-    ) -> WorkerReply | None:
-        """This data proxy's answer to a GET; None where it does not answer."""
-        return await self._try(worker, "GET", path, headers, None, timeout_s)
-
-    async def _try(
+    async def request(
         self,
         worker: WorkerEntry,
         method: str,
         path: str,
         headers: Mapping[str, str],
-        body: bytes | None,
         timeout_s: float,
+        body: bytes | None = None,
     ) -> WorkerReply | None:
+        """The data proxy's answer; None where it does not answer."""
         sent = {**headers, "Content-Type": "application/json"}
         try:
             reply = await self._http.fetch(
@@ -352,8 +347,8 @@ class SessionRoutes:
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/rl/start_session", self.start, Access.ADMIN)
-        service.route("POST", "/rl/set_reward", self._of_a_session("/rl/set_reward"), Access.SESSION)
-        service.route("POST", "/rl/end_session", self._of_a_session("/rl/end_session"), Access.SESSION)
+        service.route("POST", "/rl/set_reward", self._session_call("/rl/set_reward"), Access.SESSION)
+        service.route("POST", "/rl/end_session", self._session_call("/rl/end_session"), Access.SESSION)
         service.route("GET", "/rl/sessions", self.sessions, Access.ADMIN)
         service.route("GET", "/rl/sessions/{session_id}", self.session, Access.ADMIN)
 
@@ -370,18 +365,18 @@ class SessionRoutes:
             self._keys.forget(key.encode("utf-8", "surrogatepass"))
         return Response(status, answer, content_type="application/json")
 
-    def _of_a_session(self, path: str) -> Any:
+    def _session_call(self, path: str) -> Any:
         async def handle(request: Request) -> AnyResponse:
             tag = await self._keys.journal_of(request.headers)
             body = await request.read(_BODY_BYTES) or b"{}"
             if tag is None:
-                data = await self._named(decode_object(body), self._journals.for_admin(request))
-                tag, body = _tag_of(data), orjson.dumps(data)
+                data = await self._with_session(decode_object(body), self._journals.for_admin(request))
+                tag, body = _journal_tag(data), orjson.dumps(data)
             return to_response(await self._journals.ask(tag, "POST", path, self._journals.for_caller(request), body))
 
         return handle
 
-    async def _named(self, data: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    async def _with_session(self, data: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """An admin's body with a session: by default the human in the loop's."""
         if data.get("session_id") not in (None, HITL) or data.get("group_id") is not None:
             return data
@@ -393,26 +388,23 @@ class SessionRoutes:
 
     async def sessions(self, request: Request) -> Response:
         """A page of sessions, ordered by journal and number."""
-        return await self._journals.page(request, "/rl/sessions", "session_id", _place)
+        return await self._journals.page(request, "/rl/sessions", "session_id", _page_order)
 
     async def session(self, request: Request) -> Response:
-        session_id = request.match_info["session_id"]
+        session_id, path = request.match_info["session_id"], request.target
         headers = self._journals.for_admin(request)
         if session_id == HITL:
             session_id = await self._hitl.session(None, headers)
-            path = request.target.replace(HITL, session_id, 1)
-            return to_response(await self._journals.ask(SessionName.require(session_id).tag, "GET", path, headers))
-        return to_response(
-            await self._journals.ask(SessionName.require(session_id).tag, "GET", request.target, headers)
-        )
+            path = path.replace(HITL, session_id, 1)
+        return to_response(await self._journals.ask(SessionName.require(session_id).tag, "GET", path, headers))
 
 
-def _place(session: Mapping[str, Any]) -> tuple[str, int]:
+def _page_order(session: Mapping[str, Any]) -> tuple[str, int]:
     name = SessionName.parse(session["session_id"])
     return (name.tag, name.number) if name is not None else ("", 0)
 
 
-def _tag_of(data: Mapping[str, Any]) -> str:
+def _journal_tag(data: Mapping[str, Any]) -> str:
     """The journal of the session or group in an admin's body. Raises 400, 404."""
     session_id, group_id = data.get("session_id"), data.get("group_id")
     if session_id is not None:

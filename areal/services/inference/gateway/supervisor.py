@@ -1,4 +1,4 @@
-"""Several relay processes on one port: spawn, watch, start a dead one again, pass signals on.
+"""Several relay processes on one port: start and watch them, restart dead ones, pass signals on.
 
 The kernel spreads connections over the children (SO_REUSEPORT). The supervisor's own bound socket never listens: it
 reserves the port. The supervisor imports no web server, so it stays small.
@@ -27,7 +27,7 @@ from areal.services.http.process import ServeOptions, bind, die_with_parent
 # it. Where all of them are killed it stays until the next gateway starts: in the run's folder if there is one, else
 # among the temporary files.
 
-VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
+MULTIPROC_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the Prometheus client's
 _RUN_FOLDER = "AREAL_RUN_DIR"
 _PREFIX = "areal-relays-"
 _YOUNG_S = 60.0
@@ -38,10 +38,10 @@ def make_folder() -> Path:
     if not run:
         # A young folder stays: its supervisor is about to lock it.
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            with suppress(OSError):  # another's, or gone already
+            with suppress(OSError):  # another user's, or gone already
                 if time.time() - folder.stat().st_mtime > _YOUNG_S:
-                    with held(folder):
-                        """The last holder removes it, which is this one."""
+                    with shared_folder(folder):
+                        pass  # removes it unless it is in use
         return Path(tempfile.mkdtemp(prefix=_PREFIX))
     folder = Path(run) / "metrics"
     shutil.rmtree(folder, ignore_errors=True)
@@ -50,7 +50,8 @@ def make_folder() -> Path:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def shared_folder(folder: Path) -> Iterator[None]:
+    """Lock the folder for sharing; the last process to leave removes it."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     try:
@@ -67,7 +68,7 @@ _log = logging.getLogger(__name__)
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 5.0
-_STEADY_S = 10.0  # who lived this long starts again at once
+_STEADY_S = 10.0  # a relay that ran this long restarts without a longer backoff
 
 
 @dataclass
@@ -115,7 +116,7 @@ class Supervisor:
         for child in self._children:
             if child.process is None or (code := child.process.poll()) is None:
                 continue
-            for file in Path(os.environ[VARIABLE]).glob(f"gauge_live*_{child.process.pid}.db"):
+            for file in Path(os.environ[MULTIPROC_VARIABLE]).glob(f"gauge_live*_{child.process.pid}.db"):
                 file.unlink(missing_ok=True)  # gauges of the living; its counters stay in the sum
             child.process = None
             steady = now - child.started_at >= _STEADY_S
@@ -143,7 +144,7 @@ def supervise(relays: int, options: ServeOptions, argv: Sequence[str]) -> None:
     socket = bind(options.host, options.port, reuse_port=True)
     port = socket.getsockname()[1]
     metrics = make_folder()
-    os.environ[VARIABLE] = str(metrics)
-    with socket, held(metrics):
+    os.environ[MULTIPROC_VARIABLE] = str(metrics)
+    with socket, shared_folder(metrics):
         _log.info("%d relays share %s port %d", relays, options.host, port)
         Supervisor([*argv, "--port", str(port)], relays).run()

@@ -22,7 +22,7 @@ import orjson
 
 from areal.files import replace_file
 from areal.services.http.auth import Access
-from areal.services.http.client import Fetched, HttpClient
+from areal.services.http.client import HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import (
     AnyResponse,
@@ -37,7 +37,7 @@ from areal.services.http.process import ServeOptions
 from areal.services.http.service import Lifetime, Metrics, Service, json_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.inference.router.picking import CallKey, Picker
-from areal.services.inference.router.prober import Prober, answer_of, expire_leases, report_of
+from areal.services.inference.router.prober import Prober, expire_leases, read_report, read_result
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
 from areal.services.inference.router.sessions import SessionPlacing
 from areal.wire.bodies import (
@@ -67,8 +67,8 @@ from areal.wire.routing import (
 # far behind gets the whole table again. Rapid changes are sent together, to bound the time that sending takes.
 
 HEARTBEAT_S = 2.0
-_DEAR_S = 0.002
-_REST = 5.0  # times as long as the last line took
+_COSTLY_S = 0.002  # of encoding a line, from which on the next one waits
+_REST = 5.0  # times as long as encoding the last line took
 _LONGEST_REST_S = 0.5
 
 
@@ -108,20 +108,20 @@ class Watch:
         leaving = asyncio.create_task(self._lifetime.wait_draining(), name="watch-until-draining")
         leaving.add_done_callback(lambda _: waker.set())
         try:
-            await self._feed(response, waker, whole="changes" not in request.query_string)
+            await self._send_lines(response, waker, whole="changes" not in request.query_string)
         finally:
             leaving.cancel()
             self._wakers.discard(waker)
         return response
 
-    async def _feed(self, response: StreamingResponse, waker: asyncio.Event, *, whole: bool) -> None:
+    async def _send_lines(self, response: StreamingResponse, waker: asyncio.Event, *, whole: bool) -> None:
         sent: int | None = None
         while not self._lifetime.draining:
             waker.clear()
             if sent != self._registry.serial:
                 line, sent = self._line_after(None if whole else sent), self._registry.serial
                 await response.write(line)
-                await asyncio.sleep(min(self._cost_s * _REST, _LONGEST_REST_S) if self._cost_s > _DEAR_S else 0)
+                await asyncio.sleep(min(self._cost_s * _REST, _LONGEST_REST_S) if self._cost_s > _COSTLY_S else 0)
             else:
                 beat = {"type": "heartbeat", "epoch": self._registry.epoch, "serial": sent}
                 await response.write(orjson.dumps(beat) + b"\n")
@@ -180,7 +180,7 @@ class RegisteredTargets:
 
 _log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
-_LEARNING_S = 6.0  # every data proxy that lives has renewed its lease by then
+_LEARNING_S = 6.0  # by then every living data proxy has renewed its lease
 
 
 class DeclaredFile:
@@ -245,7 +245,7 @@ def _read_lease(own: bytes) -> RenewLease:
     return body_as(RenewLease, orjson.loads(own))
 
 
-_ON_ITS_WAY_S = 0.1  # what a lease says is as old as this at most; sessions that were placed since count on top
+_ON_ITS_WAY_S = 0.1  # the age of a lease's report at most; sessions placed since then are counted on top
 _REMOVED_AGAIN_S = 5.0
 _TABLE_BYTES = 64 * 1024 * 1024
 
@@ -306,12 +306,12 @@ class RouterRoutes:
         data = await read_object(request)
         own = orjson.dumps({name: data[name] for name in _LEASE_FIELDS if name in data})
         lease, now = _read_lease(own), time.monotonic()
-        worker = self._registry.renew(lease, answer_of(data), report_of(data, now - _ON_ITS_WAY_S), now)
+        worker = self._registry.renew(lease, read_result(data), read_report(data, now - _ON_ITS_WAY_S), now)
         again_s = self._registry.renew_s(worker) if worker is not None else _REMOVED_AGAIN_S
         return json_response({"status": "ok", "registered": worker is not None, "renew_seconds": again_s})
 
     async def unregister(self, request: Request) -> Response:
-        worker = self._named(await read_body(request, NameWorker))
+        worker = self._worker(await read_body(request, NameWorker))
         self._registry.unregister(worker)
         return self._accepted(worker_id=worker.id)
 
@@ -377,7 +377,7 @@ class RouterRoutes:
         body = await read_body(request, RouteCall)
         held = await self._placing.holder(body)
         if held is not None:
-            return self._there(held.worker, journal=held.journal)
+            return self._location(held.worker, journal=held.journal)
         name = _required_model(body.model)
         if not self._registry.has_model(name):
             raise ApiError(404, f"no model {name!r}", code="model_not_found", param="model")
@@ -386,7 +386,7 @@ class RouterRoutes:
             raise ApiError(503, f"no worker of model {name!r} is ready", code="no_worker_available")
         strategy = self._registry.strategy
         chosen = self._picker.pick(strategy, entries, CallKey(), lambda w: ready[w.addr].report.in_flight_tokens, name)
-        return self._there(ready[chosen.addr])
+        return self._location(ready[chosen.addr])
 
     def _ready(self, model: str) -> tuple[list[WorkerEntry], dict[str, WorkerRecord]]:
         """Cached until the table changes."""
@@ -397,7 +397,7 @@ class RouterRoutes:
             kept = self._listed[model] = members, [WorkerEntry(each.id, each.addr) for each in ready.values()], ready
         return kept[1:]
 
-    def _there(self, worker: WorkerRecord, **more: Any) -> Response:
+    def _location(self, worker: WorkerRecord, **more: Any) -> Response:
         """``api_key`` is always None: callers use their own, and a provider's key never leaves its data proxy."""
         where = {"worker_id": worker.id, "worker_addr": worker.addr, "url": worker.addr, "api_key": None}
         return json_response({**where, "model": worker.model, **more})
@@ -423,7 +423,7 @@ class RouterRoutes:
         return json_response({"workers": [it.to_json() for it in self._registry.workers()], "models": declared})
 
     async def resolve(self, request: Request) -> Response:
-        return json_response(self._named(NameWorker(worker_id=request.match_info["worker_id"])).to_json())
+        return json_response(self._worker(NameWorker(worker_id=request.match_info["worker_id"])).to_json())
 
     async def scrape_targets(self, request: Request) -> Response:
         """Targets for Prometheus' ``http_sd_configs``."""
@@ -451,13 +451,13 @@ class RouterRoutes:
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
 
     async def _set_drained(self, body: NameWorker, drained: bool) -> Response:
-        workers = self._registry.workers() if body.worker_id == "all" else [self._named(body)]
+        workers = self._registry.workers() if body.worker_id == "all" else [self._worker(body)]
         for worker in workers:
             self._registry.set_drained(worker, drained, stopping=drained and body.stopping)
         await asyncio.gather(*(self._placing.move(worker) for worker in workers))
         return self._accepted(workers=[worker.to_json() for worker in workers])
 
-    def _named(self, body: NameWorker) -> WorkerRecord:
+    def _worker(self, body: NameWorker) -> WorkerRecord:
         if body.worker_id is None and body.worker_addr is None:
             raise bad_request("worker_id or worker_addr is required", param="worker_id")
         addr = worker_base_url(body.worker_addr) if body.worker_addr is not None and body.worker_id is None else None
@@ -467,7 +467,7 @@ class RouterRoutes:
         return worker
 
 
-def _to_response(reply: Fetched) -> Response:
+def _to_response(reply: HttpReply) -> Response:
     return Response(reply.status, reply.body, content_type="application/json")
 
 

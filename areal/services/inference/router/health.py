@@ -10,12 +10,12 @@ from enum import Enum
 from areal.wire.routing import DEFAULT_READINESS, Readiness
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """The result of one probe."""
 
     READY = "ready"
     DRAINING = "draining"  # the worker says that it was told to stop
-    NOT_READY = "not ready"  # the worker says so
+    NOT_READY = "not ready"  # the worker says that
     LOST = "lost"  # no answer in time
 
 
@@ -33,14 +33,14 @@ class WorkerHealth:
         """Whether further probes may soon make the worker dead, or healthy again."""
         return self.failures > 0 if self.healthy else self.successes > 0
 
-    def after(self, answer: Answer, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:
-        if answer is Answer.READY:
+    def after(self, result: ProbeResult, rules: Readiness = DEFAULT_READINESS) -> WorkerHealth:
+        if result is ProbeResult.READY:
             successes = self.successes + 1
             up = self.healthy or not self.was_healthy or successes >= rules.success_threshold
             return WorkerHealth(healthy=up, successes=successes, seen=True, was_healthy=up or self.was_healthy)
-        if answer is Answer.DRAINING:
+        if result is ProbeResult.DRAINING:
             return WorkerHealth(healthy=True, leaving=True, seen=True, was_healthy=True)
-        if answer is Answer.NOT_READY:
+        if result is ProbeResult.NOT_READY:
             return WorkerHealth(False, failures=rules.failure_threshold, seen=True, was_healthy=self.was_healthy)
         failures = self.failures + 1
         return replace(

@@ -1,9 +1,9 @@
-"""Load balancing: the worker that gets a call. Pure but for the dice and the counter, which the caller owns.
+"""Load balancing: the worker that gets a call. No I/O.
 
-``auto``         power of two choices by tokens in flight; a conversation that is recorded stays where it began
+``auto``         power of two choices by tokens in flight; a recorded conversation stays where it began
 ``round_robin``  each in turn
 ``least_loaded`` fewest tokens in flight
-``prefix``       the worker that a hash of the prompt's beginning points to, so that its prefix cache is met again
+``prefix``       the worker that a hash of the prompt's beginning points to, which has it in its prefix cache
 
 A session's calls go where its journal is, without a pick. Prefixes use rendezvous hashing: when a worker comes or goes,
 only its own share moves. Load is bounded: a worker with more than ``_BOUND`` times the mean load, and clearly more than
@@ -30,14 +30,14 @@ from areal.wire.routing import WorkerEntry
 
 _BOUND = 1.25
 _SLACK_TOKENS = 2048.0
-_SMALL_POOL = 32  # of a pool that is not larger all are candidates for a prefix
+_SMALL_POOL = 32  # up to this size all workers are candidates for a prefix
 _CANDIDATES = 8  # of a larger one
 _SPARE = 64
 _POOLS_KEPT = 4096
 _64_BITS = 2**64 - 1
 
 Load = Callable[[WorkerEntry], float]
-Made = TypeVar("Made")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ class _Ring:
         self._workers = [worker for _, worker in around]
 
     def candidates(self, key: bytes) -> _Candidates:
-        """The candidates for ``key``."""
         seed = _seed(key)
         first = bisect.bisect(self._digests, seed, 0, self._size) % self._size if self._many < self._size else 0
         return _Candidates(self._workers, first, _weights(seed, self._digests[first : first + self._many]))
@@ -98,7 +97,7 @@ class _Candidates:
         return (self._workers[self._first + place] for place in order)
 
 
-class _Least:
+class _LoadHeap:
     """A pool's workers grouped by load, and a heap of the loads. A load that no worker has any more is dropped when it
     reaches the top."""
 
@@ -109,10 +108,10 @@ class _Least:
         self._equals: dict[float, list[int]] = {}
         self._at = [0] * len(workers)  # each worker's place in the group of its load
         for place, tokens in enumerate(self._loads):
-            self._join(place, tokens)
+            self._add(place, tokens)
         self._heap = sorted(self._equals)
 
-    def loaded(self, addr: str, tokens: float) -> None:
+    def set_load(self, addr: str, tokens: float) -> None:
         place = self._places.get(addr)
         if place is None or tokens == self._loads[place]:
             return
@@ -123,12 +122,12 @@ class _Least:
             equals[at] = last
         if tokens not in self._equals:
             heapq.heappush(self._heap, tokens)
-        self._join(place, tokens)
+        self._add(place, tokens)
         if len(self._heap) > 2 * len(self._workers) + _SPARE:
             self._equals = {each: equals for each, equals in self._equals.items() if equals}
             self._heap = sorted(self._equals)
 
-    def _join(self, place: int, tokens: float) -> None:
+    def _add(self, place: int, tokens: float) -> None:
         equals = self._equals.setdefault(tokens, [])
         self._loads[place], self._at[place] = tokens, len(equals)
         equals.append(place)
@@ -155,23 +154,23 @@ def _digest_of_address(addr: str) -> int:
     return int.from_bytes(hashlib.blake2b(addr.encode(), digest_size=8).digest())
 
 
-class _Kept(Generic[Made]):
+class _PoolCache(Generic[V]):
     """Caches a value derived from each pool's list of workers until the list changes."""
 
     def __init__(self) -> None:
-        self._of: dict[str, tuple[Sequence[WorkerEntry], Made]] = {}
+        self._of: dict[str, tuple[Sequence[WorkerEntry], V]] = {}
 
-    def get(self, pool: str, workers: Sequence[WorkerEntry]) -> Made | None:
+    def get(self, pool: str, workers: Sequence[WorkerEntry]) -> V | None:
         kept = self._of.get(pool)
         return kept[1] if kept is not None and kept[0] is workers else None
 
-    def put(self, pool: str, workers: Sequence[WorkerEntry], made: Made) -> Made:
+    def put(self, pool: str, workers: Sequence[WorkerEntry], made: V) -> V:
         if len(self._of) >= _POOLS_KEPT:  # models come and go
             self._of.clear()
         self._of[pool] = workers, made
         return made
 
-    def __iter__(self) -> Iterator[Made]:
+    def __iter__(self) -> Iterator[V]:
         return (made for _, made in self._of.values())
 
 
@@ -181,13 +180,13 @@ class Picker:
     def __init__(self, dice: random.Random | None = None) -> None:
         self._dice = dice or random.Random()
         self._turn = -1
-        self._rings: _Kept[_Ring] = _Kept()
-        self._least: _Kept[_Least] = _Kept()
+        self._rings: _PoolCache[_Ring] = _PoolCache()
+        self._heaps: _PoolCache[_LoadHeap] = _PoolCache()
 
-    def loaded(self, addr: str, tokens: float) -> None:
+    def set_load(self, addr: str, tokens: float) -> None:
         """Note a worker's new load."""
-        for least in self._least:
-            least.loaded(addr, tokens)
+        for heap in self._heaps:
+            heap.set_load(addr, tokens)
 
     def pick(
         self, strategy: str, workers: Sequence[WorkerEntry], key: CallKey, load: Load, pool: str = ""
@@ -199,30 +198,30 @@ class Picker:
             self._turn += 1
             return workers[self._turn % len(workers)]
         if strategy == "least_loaded":
-            kept = self._least.get(pool, workers)
+            kept = self._heaps.get(pool, workers)
             picked = kept.pick(load) if kept is not None else None
             if picked is None:
-                picked = self._least.put(pool, workers, _Least(workers, load, self._dice)).pick(load)
+                picked = self._heaps.put(pool, workers, _LoadHeap(workers, load, self._dice)).pick(load)
             assert picked is not None, "each load was asked for just now"
             return picked
         if key.prefix is None:
             return self._lighter_of_two(workers, load)
         ring = self._rings.get(pool, workers) or self._rings.put(pool, workers, _Ring(workers))
-        return (self._by_prefix if strategy == "prefix" else self._where_it_began)(key.prefix, ring, workers, load)
+        return (self._by_prefix if strategy == "prefix" else self._by_conversation)(key.prefix, ring, workers, load)
 
     def _lighter_of_two(self, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
-        one, other = self._two(workers)
+        one, other = self._random_pair(workers)
         return one if load(one) <= load(other) else other
 
-    def _two(self, workers: Sequence[WorkerEntry]) -> tuple[WorkerEntry, WorkerEntry]:
+    def _random_pair(self, workers: Sequence[WorkerEntry]) -> tuple[WorkerEntry, WorkerEntry]:
         """Two different workers, uniformly, at a third of the cost of ``random.sample``."""
         first, second = int(self._dice.random() * len(workers)), int(self._dice.random() * (len(workers) - 1))
         return workers[first], workers[second + (second >= first)]
 
-    def _where_it_began(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
+    def _by_conversation(self, prefix: bytes, ring: _Ring, workers: Sequence[WorkerEntry], load: Load) -> WorkerEntry:
         """The worker of the conversation's beginning, unless its load is clearly above that of a random other one."""
         home = ring.candidates(prefix).home
-        one, other = self._two(workers)
+        one, other = self._random_pair(workers)
         if other is home:
             other = one
         return home if load(home) <= load(other) * _BOUND + _SLACK_TOKENS else other

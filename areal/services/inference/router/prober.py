@@ -7,21 +7,22 @@ import asyncio
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.tasks import until_beat
-from areal.services.inference.router.health import Answer
+from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.journal.keys import is_tag
 
+T = TypeVar("T")
 _MOST_BYTES = 1024 * 1024
-_ASKED_AT_ONCE = 256
+_MOST_AT_ONCE = 256
 _EXPIRY_PERIOD_S = 1.0
 _LATE_S = 1.0
-_LOOK_AGAIN_S = 0.25  # a model that is now probed more often is seen by then
-_REST = 20.0  # times as long as looking took: of many workers some are asked a moment late
-_NOBODY_S = 1.0  # between two looks where every worker has a lease; who registers without one is asked at once
+_LOOK_AGAIN_S = 0.25  # bounds the delay of a worker whose period became shorter
+_REST = 20.0  # times as long as the look took: of many workers some are probed a moment late
+_IDLE_S = 1.0  # between looks while every worker has a lease; registering without one probes at once
 
 
 class Prober:
@@ -35,11 +36,11 @@ class Prober:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as probes:
             while True:
-                wait_s = self._ask_due(probes)
+                wait_s = self._probe_due(probes)
                 await asyncio.sleep(wait_s)
 
-    def _ask_due(self, probes: asyncio.TaskGroup) -> float:
-        """Ask every worker whose time has come; in how many seconds to look again."""
+    def _probe_due(self, probes: asyncio.TaskGroup) -> float:
+        """Start the probes that are due; returns the seconds until the next look."""
         now, next_s, due, periods = time.monotonic(), math.inf, list[WorkerRecord](), dict[str | None, float]()
         for worker in self._registry.workers():
             if worker.expires_at is not None:
@@ -58,40 +59,40 @@ class Prober:
         if due:
             probes.create_task(self.probe(due), name="probes-due")
         if next_s == math.inf:
-            return until_beat(_NOBODY_S)
+            return until_beat(_IDLE_S)
         took_s = time.monotonic() - now
         return max(min(next_s, _LOOK_AGAIN_S), took_s * _REST)
 
     async def probe(self, workers: Iterable[WorkerRecord]) -> None:
-        """Ask these now, and wait for their answers: of thousands some at a time."""
-        asked = [worker for worker in workers if worker.expires_at is None]
-        for worker in asked:
+        """Probe these workers now, up to ``_MOST_AT_ONCE`` at a time, and wait for the results."""
+        probed = [worker for worker in workers if worker.expires_at is None]
+        for worker in probed:
             worker.probed_at = math.inf  # on its way
-        left = iter(asked)
+        left = iter(probed)
 
-        async def ask_some() -> None:
+        async def probe_some() -> None:
             for worker in left:
                 worker.probed_at = time.monotonic()
-                answer, report = await self._ask(worker.addr, self._registry.readiness(worker).timeout_seconds)
-                self._registry.observe(worker, answer, report)
+                result, report = await self._fetch(worker.addr, self._registry.readiness(worker).timeout_seconds)
+                self._registry.observe(worker, result, report)
 
         try:
-            await asyncio.gather(*(ask_some() for _ in asked[:_ASKED_AT_ONCE]))
+            await asyncio.gather(*(probe_some() for _ in probed[:_MOST_AT_ONCE]))
         finally:
             for worker in left:
                 worker.probed_at = -math.inf
 
-    async def _ask(self, addr: str, timeout_s: float) -> tuple[Answer, WorkerReport | None]:
+    async def _fetch(self, addr: str, timeout_s: float) -> tuple[ProbeResult, WorkerReport | None]:
         asked_at = time.monotonic()
         try:
             reply = await self._http.fetch(
                 "GET", addr, "/ready", headers=self._headers, timeout_s=timeout_s, most=_MOST_BYTES
             )
         except (CallFailed, TimeoutError):
-            return Answer.LOST, None
+            return ProbeResult.LOST, None
         data = reply.object()
-        answer = Answer.READY if reply.status == 200 else answer_of(data)
-        return answer, report_of(data, asked_at)
+        result = ProbeResult.READY if reply.status == 200 else read_result(data)
+        return result, read_report(data, asked_at)
 
 
 async def expire_leases(registry: WorkerRegistry) -> None:
@@ -106,38 +107,35 @@ async def expire_leases(registry: WorkerRegistry) -> None:
         registry.expire(looked)
 
 
-def answer_of(data: Mapping[str, Any]) -> Answer:
+def read_result(data: Mapping[str, Any]) -> ProbeResult:
     """The status in a body of /ready, or of a lease."""
-    known = {"ready": Answer.READY, "draining": Answer.DRAINING}
-    return known.get(str(data.get("status")), Answer.NOT_READY)
+    known = {"ready": ProbeResult.READY, "draining": ProbeResult.DRAINING}
+    return known.get(str(data.get("status")), ProbeResult.NOT_READY)
 
 
-def report_of(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
-    def number(name: str) -> int | None:
-        value = data.get(name)
-        return value if isinstance(value, int) else None
+def read_report(data: Mapping[str, Any], asked_at: float) -> WorkerReport:
+    """The report in a body of /ready, or of a lease; fields of another type are ignored."""
+
+    def value(name: str, kind: type[T]) -> T | None:
+        found = data.get(name)
+        return found if isinstance(found, kind) else None
 
     def tags(name: str) -> tuple[str, ...]:
-        value = data.get(name)
-        return (
-            tuple(item for item in value if isinstance(item, str) and is_tag(item)) if isinstance(value, list) else ()
-        )
+        return tuple(item for item in value(name, list) or () if isinstance(item, str) and is_tag(item))
 
-    root, adapters, fault = data.get("root"), data.get("adapters"), data.get("fault")
-    engine_url, agent_url = data.get("engine_url"), data.get("worker_url")
     return WorkerReport(
-        in_flight=number("in_flight") or 0,
-        in_flight_tokens=number("in_flight_tokens") or 0,
-        version=number("version"),
+        in_flight=value("in_flight", int) or 0,
+        in_flight_tokens=value("in_flight_tokens", int) or 0,
+        version=value("version", int),
         paused=data.get("paused") is True,
-        max_model_len=number("max_model_len"),
-        root=root if isinstance(root, str) else None,
-        adapters=tuple(map(str, adapters)) if isinstance(adapters, list) else (),
+        max_model_len=value("max_model_len", int),
+        root=value("root", str),
+        adapters=tuple(map(str, value("adapters", list) or ())),
         journals=tags("journals"),
         elsewhere=tags("journals_elsewhere"),
-        sessions=number("sessions") or 0,
+        sessions=value("sessions", int) or 0,
         asked_at=asked_at,
-        fault=fault if isinstance(fault, str) else "",
-        engine_url=engine_url if isinstance(engine_url, str) else None,
-        agent_url=agent_url if isinstance(agent_url, str) else None,
+        fault=value("fault", str) or "",
+        engine_url=value("engine_url", str),
+        agent_url=value("worker_url", str),
     )

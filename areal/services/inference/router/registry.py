@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from areal.services.inference.router.health import Answer, WorkerHealth
+from areal.services.inference.router.health import ProbeResult, WorkerHealth
 from areal.wire.bodies import RenewLease
 from areal.wire.routing import (
     CORDONED,
@@ -35,7 +35,7 @@ from areal.wire.routing import (
 
 _REMOVED_KEPT = 1000
 _CHANGES_KEPT = 50_000
-_RENEWALS_PER_S = 500.0  # of all workers together
+_RENEWALS_PER_S = 500.0  # at most, of all workers together
 
 
 @dataclass(frozen=True)
@@ -89,15 +89,15 @@ class WorkerRecord:
     @property
     def public(self) -> tuple[object, ...]:
         """The parts on which the table depends."""
-        told = self.report
-        about = told.max_model_len, told.root, told.adapters, told.fault
-        return self.state, self.health.seen, about, told.journals, told.elsewhere
+        report = self.report
+        about = report.max_model_len, report.root, report.adapters, report.fault
+        return self.state, self.health.seen, about, report.journals, report.elsewhere
 
     @property
     def entry(self) -> WorkerEntry:
         turns_away = self.drained and not self.stopping
-        told = self.report
-        return WorkerEntry(self.id, self.addr, self.state, told.journals, self.health.seen, turns_away, told.fault)
+        report = self.report
+        return WorkerEntry(self.id, self.addr, self.state, report.journals, self.health.seen, turns_away, report.fault)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -202,20 +202,20 @@ class WorkerRegistry:
         self._changed(worker)
 
     def _remove(self, worker: WorkerRecord) -> None:
-        self._drop(worker)
+        self._delete(worker)
         if worker.expires_at is not None:
             self._removed[worker.id] = None
             if len(self._removed) > _REMOVED_KEPT:
                 del self._removed[next(iter(self._removed))]
 
-    def renew(self, lease: RenewLease, answer: Answer, report: WorkerReport, now: float) -> WorkerRecord | None:
+    def renew(self, lease: RenewLease, result: ProbeResult, report: WorkerReport, now: float) -> WorkerRecord | None:
         """Register a data proxy, or renew its lease, with its present state. None for one that was removed."""
         if lease.worker_id in self._removed:
             return None
         worker = self._workers.get(lease.worker_id)
         if worker is None or worker.addr != lease.addr or worker.model != lease.model:
             worker = self._join(lease, worker)
-        self.observe(worker, answer, report)
+        self.observe(worker, result, report)
         worker.granted_s = self.lease_s(worker)
         worker.expires_at = now + worker.granted_s
         self._publish(worker)
@@ -229,7 +229,7 @@ class WorkerRegistry:
             model.expected = max(model.expected, lease.expected)
         for other in list(self._by_addr.get(lease.addr, {}).values()):
             if other.model == lease.model and other.id != lease.worker_id:  # dead, since its port was taken over
-                self._drop(other)
+                self._delete(other)
                 self._changed(other)
         was = former.model if former is not None else None
         worker = self._place(lease.worker_id, lease.addr, lease.model)
@@ -333,10 +333,10 @@ class WorkerRegistry:
             worker.drained, worker.stopping = drained, stopping
             self._changed(worker)
 
-    def observe(self, worker: WorkerRecord, answer: Answer, report: WorkerReport | None) -> None:
+    def observe(self, worker: WorkerRecord, result: ProbeResult, report: WorkerReport | None) -> None:
         """Apply the result of a probe. Load alone does not change the table: relays count their own."""
         before, journals = worker.public, worker.report.journals
-        worker.health = worker.health.after(answer, self.readiness(worker))
+        worker.health = worker.health.after(result, self.readiness(worker))
         worker.report = report or worker.report
         if worker.public != before and self._workers.get(worker.id) is worker:
             self._index_journals(worker, journals, worker.report.journals)
@@ -357,7 +357,7 @@ class WorkerRegistry:
         if name is not None and (model := self._models.get(name)) is not None:
             model.journals_due = True
 
-    def _note_journals(self, name: str | None) -> None:
+    def _update_journals(self, name: str | None) -> None:
         """Update the model's journals from its workers' reports, before they are read or a worker goes. Without any
         report the previous ones stay, for the successors."""
         model = self._models.get(name) if name is not None else None
@@ -379,7 +379,7 @@ class WorkerRegistry:
     def orphans(self) -> frozenset[str]:
         """Journals that no worker serves now."""
         for name in self._models:
-            self._note_journals(name)
+            self._update_journals(name)
         held = {tag for worker in self.workers() for tag in worker.report.journals}
         return frozenset().union(*(model.journals for model in self._models.values())) - held
 
@@ -436,7 +436,7 @@ class WorkerRegistry:
 
     def _entry(self, name: str, model: _Model, some: Collection[str] | None = None) -> ModelEntry:
         """``some``: only with the entries of these workers."""
-        self._note_journals(name)
+        self._update_journals(name)
         workers = self.workers(name)
         held = {tag for worker in workers for tag in worker.report.journals}
         of_engines = () if model.external else workers  # data proxies of an external API report another model's
@@ -459,7 +459,7 @@ class WorkerRegistry:
     def declared(self) -> dict[str, Any]:
         """Models, workers and removed ids as JSON, for ``restore``."""
         for name in self._models:
-            self._note_journals(name)
+            self._update_journals(name)
         models = {
             name: {
                 "expected": model.expected,
@@ -511,7 +511,7 @@ class WorkerRegistry:
         self.strategy, self.limits = str(declared["strategy"]), dict(declared["limits"])
         self._models = models
         for worker in workers.values():
-            self._keep(worker)
+            self._insert(worker)
         self._removed = dict.fromkeys(map(str, declared["removed"]))
         self.synced = True
         self._changed()
@@ -521,22 +521,22 @@ class WorkerRegistry:
         if worker is not None and (worker.addr, worker.model) == (addr, model):
             return worker
         if worker is not None:
-            self._drop(worker)
+            self._delete(worker)
         if worker is None or worker.addr != addr:
             worker = WorkerRecord(worker_id, addr)
         worker.model = model
-        self._keep(worker)
+        self._insert(worker)
         return worker
 
-    def _keep(self, worker: WorkerRecord) -> None:
+    def _insert(self, worker: WorkerRecord) -> None:
         self._workers[worker.id] = worker
         self._members.setdefault(worker.model, {})[worker.id] = worker
         self._by_addr.setdefault(worker.addr, {})[worker.id] = worker
         self._index_journals(worker, (), worker.report.journals)
         self._journals_changed(worker.model)
 
-    def _drop(self, worker: WorkerRecord) -> None:
-        self._note_journals(worker.model)
+    def _delete(self, worker: WorkerRecord) -> None:
+        self._update_journals(worker.model)
         del self._workers[worker.id]
         for index, key in ((self._members, worker.model), (self._by_addr, worker.addr)):
             del index[key][worker.id]  # type: ignore[index]

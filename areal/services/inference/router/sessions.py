@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from areal.services.http import headers as names
-from areal.services.http.client import CallFailed, Fetched, HttpClient, NotConnected
+from areal.services.http.client import CallFailed, HttpClient, HttpReply, NotConnected
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.session import GroupName, SessionName
 from areal.services.inference.router.picking import rendezvous
@@ -34,7 +34,7 @@ _CANDIDATES = 4
 
 
 @dataclass
-class Placed:
+class Placement:
     """Sessions on their way to a replica, or there since ``done_at`` (monotonic)."""
 
     size: int
@@ -45,7 +45,7 @@ class Placements:
     """Sessions placed since each replica last reported, counted on top of its report, so that a burst spreads."""
 
     def __init__(self) -> None:
-        self._placed: dict[str, list[Placed]] = {}
+        self._placed: dict[str, list[Placement]] = {}
 
     def sessions(self, worker: WorkerRecord) -> int:
         recent = [
@@ -62,13 +62,13 @@ class Placements:
         cost of a start does not grow with the pool."""
         if len(workers) > _LARGE_POOL:
             workers = [workers[place] for place in random.sample(range(len(workers)), _CANDIDATES)]
-        keepers = [worker for worker in workers if worker.state == READY and worker.report.journals]
-        return sorted(keepers, key=lambda worker: (self.sessions(worker), worker.id))
+        recorders = [worker for worker in workers if worker.state == READY and worker.report.journals]
+        return sorted(recorders, key=lambda worker: (self.sessions(worker), worker.id))
 
     @contextmanager
-    def placing(self, worker: WorkerRecord, size: int) -> Iterator[Placed]:
+    def placing(self, worker: WorkerRecord, size: int) -> Iterator[Placement]:
         """Count ``size`` sessions from now on. The block sets ``size`` to 0 where they did not start."""
-        placed = Placed(size)
+        placed = Placement(size)
         self._placed.setdefault(worker.addr, []).append(placed)
         try:
             yield placed
@@ -100,18 +100,18 @@ class SessionPlacing:
 
     # -- starting
 
-    async def start(self, data: Mapping[str, Any], request_id: str) -> Fetched:
+    async def start(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         """Start a group of sessions. Raises 400, 404, 502, 503."""
         for worker in await self._preferred(data.get("api_key"), self._model(data.get("model"))):
             try:
                 return await self._start(worker, data, request_id)
             except NotConnected:
-                continue  # it never began
+                continue  # nothing was started
             except (CallFailed, TimeoutError) as error:
                 raise ApiError(502, f"the data proxy was lost: {error!r}", code="worker_lost") from error
         raise ApiError(503, "no data proxy took the sessions", code="no_worker_available", headers={"Retry-After": "1"})
 
-    async def _start(self, worker: WorkerRecord, data: Mapping[str, Any], request_id: str) -> Fetched:
+    async def _start(self, worker: WorkerRecord, data: Mapping[str, Any], request_id: str) -> HttpReply:
         size = data.get("group_size", 1)
         size = size if isinstance(size, int) and 1 <= size <= _LARGEST_GROUP else 1
         with self._placements.placing(worker, size) as placed:
@@ -131,24 +131,24 @@ class SessionPlacing:
             raise ApiError(404, f"the model {name!r} does not exist", code="model_not_found", param="model")
         return name
 
-    def _keepers(self, model: str) -> list[WorkerRecord]:
+    def _recorders(self, model: str) -> list[WorkerRecord]:
         """The model's ready replicas that record. Raises 503 where none is ready, 400 where none records sessions."""
         ready = [worker for worker in self._registry.members(model) if worker.state == READY]
         if not ready:
             message = f"no worker of model {model!r} is ready"
             raise ApiError(503, message, code="no_worker_available", headers={"Retry-After": "1"})
-        keepers = [worker for worker in ready if worker.report.journals]
-        if not keepers:
+        recorders = [worker for worker in ready if worker.report.journals]
+        if not recorders:
             message = f"the data proxies of model {model!r} keep no sessions: they run without --state-dir"
             raise bad_request(message, param="model", code="sessions_not_kept")
-        return keepers
+        return recorders
 
     async def _preferred(self, key: object, model: str) -> list[WorkerRecord]:
         """The workers to try in turn."""
-        if not isinstance(key, str):  # what is wrong with it the data proxy says
+        if not isinstance(key, str):  # the data proxy refuses a malformed one
             lightest = self._placements.lightest_first
-            return lightest(self._registry.members(model)) or lightest(self._keepers(model))
-        keepers = self._keepers(model)
+            return lightest(self._registry.members(model)) or lightest(self._recorders(model))
+        recorders = self._recorders(model)
         tag = tag_of_key(key)
         if tag is not None:
             return [self._with_journal(tag)]
@@ -156,8 +156,8 @@ class SessionPlacing:
         held = await self._find(digest)
         if held is not None:
             return [held.worker]
-        by_addr = {worker.addr: worker for worker in keepers}
-        return [by_addr[entry.addr] for entry in rendezvous(digest, [worker.entry for worker in keepers])]
+        by_addr = {worker.addr: worker for worker in recorders}
+        return [by_addr[entry.addr] for entry in rendezvous(digest, [worker.entry for worker in recorders])]
 
     # -- finding
 
@@ -191,7 +191,7 @@ class SessionPlacing:
             if worker.state != DEAD:
                 return worker
         if holders or tag in self._registry.orphans() or not self._registry.all_heard:
-            raise _away("the session's data proxy is away; it, or another one, will serve it again")
+            raise _session_away("the session's data proxy is away; it, or another one, will serve it again")
         raise ApiError(404, "no data proxy has this session", code="session_not_found")
 
     async def _find(self, digest: bytes) -> SessionLocation | None:
@@ -210,21 +210,20 @@ class SessionPlacing:
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
             for worker, journal in zip(asked, answers, strict=True):
-                if journal is not None and journal:
+                if journal:
                     return SessionLocation(worker, journal)
             unanswered = unanswered or None in answers
         if unanswered or self._registry.orphans() or not self._registry.all_heard:
-            raise _away("no data proxy has a session with this key, but one of them is away")
+            raise _session_away("no data proxy has a session with this key, but one of them is away")
         return None
 
     async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> str | None:
         """The journal's tag; empty where the worker has no such session, None where it does not answer."""
         try:
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
-            journal = orjson.loads(reply.body)["journal"] if reply.status == 200 else None
+            return (orjson.loads(reply.body)["journal"] or "") if reply.status == 200 else None
         except (CallFailed, TimeoutError, ValueError, KeyError, TypeError):
             return None
-        return (journal or "") if reply.status == 200 else None
 
     # -- moving
 
@@ -245,7 +244,7 @@ class SessionPlacing:
 
     # -- ending
 
-    async def end(self, data: Mapping[str, Any], request_id: str) -> Fetched:
+    async def end(self, data: Mapping[str, Any], request_id: str) -> HttpReply:
         """End every session of a group. Raises 404, 502, 503."""
         group_id = data.get("group_id")
         worker = self._with_journal(GroupName.require(group_id).tag)
@@ -261,7 +260,7 @@ class SessionPlacing:
         body: Mapping[str, Any],
         request_id: str | None = None,
         timeout_s: float = _START_TIMEOUT_S,
-    ) -> Fetched:
+    ) -> HttpReply:
         headers = {**self._headers, "Content-Type": "application/json"}
         if request_id is not None:
             headers[names.REQUEST_ID] = request_id
@@ -269,5 +268,5 @@ class SessionPlacing:
         return await self._http.fetch("POST", worker.addr, path, headers=headers, body=data, timeout_s=timeout_s)
 
 
-def _away(message: str) -> ApiError:
+def _session_away(message: str) -> ApiError:
     return ApiError(503, message, code="session_away", headers={"Retry-After": "1"})

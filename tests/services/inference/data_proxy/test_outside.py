@@ -11,7 +11,7 @@ import pytest
 
 from areal.resources.addresses import parse_external_url
 from areal.services.inference.engines.base import Dialect
-from areal.services.inference.engines.external import ANTHROPIC_VERSION, ExternalApi, Redirected, open_outside
+from areal.services.inference.engines.external import ANTHROPIC_VERSION, ExternalApi, Redirected, open_checked_session
 from tests.services.inference.running_service import CHAT, in_thread
 from tests.services.processes import Answer, Process, Processes
 from tests.services.scripted_api import ScriptedApi, scripted_api
@@ -42,7 +42,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Names:
 
 async def ask(api: ScriptedApi, *, allow_private: bool) -> int:
     url = parse_external_url(api.url.replace("127.0.0.1", "api.example"), allow_private=allow_private)
-    async with open_outside(url, allow_private=allow_private) as http:
+    async with open_checked_session(url, allow_private=allow_private) as http:
         async with ExternalApi(http, url, "theirs", "secret").post("/chat/completions", {}, "r", 5.0) as answer:
             return answer.status
 
@@ -72,7 +72,7 @@ async def test_redirect_is_a_failure_and_is_not_followed() -> None:
     async with scripted_api() as api:
         api.replies["POST /v1/chat/completions"] = (307, {})
         url = parse_external_url(api.url)
-        async with open_outside(url, allow_private=False) as http:
+        async with open_checked_session(url, allow_private=False) as http:
             with pytest.raises(Redirected):
                 async with ExternalApi(http, url, "theirs", "secret").post("/chat/completions", {}, "r", 5.0):
                     pass
@@ -83,7 +83,7 @@ async def test_anthropics_key_and_version_have_its_own_headers() -> None:
     async with scripted_api() as api:
         api.replies["POST /v1/messages"] = (200, {})
         url = parse_external_url(api.url)
-        async with open_outside(url, allow_private=False) as http:
+        async with open_checked_session(url, allow_private=False) as http:
             external = ExternalApi(http, url, "theirs", "secret", Dialect.ANTHROPIC)
             async with external.post("/messages", {"model": "ours"}, "r", 5.0):
                 pass

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.inference.router.app import DeclaredFile
-from areal.services.inference.router.health import Answer
+from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.wire.bodies import RenewLease
 from areal.wire.routing import CORDONED, DEAD, DRAINING, READY, Changes, Snapshot
 
 
 def renewed(
-    registry: WorkerRegistry, number: int, answer: Answer = Answer.READY, now: float = 0.0, **more: object
+    registry: WorkerRegistry, number: int, answer: ProbeResult = ProbeResult.READY, now: float = 0.0, **more: object
 ) -> bool:
     lease = RenewLease(worker_id=f"w{number}", worker_addr=f"http://h:{number + 1}", model="m", **more)  # type: ignore[arg-type]
     return registry.renew(lease, answer, WorkerReport(journals=(f"tag{number}",)), now) is not None
@@ -30,11 +30,11 @@ def states(registry: WorkerRegistry) -> dict[str, str]:
 def test_pool_is_published_when_all_that_it_expects_were_ready_and_stays_so() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0, expected=2)
-    renewed(registry, 1, Answer.NOT_READY, expected=2)
+    renewed(registry, 1, ProbeResult.NOT_READY, expected=2)
     assert not registry.snapshot().models["m"].published
     renewed(registry, 1, expected=2)
     assert registry.snapshot().models["m"].published
-    renewed(registry, 0, Answer.NOT_READY, expected=2)
+    renewed(registry, 0, ProbeResult.NOT_READY, expected=2)
     assert registry.snapshot().models["m"].published
 
 
@@ -72,7 +72,7 @@ def test_worker_that_is_coming_back_is_heard_soon_however_many_there_are() -> No
     assert (first.state, registry.renew_s(first)) == (DEAD, 1.0), "one more answer decides"
     renewed(registry, 0, now=22.0)
     assert (first.state, registry.renew_s(first)) == (READY, 4.0)
-    registry.observe(first, Answer.LOST, None)
+    registry.observe(first, ProbeResult.LOST, None)
     assert (first.state, registry.renew_s(first)) == (READY, 1.0), "it may be dead: that is soon known"
 
 
@@ -130,7 +130,7 @@ def test_successor_at_a_dead_workers_address_replaces_it() -> None:
     registry = WorkerRegistry()
     renewed(registry, 0)
     registry.renew(
-        RenewLease(worker_id="other", worker_addr="http://h:1", model="m"), Answer.READY, WorkerReport(), 0.0
+        RenewLease(worker_id="other", worker_addr="http://h:1", model="m"), ProbeResult.READY, WorkerReport(), 0.0
     )
     assert states(registry) == {"other": READY}
 
@@ -172,14 +172,14 @@ def test_damaged_file_is_set_aside_and_the_router_learns(tmp_path: Path, text: s
 _STEP = st.tuples(
     st.sampled_from(["renew", "renew", "renew", "expire", "declare", "remove", "drain", "configure", "tell"]),
     st.integers(0, 5),
-    st.sampled_from([Answer.READY, Answer.NOT_READY, Answer.DRAINING]),
+    st.sampled_from([ProbeResult.READY, ProbeResult.NOT_READY, ProbeResult.DRAINING]),
 )
 
 
 @given(st.lists(_STEP, max_size=40))
-def test_follower_that_is_told_changes_has_the_same_table(steps: list[tuple[str, int, Answer]]) -> None:
+def test_follower_that_is_told_changes_has_the_same_table(steps: list[tuple[str, int, ProbeResult]]) -> None:
     registry, table = WorkerRegistry(), None
-    for now, (step, number, answer) in enumerate([*steps, ("tell", 0, Answer.READY)]):
+    for now, (step, number, answer) in enumerate([*steps, ("tell", 0, ProbeResult.READY)]):
         if step == "renew":
             renewed(registry, number, answer, float(now), expected=1 + number % 3)
         elif step == "expire":
@@ -216,7 +216,7 @@ def test_changes_of_one_among_many_name_that_one_only() -> None:
     for number in range(500):
         renewed(registry, number)
     serial = registry.serial
-    renewed(registry, 250, Answer.NOT_READY)
+    renewed(registry, 250, ProbeResult.NOT_READY)
     changes = registry.changes_since(serial)
     assert changes is not None
     assert [worker.id for worker in changes.models["m"].workers] == ["w250"]

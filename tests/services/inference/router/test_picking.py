@@ -95,7 +95,7 @@ def test_least_loaded_of_a_large_pool_is_exact_whatever_began_and_ended(events: 
         assert held[picked.addr] == min(held.values())
         addr = picked.addr if began else pool[place].addr
         held[addr] = held[addr] + tokens if began else 0.0
-        picker.loaded(addr, held[addr])
+        picker.set_load(addr, held[addr])
 
 
 @pytest.mark.parametrize("strategy", ["auto", "prefix", "least_loaded", "round_robin"])
@@ -113,7 +113,7 @@ def test_pick_looks_at_a_bounded_number_of_workers(strategy: str) -> None:
     asked = 0
     for number in range(100):
         picked = picker.pick(strategy, pool, CallKey(prefix=bytes([number])), load)
-        picker.loaded(picked.addr, 0.0)
+        picker.set_load(picked.addr, 0.0)
     assert asked <= 100 * 70
 
 
@@ -171,8 +171,8 @@ def test_loads_that_never_come_again_take_no_memory() -> None:
     picker.pick("least_loaded", pool, CallKey(), lambda w: held[w.addr])
     for number in range(1, 5000):
         held[pool[3].addr] = number / 4
-        picker.loaded(pool[3].addr, number / 4)
-    [least] = picker._least
+        picker.set_load(pool[3].addr, number / 4)
+    [least] = picker._heaps
     assert len(least._heap) < 200 and len(least._equals) < 200
     assert picker.pick("least_loaded", pool, CallKey(), lambda w: held[w.addr]) is not pool[3]
 
@@ -180,14 +180,14 @@ def test_loads_that_never_come_again_take_no_memory() -> None:
 @given(st.integers(2, 50), st.integers(0, 2**32))
 def test_two_candidates_are_never_one(count: int, seed: int) -> None:
     workers = [WorkerEntry(f"w{n}", f"http://h:{n}") for n in range(count)]
-    one, other = Picker(random.Random(seed))._two(workers)
+    one, other = Picker(random.Random(seed))._random_pair(workers)
     assert one is not other and one in workers and other in workers
 
 
 def test_each_pair_of_candidates_is_as_likely_as_another() -> None:
     workers = [WorkerEntry(f"w{n}", f"http://h:{n}") for n in range(4)]
     picker = Picker(random.Random(1))
-    drawn = Counter((one.id, other.id) for one, other in (picker._two(workers) for _ in range(12_000)))
+    drawn = Counter((one.id, other.id) for one, other in (picker._random_pair(workers) for _ in range(12_000)))
     assert len(drawn) == 12 and all(800 < times < 1200 for times in drawn.values())
 
 

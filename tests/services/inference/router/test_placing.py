@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from areal.services.http.client import Fetched, HttpClient
+from areal.services.http.client import HttpClient, HttpReply
 from areal.services.http.errors import ApiError
 from areal.services.http.headers import Headers
-from areal.services.inference.router.health import Answer
+from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.inference.router.sessions import Placements, SessionPlacing
 from areal.wire.bodies import RouteCall
@@ -18,7 +18,7 @@ def pool(count: int) -> list[WorkerRecord]:
     registry = WorkerRegistry()
     registry.register_model("m", [(f"w{n}", f"http://h:{n + 1}") for n in range(count)], expected=count, external=False)
     for number, worker in enumerate(registry.workers()):
-        registry.observe(worker, Answer.READY, WorkerReport(journals=(f"tag-{number}",)))
+        registry.observe(worker, ProbeResult.READY, WorkerReport(journals=(f"tag-{number}",)))
     return registry.workers()
 
 
@@ -54,9 +54,9 @@ class NoKeys:
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         self._meanwhile = meanwhile
 
-    async def fetch(self, *args: Any, **options: Any) -> Fetched:
+    async def fetch(self, *args: Any, **options: Any) -> HttpReply:
         self._meanwhile()
-        return Fetched(200, Headers({}), b'{"journal": ""}')
+        return HttpReply(200, Headers({}), b'{"journal": ""}')
 
 
 async def refusal(registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None) -> int:
@@ -71,26 +71,26 @@ def two_workers() -> tuple[WorkerRegistry, WorkerRecord, WorkerRecord]:
     registry = WorkerRegistry()
     registry.register_model("m", [("w0", "http://h:1"), ("w1", "http://h:2")], expected=2, external=False)
     first, second = registry.workers()
-    registry.observe(first, Answer.READY, WorkerReport(journals=("tag-0",)))
+    registry.observe(first, ProbeResult.READY, WorkerReport(journals=("tag-0",)))
     return registry, first, second
 
 
 async def test_unknown_key_is_404_when_every_data_proxy_was_asked() -> None:
     registry, _, second = two_workers()
-    registry.observe(second, Answer.READY, WorkerReport(journals=("tag-1",)))
+    registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     assert await refusal(registry) == 404
 
 
 async def test_key_is_unknown_only_after_a_data_proxy_that_was_heard_from_meanwhile_was_asked() -> None:
     registry, _, second = two_workers()
     report = WorkerReport(journals=("tag-1",))
-    assert await refusal(registry, lambda: registry.observe(second, Answer.READY, report)) == 503
+    assert await refusal(registry, lambda: registry.observe(second, ProbeResult.READY, report)) == 503
     assert await refusal(registry) == 404
 
 
 async def test_key_is_not_unknown_while_a_router_learns_who_its_data_proxies_are() -> None:
     registry, _, second = two_workers()
-    registry.observe(second, Answer.READY, WorkerReport(journals=("tag-1",)))
+    registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     registry.learning = True
     assert await refusal(registry) == 503
     registry.mark_synced()

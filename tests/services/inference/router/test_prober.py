@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from areal.services.http.client import HttpClient
-from areal.services.inference.router.health import Answer
+from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import WorkerRegistry
 from tests.services.processes import Process, Processes, wait_until
@@ -33,15 +33,15 @@ async def test_one_look_at_many_workers_asks_only_those_that_are_due_and_rests_a
     now = time.monotonic()
     for worker in registry.workers():
         worker.probed_at = now
-        registry.observe(worker, Answer.READY, None)
+        registry.observe(worker, ProbeResult.READY, None)
     late, doubted, slow = registry.workers()[:3]
     late.probed_at = now - 5.0  # 2,000 are asked every 4 seconds
     doubted.probed_at = slow.probed_at = now - 2.0
-    registry.observe(doubted, Answer.LOST, None)  # and one that may be dead every second
+    registry.observe(doubted, ProbeResult.LOST, None)  # and one that may be dead every second
     async with HttpClient() as http:
         asked = Asked(registry, http)
         async with asyncio.TaskGroup() as probes:
-            wait_s = asked._ask_due(probes)
+            wait_s = asked._probe_due(probes)
     assert asked.asked == ["w0", "w1"]
     assert 0 < wait_s < math.inf
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal.services.inference.router.health import Answer
+from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRegistry, WorkerReport
 from areal.wire.routing import DEAD, DRAINING, READY, Changes, worker_base_url
 
@@ -11,7 +11,7 @@ def registry_with(*workers: tuple[str, str]) -> WorkerRegistry:
     registry = WorkerRegistry()
     registry.register_model("m", workers, expected=None, external=False)
     for worker in registry.workers():
-        registry.observe(worker, Answer.READY, WorkerReport())
+        registry.observe(worker, ProbeResult.READY, WorkerReport())
     return registry
 
 
@@ -60,10 +60,10 @@ def test_register_of_one_worker_adds_to_its_model_and_is_found_again_by_address(
 def test_load_alone_makes_no_new_table_and_a_state_does() -> None:
     registry = registry_with(("a", "http://h:1"))
     worker, serial = registry.workers()[0], registry.serial
-    registry.observe(worker, Answer.READY, WorkerReport(3, 100, 7))
+    registry.observe(worker, ProbeResult.READY, WorkerReport(3, 100, 7))
     assert registry.serial == serial
     assert worker.to_json() | {"in_flight": 3, "in_flight_tokens": 100, "version": 7} == worker.to_json()
-    registry.observe(worker, Answer.NOT_READY, None)
+    registry.observe(worker, ProbeResult.NOT_READY, None)
     assert registry.serial == serial + 1
 
 
@@ -72,7 +72,7 @@ def test_probe_of_a_worker_that_left_meanwhile_changes_nothing() -> None:
     worker = registry.workers()[0]
     registry.unregister(worker)
     serial = registry.serial
-    registry.observe(worker, Answer.NOT_READY, None)
+    registry.observe(worker, ProbeResult.NOT_READY, None)
     assert registry.serial == serial
 
 
@@ -107,7 +107,7 @@ def told(*journals: str, elsewhere: tuple[str, ...] = ()) -> WorkerReport:
     return WorkerReport(journals=journals, elsewhere=elsewhere)
 
 
-def observe(registry: WorkerRegistry, worker_id: str, answer: Answer, report: WorkerReport | None) -> None:
+def observe(registry: WorkerRegistry, worker_id: str, answer: ProbeResult, report: WorkerReport | None) -> None:
     worker = registry.find(worker_id=worker_id)
     assert worker is not None
     registry.observe(worker, answer, report)
@@ -116,17 +116,17 @@ def observe(registry: WorkerRegistry, worker_id: str, answer: Answer, report: Wo
 def test_journals_are_in_the_table_and_a_new_one_makes_a_new_table() -> None:
     registry = registry_with(("a", "http://h:1"))
     serial = registry.serial
-    observe(registry, "a", Answer.READY, told("aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
     assert registry.serial > serial
     assert registry.snapshot().models["m"].workers[0].journals == ("aaaaaaaa",)
 
 
 def test_dead_worker_keeps_its_journals_until_another_has_them() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
-    observe(registry, "a", Answer.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
-    observe(registry, "b", Answer.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
+    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
     for _ in range(3):
-        observe(registry, "a", Answer.LOST, None)
+        observe(registry, "a", ProbeResult.LOST, None)
     workers = {worker.id: worker for worker in registry.snapshot().models["m"].workers}
     assert (workers["a"].state, workers["a"].journals) == (DEAD, ("aaaaaaaa",))
     assert registry.orphans() == frozenset()
@@ -134,25 +134,25 @@ def test_dead_worker_keeps_its_journals_until_another_has_them() -> None:
 
 def test_journal_of_a_worker_that_left_is_an_orphan_until_it_is_adopted_or_gone() -> None:
     registry = registry_with(("a", "http://h:1"), ("b", "http://h:2"))
-    observe(registry, "b", Answer.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
-    observe(registry, "a", Answer.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
+    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", elsewhere=("aaaaaaaa",)))
+    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa", elsewhere=("bbbbbbbb",)))
     registry.register_model("m", [("b", "http://h:2")], expected=None, external=False)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
-    observe(registry, "b", Answer.READY, told("bbbbbbbb", "aaaaaaaa"))
+    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb", "aaaaaaaa"))
     assert registry.snapshot().models["m"].orphans == ()
-    observe(registry, "b", Answer.READY, told("bbbbbbbb"))
+    observe(registry, "b", ProbeResult.READY, told("bbbbbbbb"))
     assert registry.orphans() == frozenset()
 
 
 def test_model_whose_workers_are_all_replaced_keeps_its_journals() -> None:
     registry = registry_with(("a", "http://h:1"))
-    observe(registry, "a", Answer.READY, told("aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
     registry.register_model("m", [], expected=1, external=False)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     registry.register_model("m", [("a", "http://h:9")], expected=1, external=False)
     assert registry.snapshot().models["m"].orphans == ("aaaaaaaa",)
     assert not registry.snapshot().models["m"].workers[0].heard
-    observe(registry, "a", Answer.READY, told("cccccccc", "aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, told("cccccccc", "aaaaaaaa"))
     assert registry.snapshot().models["m"].orphans == ()
 
 
@@ -161,7 +161,7 @@ def test_cordoned_worker_stays_known_and_is_ready_again_when_it_is_registered_so
     workers = [("a", "http://h:1"), ("b", "http://h:2")]
     registry.register_model("m", workers, expected=2, external=False, cordoned=["a"])
     for worker in registry.workers():
-        registry.observe(worker, Answer.READY, None)
+        registry.observe(worker, ProbeResult.READY, None)
     assert [worker.state for worker in registry.snapshot().models["m"].workers] == ["cordoned", "ready"]
     serial = registry.serial
     registry.register_model("m", workers, expected=2, external=False, cordoned=["a"])
@@ -175,7 +175,7 @@ def test_router_that_just_started_knows_not_whose_a_journal_is() -> None:
     assert not registry.all_heard
     registry.register_model("m", [("a", "http://h:1")], expected=None, external=False)
     assert not registry.all_heard
-    observe(registry, "a", Answer.READY, told("aaaaaaaa"))
+    observe(registry, "a", ProbeResult.READY, told("aaaaaaaa"))
     assert registry.all_heard
     empty = WorkerRegistry()
     empty.mark_synced()
@@ -208,10 +208,10 @@ def test_worker_that_a_declaration_takes_from_another_model_makes_a_new_table() 
 def test_holders_of_a_journal_follow_reports_and_removals() -> None:
     registry = WorkerRegistry()
     registry.register_model("m", [("a", "http://h:1"), ("b", "http://h:2")], expected=2, external=False)
-    observe(registry, "a", Answer.READY, told("one", "one"))
-    observe(registry, "b", Answer.READY, told("two"))
-    observe(registry, "b", Answer.READY, told("two", "one"))
+    observe(registry, "a", ProbeResult.READY, told("one", "one"))
+    observe(registry, "b", ProbeResult.READY, told("two"))
+    observe(registry, "b", ProbeResult.READY, told("two", "one"))
     assert [worker.id for worker in registry.holders("one")] == ["a", "b"]
     registry.register_model("m", [("b", "http://h:2")], expected=1, external=False)
-    observe(registry, "b", Answer.READY, told("one"))
+    observe(registry, "b", ProbeResult.READY, told("one"))
     assert ([worker.id for worker in registry.holders("one")], registry.holders("two")) == (["b"], [])

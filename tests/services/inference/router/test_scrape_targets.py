@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.services.inference.router.app import RegisteredTargets, targets_of
-from areal.services.inference.router.health import Answer
+from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRegistry, WorkerReport
 from areal.wire.bodies import RegisterTarget, RenewLease
 from areal.wire.fields import read_fields
@@ -23,7 +23,7 @@ def addresses(registry: WorkerRegistry) -> list[tuple[str, str]]:
 def renew(registry: WorkerRegistry, worker_id: str, port: int, model: str = "m") -> None:
     report = WorkerReport(engine_url=f"http://user:secret@h:{port + 1}")
     registry.renew(
-        RenewLease(worker_id=worker_id, worker_addr=f"http://h:{port}", model=model), Answer.READY, report, 0.0
+        RenewLease(worker_id=worker_id, worker_addr=f"http://h:{port}", model=model), ProbeResult.READY, report, 0.0
     )
 
 

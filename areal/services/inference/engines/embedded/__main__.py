@@ -114,7 +114,7 @@ async def run(
         await service.lifetime.wait_draining()
         loaded.engine.abort_if_paused()
 
-    async def living() -> None:
+    async def run_engine() -> None:
         loaded = await asyncio.wrap_future(loading)
         routes.serve_with(loaded)
         stage.report(_SERVING)
@@ -123,7 +123,10 @@ async def run(
             tasks.create_task(abort_paused(loaded), name="abort-paused")
             await asyncio.wrap_future(failed)
 
-    tasks = [asyncio.create_task(serve(service, serving), name="serve"), asyncio.create_task(living(), name="living")]
+    tasks = [
+        asyncio.create_task(serve(service, serving), name="serve"),
+        asyncio.create_task(run_engine(), name="engine"),
+    ]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
@@ -158,7 +161,7 @@ def _uncancellable() -> Future[Any]:
     return future
 
 
-def end(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """Exit with ``status``. While the model is loading the interpreter's own exit would abort the process, since it
     cannot unwind the loading thread's native code."""
     if any(thread.daemon for thread in threading.enumerate()):
@@ -169,4 +172,4 @@ def end(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    end(exit_on_failure(main))
+    exit_process(exit_on_failure(main))

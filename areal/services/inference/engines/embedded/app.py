@@ -165,7 +165,7 @@ class EngineRoutes:
         (prompt,) = read_prompts([body.get("input_ids")], loaded)
         sampling = read_sampling({"top_logprobs": body.get("top_logprobs")}, loaded.engine.vocab_size)
         adapter = read_adapter(body.get("adapter"), loaded)
-        logprobs, tops = await _done(loaded.engine.score(prompt, sampling.top_logprobs, adapter))
+        logprobs, tops = await _result_of(loaded.engine.score(prompt, sampling.top_logprobs, adapter))
         self._tokens.labels("prompt").inc(len(prompt))
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
@@ -173,14 +173,14 @@ class EngineRoutes:
         """Idempotent: a request that ended or is unknown is not an error."""
         stream = self._requests.get(str(body.get("request_id")))
         if stream is not None:
-            await _done(loaded.engine.abort(stream.sequences))
+            await _result_of(loaded.engine.abort(stream.sequences))
         return {"aborted": stream is not None}
 
     async def _pause(self, loaded: LoadedModel) -> Body:
         """Return when all tokens of these weights are written. A caller that leaves meanwhile undoes the pause."""
         was_paused = loaded.engine.paused
         try:
-            await _done(loaded.engine.pause())
+            await _result_of(loaded.engine.pause())
             await self._streams.settle(_SETTLE_S)
         except asyncio.CancelledError:
             if not was_paused:
@@ -189,18 +189,18 @@ class EngineRoutes:
         return {"status": "ok", "paused": True, "version": loaded.engine.version}
 
     async def _resume(self, loaded: LoadedModel) -> Body:
-        await _done(loaded.engine.resume())
+        await _result_of(loaded.engine.resume())
         return {"status": "ok", "paused": False, "version": loaded.engine.version}
 
     async def _set_version(self, loaded: LoadedModel, body: Body) -> Body:
-        await _done(loaded.engine.set_version(_version(body)))
+        await _result_of(loaded.engine.set_version(_version(body)))
         return {"status": "ok", "version": loaded.engine.version}
 
     async def _get_version(self, loaded: LoadedModel) -> Body:
         return {"version": loaded.engine.version}
 
     async def _stats(self, loaded: LoadedModel) -> Body:
-        stats = await _done(loaded.engine.stats())
+        stats = await _result_of(loaded.engine.stats())
         body = dataclasses.asdict(stats)
         return {"model": loaded.description, **body.pop("counters"), **body}
 
@@ -217,8 +217,9 @@ class EngineRoutes:
         """Stage weights from a folder, or those that the group's trainer broadcasts now."""
         version = _version(body)
         if "group" in body:
-            # Each tensor as it comes. Weights that are refused are received to the end, so that the group continues.
-            loaded.engine.drop_staged()  # which may be where these could arrive
+            # Tensors are staged as they arrive. Refused weights are received to the end, so that the group stays
+            # usable.
+            loaded.engine.drop_staged()  # frees memory in which these can arrive
             with _group_errors():
                 path, arrival, received = await self._groups.receiving(_text(body, "group"), body.get("layout"))
             staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, version, arrival))
@@ -298,14 +299,14 @@ class EngineRoutes:
     async def _release_memory(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
             try:
-                await _done(loaded.engine.release_memory())
+                await _result_of(loaded.engine.release_memory())
             except ArealError as error:
                 raise ApiError(507, f"the memory was not released: {error}", code="no_room") from error
         return {"status": "ok", "memory_released": True}
 
     async def _restore_memory(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
-            await _done(loaded.engine.restore_memory())
+            await _result_of(loaded.engine.restore_memory())
         return {"status": "ok", "memory_released": False}
 
     def _model(self) -> LoadedModel:
@@ -340,7 +341,7 @@ def _version(body: Body) -> int:
     return value
 
 
-async def _done(future: Future[T]) -> T:
+async def _result_of(future: Future[T]) -> T:
     return await asyncio.wrap_future(future)
 
 
@@ -359,15 +360,15 @@ class _Member:
 
 
 class WeightGroups:
-    """Weights that a trainer broadcasts: received into memory as a file, which is then loaded as any other, or computed
-    with where it lies. Then two files take turns. They have no name on a disk: no end of this process leaves one.
+    """Weights that a trainer broadcasts. They are received into an anonymous file in memory, which is then loaded as
+    any other, or computed with in place; then two files alternate. No exit of this process leaves a file.
 
-    One thread of its own does the waiting: a member that does not come holds nobody else up. Whoever leaves a group, or
-    goes away while it asks for something of it, ends that wait: the next group does not wait for the last one.
+    A thread of its own waits for the group's members. Leaving a group, or cancelling a call on it, ends that wait: the
+    next group does not wait for the last one.
 
-    A group goes with the last reference to it, and takes as long as the operation that hangs in it: neither the loop's
-    thread nor one that somebody waits for may have that one. So only ``_Member.group`` and its waiters refer to it, no
-    error does, and both hand it to a thread of its own.
+    Freeing a group takes as long as the operation that hangs in it, so neither the loop's thread nor one that is waited
+    for may drop the last reference. Only ``_Member.group`` and ``_receive`` refer to it, no error does, and both drop
+    it in a thread of its own.
     """
 
     def __init__(self) -> None:
@@ -400,9 +401,9 @@ class WeightGroups:
         member = self._members.get(name)
         if member is None:
             raise Conflict(f"this engine has not joined the group {name!r}")
-        image, arrival = await self._run(_place, member, layout)
+        image, arrival = await self._run(_image_for, member, layout)
         member.arrival = arrival
-        received = asyncio.ensure_future(self._run(_carry, member, image.body, arrival.reach))
+        received = asyncio.ensure_future(self._run(_receive, member, image.body, arrival.reach))
         received.add_done_callback(partial(self._ended, name, member, arrival))
         return image.path, arrival, received
 
@@ -467,7 +468,7 @@ def _form(host: str, port: int, rank: int, size: int, device: torch.device, give
     return BroadcastGroup(store, rank, size, _TIMEOUT_S, device, given_up)
 
 
-def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) -> None:
+def _receive(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) -> None:
     """Receive a broadcast into ``body``. Raises ArealError."""
     held = [member.group]
     try:
@@ -483,14 +484,14 @@ def _carry(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) 
 
 def _drop(held: list[BroadcastGroup | None]) -> None:
     """Free the group in a thread, since that may hang."""
-    threading.Thread(target=held.clear, name="let-go-of-group", daemon=True).start()
+    threading.Thread(target=held.clear, name="free-group", daemon=True).start()
 
 
 def _one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-group")
 
 
-def _place(member: _Member, given: object) -> tuple[Image, TransferProgress]:
+def _image_for(member: _Member, given: object) -> tuple[Image, TransferProgress]:
     """An image that the engine does not compute with. Where it leases both, it keeps the older one, and a new one is
     made."""
     from areal.services.weight_transfer.memory import Image, ends, read_layout

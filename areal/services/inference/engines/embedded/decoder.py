@@ -131,7 +131,7 @@ class KVCache:
 # cheaper in several rectangles, each of which costs a call; rows of equal length need no mask either. All rows of a
 # batch grow together, so a partition stays optimal while the batch is the same.
 
-_MOST_RUNS = 32  # looked at; beyond it, lengths count by the ``_COARSE`` of them
+_MOST_RUNS = 32  # of equal lengths; beyond it, lengths are rounded to multiples of ``_COARSE``
 _COARSE = 32
 
 
@@ -389,7 +389,7 @@ class LlamaDecoder:
         parts: Sequence[DecodePart],
         deltas: Deltas | None = None,
     ) -> Tensor:
-        """One position more for rows 0..batch-1, which ``parts`` hold in order; logits [batch, vocab] float32.
+        """Compute a position for rows 0..batch-1, which ``parts`` partition in order; logits [batch, vocab] float32.
 
         ``tokens`` and ``positions`` [batch].
         """

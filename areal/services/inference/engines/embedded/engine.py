@@ -40,7 +40,7 @@ from areal.services.inference.engines.embedded.scheduler import (
     SchedulerLimits,
     TokenSequence,
     TopLogprobs,
-    joined,
+    merge_moves,
 )
 from areal.services.weight_transfer.memory import TransferProgress
 
@@ -229,7 +229,7 @@ class Engine:
     @_between_steps
     def abort_if_paused(self) -> None:
         """End all sequences if a pause or released memory suspends them, for a shutdown."""
-        if self._held_still:
+        if self._suspended:
             self._abort(self._sequences(), Finish.LOST)
 
     def _abort(self, sequences: list[TokenSequence], finish: Finish) -> None:
@@ -340,7 +340,7 @@ class Engine:
         try:
             self._runner.restore()
         except Exception as error:
-            self._broken = error  # half of the weights may be there
+            self._broken = error  # some of the weights may be missing
             raise
         self._released = False
 
@@ -366,15 +366,15 @@ class Engine:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._run_commands(wait=self._held_still or not self._scheduler.has_work)
+                self._run_commands(wait=self._suspended or not self._scheduler.has_work)
                 if self._gathering:
                     self._gather()
-                if not self._held_still and not self._closing and self._scheduler.has_work:
+                if not self._suspended and not self._closing and self._scheduler.has_work:
                     self._step()
-            self._lose(Conflict("the engine is shutting down"))
+            self._end_all(Conflict("the engine is shutting down"))
         except Exception as error:  # the boundary of the thread
             logger.exception("a step failed")
-            self._lose(ArealError(f"the engine failed: {error!r}"))
+            self._end_all(ArealError(f"the engine failed: {error!r}"))
             self._on_failure(error)
 
     def _gather(self) -> None:
@@ -389,7 +389,7 @@ class Engine:
         self._gathering = False
 
     @property
-    def _held_still(self) -> bool:
+    def _suspended(self) -> bool:
         return self._paused or self._released
 
     def _run_commands(self, *, wait: bool) -> None:
@@ -403,7 +403,7 @@ class Engine:
     def _sequences(self) -> list[TokenSequence]:
         return [*self._scheduler.running, *self._scheduler.waiting]
 
-    def _lose(self, refusal: ArealError) -> None:
+    def _end_all(self, refusal: ArealError) -> None:
         """End the queue and all sequences, at the end of the thread."""
         self._commands.close(refusal)
         for sequence in self._sequences():
@@ -437,7 +437,7 @@ class Engine:
         own = torch.tensor([place for _, place in step.completed], device=self._runner.device)
         batch = Batch(completed, self.vocab_size, self._runner.device)
         sampled = batch.sample(logits[own])
-        self._hold(batch, sampled.tokens)
+        self._set_batch(batch, sampled.tokens)
         return self._append(completed, sampled)
 
     def _decode(self, step: Decode) -> bool:
@@ -457,19 +457,19 @@ class Engine:
     def _bind(self, sequences: tuple[TokenSequence, ...]) -> None:
         """Build the tensors of a changed batch."""
         device = self._runner.device
-        if not self._narrowed(sequences):
+        if not self._narrow(sequences):
             newest = [sequence.tokens(sequence.length - 1, sequence.length)[0] for sequence in sequences]
-            self._hold(Batch(sequences, self.vocab_size, device), torch.tensor(newest, device=device))
+            self._set_batch(Batch(sequences, self.vocab_size, device), torch.tensor(newest, device=device))
         lengths = [sequence.cached + 1 for sequence in sequences]
         self._spans, self._grown = cut(lengths, _CALL.get(device.type, _NEVER)), 0
 
-    def _hold(self, batch: Batch, tokens: torch.Tensor) -> None:
+    def _set_batch(self, batch: Batch, tokens: torch.Tensor) -> None:
         """Continue with this batch, whose newest tokens are ``tokens``; ``_bind`` sets the spans."""
         self._batch, self._tokens, self._spans = batch, tokens, ()
         self._adapters = _adapters(batch.sequences)
         self._positions = torch.tensor([sequence.cached for sequence in batch.sequences], device=tokens.device)
 
-    def _narrowed(self, sequences: tuple[TokenSequence, ...]) -> bool:
+    def _narrow(self, sequences: tuple[TokenSequence, ...]) -> bool:
         """Derive the batch from the present one where only sequences were removed, which is the usual change; whether
         that was possible."""
         if self._batch is None or self._adapters:
@@ -521,7 +521,7 @@ class Engine:
             sequence.finish = finish
 
     def _copy(self, copies: tuple[Copy, ...]) -> None:
-        for copy in joined(copies) if self._scheduler.limits.copies_rows else copies:
+        for copy in merge_moves(copies) if self._scheduler.limits.copies_rows else copies:
             self._runner.copy(copy)
 
 

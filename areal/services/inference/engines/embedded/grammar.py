@@ -1,6 +1,6 @@
-"""JSON schemas, regular expressions and grammars by llguidance: which tokens may come next.
+"""JSON schemas, regular expressions and grammars by llguidance: the tokens that may come next.
 
-A grammar is compiled once a request; each sequence has a matcher of its own. Needs the package ``llguidance`` and the
+A grammar is compiled once per request; each sequence has its own matcher. Needs the package ``llguidance`` and the
 model's ``tokenizer.json``; without either, ``response_format`` is refused.
 """
 
@@ -72,8 +72,7 @@ class Grammars:
 
     def matcher(self, response_format: Mapping[str, Any]) -> Matcher | None:
         """A matcher for ``EngineCall.response_format``; None for plain text. Raises UsageFault for an unsupported
-        format.
-        """
+        format."""
         kind = response_format.get("type", "text")
         if kind == "text":
             return None

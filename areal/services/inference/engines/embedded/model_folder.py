@@ -1,4 +1,4 @@
-"""A model folder: its configuration, its end tokens, its tensors, and the decoder's buffer that each tensor fills.
+"""A model folder: configuration, end tokens, tensors, and the decoder's buffer that each tensor fills.
 
 ``parse`` raises ``UnsupportedArchitecture`` for a part that areal's own decoder lacks, so that the caller can fall back
 to transformers. Both generations of field names are read: ``rope_theta`` + ``rope_scaling`` + ``torch_dtype`` and
@@ -265,7 +265,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-_MOST_MAPPED = 2  # files: a trainer's two take turns
+_MOST_MAPPED = 2  # files: a trainer alternates between two
 
 
 class MappedWeights:

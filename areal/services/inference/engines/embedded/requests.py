@@ -163,7 +163,7 @@ class Streams:
 
     async def settle(self, deadline_s: float) -> None:
         """Flush all streams, and wait up to ``deadline_s`` until they are written."""
-        self._tell(interval=1)
+        self._wake_streams(interval=1)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
                 for stream in list(self._open):
@@ -177,9 +177,9 @@ class Streams:
 
     def _flush(self) -> None:
         self._timer, self._armed, self._flushed_at = None, False, self._loop.time()
-        self._tell()
+        self._wake_streams()
 
-    def _tell(self, interval: int | None = None) -> None:
+    def _wake_streams(self, interval: int | None = None) -> None:
         for stream in self._open:
             if stream.has_news(interval):
                 stream.wake()
@@ -257,8 +257,7 @@ def make_sequences(
     matcher: Matcher | None = None,
 ) -> list[TokenSequence]:
     """The request's n choices of each prompt. Their random numbers are those that they would have with this prompt
-    alone.
-    """
+    alone."""
     longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
     sequences: list[TokenSequence] = []

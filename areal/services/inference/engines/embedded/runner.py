@@ -1,4 +1,4 @@
-"""The contract between the engine and a model runner, the memory that runners share, and the own decoder's runner.
+"""The contract between the engine and a model runner, helpers for memory, and the runner of areal's own decoder.
 
 Rows of a KV cache are numbered from 0. The engine's thread calls all methods in or between steps, but ``prepare`` and
 ``read_adapter``, which may run beside a step in other threads.
@@ -41,8 +41,8 @@ from areal.services.weight_transfer.memory import TransferProgress
 Adapters = Sequence[Adapter | None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _CGROUP = Path("/sys/fs/cgroup")
-_SCORED = 256  # tokens of a prompt that is scored at once: their logits are all in memory
-_ROOM = 1.5  # times the weights that must be free for new ones to be made ready beside those in use
+_SCORED = 256  # tokens of a prompt that are scored at once, since all of their logits are in memory
+_ROOM = 1.5  # times the new weights' size that must be free to stage them
 
 
 class ModelRunner(Protocol):
@@ -329,10 +329,10 @@ class DecoderRunner:
                 return adopt
             for group in self._pieces.values():
                 for piece in group:
-                    read(piece.source)  # reads each page once, ahead of the swap
+                    read(piece.source)  # checks it, and brings it into the page cache before the swap
 
         def overwrite() -> None:
-            self._copy(checkpoint)  # ``source`` has kept it as it was found
+            self._copy(checkpoint)  # unchanged since the check, by the leases of ``source``
             source.end()
             self._end_lease()
 
@@ -403,7 +403,7 @@ class DecoderRunner:
         tensors = [read(piece.source) for piece in pieces]
         if len(tensors) == 1 and pieces[0].form is Form.PLAIN:
             return tensors[0], False
-        if all(piece.form is Form.PLAIN for piece in pieces) and _follow_each_other(tensors):
+        if all(piece.form is Form.PLAIN for piece in pieces) and _are_adjacent(tensors):
             first = tensors[0]
             return first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride()), False
         whole = torch.empty(self._shapes[pieces[0].target], dtype=self._decoder.dtype)
@@ -418,7 +418,7 @@ class DecoderRunner:
         return whole, True
 
 
-def _follow_each_other(tensors: Sequence[Tensor]) -> bool:
+def _are_adjacent(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors are contiguous and adjacent in one storage."""
     storages = {(tensor.untyped_storage().data_ptr(), tensor.dtype) for tensor in tensors}
     joined = all(

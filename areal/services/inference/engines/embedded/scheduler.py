@@ -6,15 +6,15 @@ The KV cache is a rectangle of rows, one per sequence, as wide as the longest of
   slice of the cache. When a row becomes free the last one moves into it.
 * Sequences are admitted in order of arrival, and only the last chunk of a prefill may be cut short, so prefills also
   complete in order.
-* rows * width never exceeds ``kv_tokens``. When growing sequences no longer fit, the newest gives up its row, goes back
-  to the head of the queue and is computed again later; the oldest always runs on.
-* Tokens that a running row or a kept prefix has computed under the same weights are copied, not computed again; a
-  prompt that shares with one being computed waits for it, and one that is the same takes part as its copy.
+* rows * width never exceeds ``kv_tokens``. When growing sequences no longer fit, the newest is preempted: it goes back
+  to the head of the queue and is computed again later. The oldest always runs on.
+* Tokens that a running row or a cached prefix has computed under the same weights are copied. A prompt that shares a
+  prefix with one being computed waits for it; an identical prompt is added to the batch as its copy.
 * While both have work, prefill and decode alternate: a queue of prompts delays a token by one prefill of at most
   ``prefill_tokens`` padded positions.
 
-The engine's thread appends to a sequence's ``output``, ``logprobs`` and ``versions`` (equal lengths, one entry a token)
-and raises ``produced`` last; any other thread may read the first ``produced`` entries at any time.
+The engine's thread appends to a sequence's ``output``, ``logprobs`` and ``versions`` (one entry per token each) and
+increments ``produced`` last; any other thread may read the first ``produced`` entries at any time.
 """
 
 from __future__ import annotations
@@ -132,8 +132,7 @@ class Drop:
 @dataclass(frozen=True)
 class Spread:
     """Copy the first ``length`` positions of rows ``sources`` to rows ``targets``, all at once: a target may be a
-    source.
-    """
+    source."""
 
     sources: tuple[int, ...]
     targets: tuple[int, ...]
@@ -143,7 +142,7 @@ class Spread:
 Copy = Move | Keep | Restore | Drop | Spread
 
 
-def joined(copies: Iterable[Copy]) -> Iterator[Copy]:
+def merge_moves(copies: Iterable[Copy]) -> Iterator[Copy]:
     """The same copies, with successive moves as one ``Spread`` of the same effect."""
     for are_moves, group in groupby(copies, key=lambda copy: isinstance(copy, Move)):
         if not are_moves:
@@ -345,7 +344,7 @@ class BatchScheduler:
 
     def schedule(self) -> Prefill | Decode | None:
         """The next step; None without work. The caller executes it, then calls ``commit``."""
-        moves = self._shed()
+        moves = self._preempt()
         if not (self._decode_is_due and self.decoding):
             prefill = self._prefill(moves)
             if prefill is not None:
@@ -494,7 +493,7 @@ class BatchScheduler:
         width = max([sequence.length for sequence in self.decoding], default=0)
         return max(width, self.partial.length) if self.partial else width
 
-    def _shed(self) -> tuple[Copy, ...]:
+    def _preempt(self) -> tuple[Copy, ...]:
         """Preempt sequences, newest first, until the rectangle fits."""
         moves: list[Copy] = []
         while (rows := len(self.running)) > 1 and rows * self._width() > self.limits.kv_tokens:

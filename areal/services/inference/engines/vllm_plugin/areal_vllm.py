@@ -31,7 +31,7 @@ from typing import Any
 
 _PIECE = 32 * 1024 * 1024  # bytes of one broadcast, as the trainer sends them
 _TIMEOUT = datetime.timedelta(seconds=300)
-_CONNECT = datetime.timedelta(seconds=30)  # of members that are all there
+_CONNECT = datetime.timedelta(seconds=30)  # once all members are there
 _LOOK = datetime.timedelta(seconds=0.5)
 _MEET_S = 0.01
 _RUNNING, _DONE = "running", "done"
@@ -81,17 +81,17 @@ class Worker:
         return refusal
 
     def areal_join(self, name: str, host: str, port: int, rank: int, size: int) -> str:
-        side = self._areal_side
+        state = self._areal_weights
 
         def join(given_up: threading.Event) -> None:
             if self._areal_is_first:
-                side.keep(given_up, name, _join(host, port, rank, size, given_up))
+                state.add_group(given_up, name, _join(host, port, rank, size, given_up))
 
-        return side.begin(join)
+        return state.begin(join)
 
     def areal_stage(self, version: int, path: str | None = None, group: str | None = None, layout: Any = None) -> str:
         """Stage weights from ``path``, or from a broadcast in ``group``: ``layout`` lists name, shape and dtype."""
-        side = self._areal_side
+        state = self._areal_weights
 
         def stage(given_up: threading.Event) -> None:
             new = _Folder(path) if path is not None else self._areal_received(group, layout, given_up)
@@ -99,18 +99,18 @@ class Worker:
                 refusal = _refusal(self._areal_served, new.tensors())
                 if refusal is not None:
                     raise ValueError(refusal)
-            side.stage(given_up, version, new)
+            state.stage(given_up, version, new)
 
-        return side.begin(stage)
+        return state.begin(stage)
 
     def areal_state(self) -> str:
-        return self._areal_side.state()
+        return self._areal_weights.state()
 
     def areal_load_staged(self, version: int) -> str | None:
-        side = self._areal_side
-        if side.staged is None or side.staged[0] != version:
+        state = self._areal_weights
+        if state.staged is None or state.staged[0] != version:
             return f"version {version} is not staged here"
-        (_, new), side.staged = side.staged, None
+        (_, new), state.staged = state.staged, None
         worker: Any = self
         if isinstance(new, _Received) and worker.vllm_config.parallel_config.world_size > 1:
             new.share()
@@ -119,22 +119,22 @@ class Worker:
 
     def areal_forget(self, group: str | None = None) -> None:
         """Drop staged weights and cancel a running operation; with ``group``, leave that."""
-        self._areal_side.give_up()
+        self._areal_weights.give_up()
         if group is not None:
-            self._areal_side.leave(group)
+            self._areal_weights.leave(group)
 
     # -- this worker
 
     def _areal_received(self, name: str | None, layout: Any, given_up: threading.Event) -> _Received:
         new = _Received(layout)
         if self._areal_is_first:
-            group = self._areal_side.groups.get(name or "")
+            group = self._areal_weights.groups.get(name or "")
             if group is None:
                 raise ValueError(f"this vLLM has not joined the group {name!r}")
             try:
                 new.receive(group, given_up)
             except RuntimeError:
-                self._areal_side.leave(name or "")  # the rest of the broadcast would be taken for the next
+                self._areal_weights.leave(name or "")  # the rest of the broadcast would be taken for the next
                 raise
         return new
 
@@ -157,13 +157,13 @@ class Worker:
         return int(worker.rank) == 0
 
     @property
-    def _areal_side(self) -> _Side:
-        held: Any = self.__dict__.setdefault("_areal_side_held", _Side())
-        side: _Side = held
-        return side
+    def _areal_weights(self) -> _WeightState:
+        held: Any = self.__dict__.setdefault("_areal_weight_state", _WeightState())
+        state: _WeightState = held
+        return state
 
 
-class _Side:
+class _WeightState:
     """A worker's process groups, its staged (version, weights), and its operation: a new one cancels the one before."""
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class _Side:
             if not given_up.is_set():
                 self.staged = (version, new)
 
-    def keep(self, given_up: threading.Event, name: str, group: Any) -> None:
+    def add_group(self, given_up: threading.Event, name: str, group: Any) -> None:
         with self._lock:
             if not given_up.is_set():
                 self.groups[name] = group
@@ -218,7 +218,7 @@ class _Side:
     def leave(self, name: str) -> None:
         """Free the group in a thread: that may take as long as an operation that hangs in it."""
         held = [self.groups.pop(name, None)]
-        threading.Thread(target=held.clear, name="areal-let-go", daemon=True).start()
+        threading.Thread(target=held.clear, name="areal-free-group", daemon=True).start()
 
 
 class _Folder:
@@ -277,7 +277,7 @@ def _await(work: Any, given_up: threading.Event) -> None:
             if given_up.is_set():
                 raise RuntimeError("the broadcast was given up") from None
             if work.is_completed():
-                work.wait()  # whichever: it may have come to its end just now
+                work.wait()  # raises if it failed; it may have ended just now
                 return
 
 

@@ -322,7 +322,7 @@ def test_end_while_a_thread_computes_has_its_status() -> None:
     """What a taken port, or a signal, finds while the model is loaded: torch in another thread."""
     source = """
 import threading, torch
-from areal.services.inference.engines.embedded.__main__ import end
+from areal.services.inference.engines.embedded.__main__ import exit_process
 begun = threading.Event()
 def compute():
     x = torch.ones(300, 300)
@@ -331,7 +331,7 @@ def compute():
         begun.set()
 threading.Thread(target=compute, daemon=True).start()
 begun.wait()
-end(3)
+exit_process(3)
 """
     ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (3, "")

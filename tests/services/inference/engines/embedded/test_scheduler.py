@@ -20,7 +20,7 @@ from areal.services.inference.engines.embedded.scheduler import (
     Spread,
     TokenSequence,
     common_prefix,
-    joined,
+    merge_moves,
 )
 
 from .support import STEADY, make_sequence
@@ -270,7 +270,7 @@ def test_joined_moves_leave_what_the_moves_leave(pairs: list[tuple[int, int]]) -
     one_by_one, at_once = list(range(6)), list(range(6))
     for source, target in pairs:
         one_by_one[target] = one_by_one[source]
-    given = list(joined(copies))
+    given = list(merge_moves(copies))
     for copy in given:
         if isinstance(copy, Spread):
             read = [at_once[source] for source in copy.sources]
