@@ -25,7 +25,7 @@ _VISIBILITY = ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A compute process. The pid is the host's: in a container it may name nobody."""
+    """A compute process. ``pid`` is the host's: a container may have no process of that number."""
 
     pid: int
     memory_bytes: int | None

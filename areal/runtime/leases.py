@@ -31,7 +31,7 @@ from areal.errors import ArealError, NoCapacity, TimedOut
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
-# -- ports: which are free, and who listens on the others
+# -- ports: the free ones, and the owners of the others
 
 FIRST_PORT = 20000
 LAST_PORT = 29999
@@ -211,7 +211,7 @@ class LeaseDir:
                 return None
             time.sleep(_PROBE_PAUSE_S)
             os.close(fd)
-            fd = self._open(name)  # what we had open may have been tidied away meanwhile
+            fd = self._open(name)  # the file that was open may have been removed meanwhile
         lease = ResourceLease(name, fd)
         self.describe(lease, owner=owner, uid=uid)
         return lease
@@ -240,7 +240,7 @@ class LeaseDir:
         raise self._taken(name)
 
     def tidy(self, name: str) -> None:
-        """Remove the file of a lease that nobody holds. Whoever locks a file checks that it still has its name."""
+        """Remove the file of a free lease. ``_locked`` checks that a locked file still has its name."""
         for part in (name, f"{name}.guard"):
             with suppress(OSError):
                 fd = os.open(self._file(part), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -252,7 +252,7 @@ class LeaseDir:
                     os.close(fd)
 
     def _locked(self, name: str, fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-        """Lock ``fd``; False when somebody else has it, or when it no longer is the file of that name."""
+        """Lock ``fd``; False when another process holds the lock, or the file of that name is another one."""
         if not _try_lock(fd, kind):
             return False
         try:
@@ -267,7 +267,7 @@ class LeaseDir:
             lease.shared = True
 
     def describe(self, lease: ResourceLease, *, owner: str, uid: str) -> None:
-        """Write who holds it. Another user's file may be read-only to us: then it stays as it was."""
+        """Write the holder. A file of another user that cannot be written stays as it is."""
         holder = LeaseHolder(owner, self.scope, uid, os.getuid(), os.getpid(), time.time())
         with suppress(OSError):
             text = json.dumps(asdict(holder)).encode()
@@ -395,12 +395,12 @@ class Claims:
         self._lock = threading.Lock()
 
     def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
-        """``count`` ports that nobody holds and nobody listens on, ``prefer`` first; raises NoCapacity."""
+        """``count`` ports without a lease and without a listener, ``prefer`` first. Raises NoCapacity."""
         wanted = (*prefer, *candidates(owner, self._leases.scope))
         return self._choose(count, owner, wanted, port_lease, "ports", lambda port: bind_error(port) is None)
 
     def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:
-        """The first ``count`` of ``uuids`` that nobody holds; raises NoCapacity and then holds none."""
+        """The first ``count`` of ``uuids`` without a lease. Raises NoCapacity, and then holds none."""
         return self._choose(count, owner, uuids, gpu_lease, "GPUs", lambda uuid: True)
 
     def _choose(
@@ -475,7 +475,7 @@ class Claims:
 
 
 def _refuse_stranger(port: int, lease: ResourceLease) -> None:
-    """A process that knows nothing of leases may listen on a port that nobody leased."""
+    """A process outside areal may listen on a port without a lease. Raises NoCapacity naming it."""
     error = bind_error(port)
     if error is None:
         return

@@ -74,7 +74,7 @@ class Shim:
             self._gate.write(GO)
 
     def close(self) -> None:
-        """Close the pipes, at any time. A shim that was not told to go leaves by itself."""
+        """Close the pipes, at any time. A shim that has not received the "G" exits."""
         self._gate.close()
         self._ack.close()
 
@@ -128,13 +128,13 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
     return Shim(uid, run_dir, process, gate_write, ack_read)
 
 
-# -- signals to a proved process, and the end of what a run left
+# -- signals to a verified process; ending the remaining processes of a run
 
 _KILL_S = 5.0
 
 
 def _open(identity: ProcessIdentity) -> int | None:
-    """A pidfd, or None when the process is dead; refuses what cannot be judged from here."""
+    """A pidfd, or None when the process is dead. Raises ArealError for one that cannot be seen from here."""
     state = liveness(identity)
     if state is Liveness.UNKNOWN:
         raise ArealError(
@@ -345,7 +345,7 @@ def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _await_memory(folder: str, list_gpus: Callable[[], gpus.GpuListing]) -> str:
-    """Wait until the run's GPUs have their memory back; a sentence about what is missing, or nothing."""
+    """Wait until the run's GPUs have their memory back; a sentence about missing memory, or ""."""
     baseline: Mapping[str, int] = _intent(folder).get("gpu_free_bytes") or {}
     if not baseline:
         return ""

@@ -61,7 +61,7 @@ def tail(paths: Sequence[str], n: int) -> list[str]:
 def first_exception(paths: Sequence[str]) -> str | None:
     """The first traceback of the component's last start, else its first line that reports an error; None if neither.
 
-    The first is the cause; what follows it is usually other parts of the engine noticing.
+    The first is the cause; later ones usually come from other parts of the engine.
     """
     lines = last_start(paths)
     for number, line in enumerate(lines):
@@ -186,7 +186,7 @@ def _times(path: str) -> tuple[list[float], list[int]]:
 
 
 def _offset_at(times: Sequence[float], offsets: Sequence[int], since: float, size: int) -> int:
-    """The offset at which the output of ``since`` begins: what follows an entry was written within a step after it."""
+    """The offset at which the output of ``since`` begins. Output after an entry was written within a step of it."""
     if not times:
         return 0
     index = bisect.bisect_right(times, since - TIMES_STEP_S)
@@ -213,7 +213,7 @@ class LogFollower:
     def poll(self) -> list[str]:
         data = self._read()
         for newer in self._newer_files():
-            data += self._read()  # what was written between the last read and the rotation
+            data += self._read()  # written between the last read and the rotation
             self._open(newer)
             data += self._read()
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -1,4 +1,4 @@
-"""Ask components over HTTP, many at once, with one deadline for all of it and never through a proxy.
+"""Probe components over HTTP, many at once, within one deadline and never through a proxy.
 
 Non-blocking sockets in one loop and a small parser, standard library only: ``areal get`` probes a home's processes
 with it and stays light, and a thousand stopped processes cost one deadline, not a thousand. Logs and leases, which only
@@ -36,7 +36,7 @@ class ProbeFailed(Exception):
 
 
 class NoAnswer(ProbeFailed):
-    """Too late: somebody may be there."""
+    """The deadline passed: the process may still be alive."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def http_get_all(
             if not open_now:
                 break
             ready = selector.select(max(0.0, asked[0][0] - time.monotonic()))
-            seen = time.monotonic()  # what came while the ready ones are read is seen before it is late
+            seen = time.monotonic()  # answers that arrive while others are read are in time
             for key, _ in ready:
                 exchange, peer = key.data
                 exchange.step(peer)
@@ -236,9 +236,9 @@ def http_json_field(response: ProbeResponse, name: str) -> Any:
 
 # -- wait until a run is ready, or say at once and in full why it will not be
 #
-# Ready means: our own component lives, a process of its session owns the port, and its probe answers 200. Somebody
-# else's answer on the same port is no answer. A component that dies while it starts fails the wait immediately, with
-# the first exception and the last lines of its log.
+# Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. The
+# answer of another process on the same port does not count. A component that dies while it starts fails the wait
+# immediately, with the first exception and the last lines of its log.
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
@@ -290,12 +290,12 @@ def wait_ready(
 
 
 def halted_note(state: RunState) -> str:
-    """Why a process does not answer that somebody stopped by a signal; "" where nobody did."""
+    """The note for a process that a signal has stopped, or ""."""
     return f"; pid {state.pid} is stopped by a signal (kill -CONT {state.pid})" if state.halted else ""
 
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:
-    """The error for a run that died: what ended it, its first exception, its last lines."""
+    """The error for a run that died: its end, its first exception, its last lines."""
     from areal.runtime import logs
 
     ended = state.death or str(state.phase)

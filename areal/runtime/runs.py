@@ -1,7 +1,7 @@
 """A run's folder as values: the identity of its supervisor, ``RunSpec`` to ``intent.json`` and back, and its state.
 
-The folder appears complete (it is filled under a hidden name and renamed) and disappears in one step, so nobody
-ever sees a run without its intent. Files: ``areal.runtime.records``.
+The folder appears complete (it is filled under a hidden name and renamed) and disappears in one step: a run
+always has its intent. Files: ``areal.runtime.records``.
 
 Whether a recorded process still lives is judged fail closed, dead only on proof. Why each field of its identity: pids
 are reused; ticks restart at boot; two containers share a boot id and, on a shared home, a record; a home on NFS is seen
@@ -135,7 +135,7 @@ _TUPLES = ("argv", "ports", "shared_ports", "gpus", "on_end")
 
 
 def check_uid(uid: str) -> str:
-    """A uid names a folder: refuse what could leave it."""
+    """``uid``, which names a folder. Raises UsageFault where it could leave the folder ``runs/``."""
     if not _UID.fullmatch(uid):
         raise UsageFault(f"{uid!r} is not a run uid (letters, digits, '-', '_' and '.', not starting with a mark)")
     return uid
@@ -317,7 +317,7 @@ class RunStore:
             records.write_json(folder, records.EXIT, ended)
 
     def remove(self, uid: str) -> None:
-        """Forget the run in one step; what is left of the files is cleared next time when we die here."""
+        """Forget the run in one step. After a death here the next ``create`` removes the files."""
         hidden = f"{self.root}/{_FORGOTTEN}{uid}-{os.getpid()}"
         try:
             os.rename(self.folder(uid), hidden)
@@ -341,11 +341,11 @@ class RunStore:
         return False
 
     def is_provably_over(self, uid: str, identity: ProcessIdentity) -> bool:
-        """Whether a run of another pid namespace has ended: on the same kernel, nobody holds its life lock."""
+        """Whether a run of another pid namespace has ended: on the same kernel, with its life lock free."""
         return same_boot(identity) and not self.is_held(uid)
 
     def leftovers(self) -> list[str]:
-        """Hidden folders of a ``create`` or ``remove`` that was killed: old enough to belong to nobody."""
+        """Hidden folders of a ``create`` or ``remove`` that was killed: older than any that still runs."""
         found = []
         with contextlib.suppress(OSError), os.scandir(self.root) as entries:
             for entry in entries:

@@ -1,4 +1,4 @@
-"""Events of objects, for people: bounded, shared by all commands, never needed to decide anything.
+"""Events of objects, for people: bounded, shared by all commands, and read by no decision.
 
 One JSON line an event in ``objects/<kind>/<name>/events.jsonl``; events of objects that have no folder (refused, or
 gone) are in ``objects/events.jsonl``. A line is appended with one write under a lock on the file, so that commands at
@@ -113,7 +113,7 @@ def fold(events: Iterable[Event]) -> list[Event]:
 
 
 def _append(path: Path, line: bytes) -> None:
-    # The file is replaced when it is cut, so the name must still lead to what was locked.
+    # The file is replaced when it is cut, so the name must still lead to the locked file.
     make_folder(path.parent)
     fd = acquire(path, _LOCK_TIMEOUT_S)
     if fd is None:

@@ -120,7 +120,7 @@ class Unreadable(ArealError):
 
 
 def explain(error: OSError, path: Path | str, doing: str) -> ArealError:
-    """An ``OSError`` as one for a user: what was attempted, on which path, why it failed, what to do."""
+    """An ``OSError`` as an error for a user: the attempt, its path, the cause, and the next step."""
     cause, hint = _CAUSES.get(error.errno or 0, ((error.strerror or str(error)).lower(), "areal doctor"))
     return ArealError(f"cannot {doing} {path}: {cause}", hint=hint)
 
@@ -201,7 +201,7 @@ def seal(body: Any) -> bytes:
 
 
 def unseal(raw: bytes) -> Any:
-    """The body of a sealed document. Raises ValueError saying what is wrong with it."""
+    """The body of a sealed document. Raises ValueError naming the damage."""
     if not raw.strip(b"\0\n\t "):
         raise ValueError("it is empty")
     if not raw.startswith(_HEAD) or raw[_DIGEST_END:_BODY] != _JOINT:
@@ -307,7 +307,7 @@ class GroupCommit(Generic[T]):
         self._mutex = Lock()
 
     def submit(self, item: T) -> None:
-        """Return when ``item`` is durable. Raises what ``commit`` raised for it."""
+        """Return when ``item`` is durable. Raises the error that ``commit`` raised for it."""
         entry = _Entry(item)
         with self._mutex:
             self._queue.append(entry)

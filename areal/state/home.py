@@ -33,7 +33,7 @@ class _HomePath:
 
 @dataclass(frozen=True)
 class Home:
-    """The layout of the folder; see the design for what each part holds."""
+    """The layout of the folder."""
 
     root: Path
     objects = _HomePath("objects")
@@ -76,13 +76,13 @@ class Home:
         return self.jobs / name / "metrics.jsonl"
 
     def object_folder(self, ref: Ref) -> Path:
-        """``objects/<kind>/<name>``. Raises UsageFault or NotFound for what is no kind or no name."""
+        """``objects/<kind>/<name>``. Raises UsageFault or NotFound for an unknown kind or a malformed name."""
         if ref.kind not in KINDS:
             raise NotFound(f'unknown kind "{ref.kind}"', hint=f"kinds: {', '.join(KINDS)}")
         return self.objects / ref.kind.lower() / check_name(ref.name)
 
     def ensure(self) -> Home:
-        """Create what is missing (mode 0700). Raises ArealError naming the path and why it cannot serve as a home."""
+        """Create missing folders (mode 0700). Raises ArealError with the path that fails, and why."""
         try:
             for folder in (self.root, *self.folders):
                 make_folder(folder)
@@ -124,7 +124,7 @@ def ensure_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) ->
 
 
 def read_key(path: Path) -> str:
-    """The key in a file. Raises ArealError when there is none to be had."""
+    """The key in a file. Raises ArealError when it cannot be read or is empty."""
     try:
         key = path.read_text("utf-8").strip()
     except UnicodeDecodeError as error:

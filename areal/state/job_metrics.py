@@ -1,6 +1,6 @@
-"""The numbers that a training job writes, ``jobs/<name>/metrics.jsonl``: a line a step, read by whoever asks how it is.
+"""The numbers that a training job writes, ``jobs/<name>/metrics.jsonl``: a line a step, read by every status.
 
-A job that resumes writes some steps again, and one that is killed leaves a torn line: both are read for what they are.
+A job that resumes writes some steps again, and the last of each counts; a torn line of a killed one is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Intent before effect: what a command is about to do is on disk before it does it.
+"""Intent before effect: each operation of a command is on disk before it begins.
 
 One file a command, ``journal/<time>-<pid>-<random>.jsonl``, held by a kernel lock for as long as the command lives: a
 file whose lock is free is an *orphan*, whose command died, and the next mutating command finishes or rolls back what it
@@ -45,7 +45,7 @@ _BODY = len(_HEAD) + 8 + len(_JOINT)
 
 @dataclass(frozen=True)
 class Operation:
-    """One ``begin`` with what was noted since: ``data`` is everything said about it, later over earlier."""
+    """One ``begin`` with its later notes: ``data`` has all fields, later values over earlier ones."""
 
     n: int
     op: str
@@ -114,7 +114,7 @@ def parse(path: Path, raw: bytes) -> OpenTransaction:
 
 
 def encode_line(entry: dict[str, Any]) -> bytes:
-    """One entry as a JSON line with the CRC-32 of its own bytes. Raises TypeError for what is not JSON."""
+    """One entry as a JSON line with the CRC-32 of its own bytes. Raises TypeError for other values than JSON's."""
     body = json.dumps(entry).encode()
     return _HEAD + b"%08x" % zlib.crc32(body) + _JOINT + body + b"}\n"
 

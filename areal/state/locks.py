@@ -64,7 +64,7 @@ def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = tim
 
 
 def still_named(fd: int, path: Path) -> bool:
-    """Whether ``path`` leads to the open file: a file may be removed or replaced by whoever holds its lock."""
+    """Whether ``path`` leads to the open file: the holder of its lock may remove or replace it."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def flock_owner(path: Path) -> int:
 _STORE_TIMEOUT_S = 30.0
 _SHARE_POLL_S = 0.01
 _GRACE_S = 0.1  # a reader that looks who holds a lock touches it for microseconds; that is not "locked"
-HOUSEKEEPING = "areal.reconcilers.background"  # in the command of what nobody has called, and which ends by itself
+HOUSEKEEPING = "areal.reconcilers.background"  # in the command of a background process, which ends by itself
 _HOUSEKEEPING_S = 120.0
 
 
@@ -158,7 +158,7 @@ class Held:
 
 
 class _Wait:
-    """The rules of waiting: an event that ends it early, and a callback that is told once what is waited for."""
+    """Options of waiting: an event that ends it, and a callback that gets the holder once."""
 
     def __init__(
         self, interrupted: threading.Event | None = None, on_wait: Callable[[str], None] | None = None
@@ -295,7 +295,7 @@ def _seen(path: Path) -> LockHolder:
     return LockHolder(owner, os.uname().nodename, pid, command_line([word for word in words if word]), None)
 
 
-# -- who acts, and with which command: recorded beside every change, so it must hold no secret
+# -- the actor and its command, recorded beside every change: they must hold no secret
 
 _HIDDEN = "REDACTED"
 _WORDS = "key|token|secret|password|passwd|credential|credentials"
@@ -338,7 +338,7 @@ def command_line(argv: Sequence[str] | None = None) -> str:
 
 
 def redact(text: str) -> str:
-    """``text`` without what looks like a secret: values of keys and tokens, bearer and vendor tokens, URL logins."""
+    """``text`` without likely secrets: values of keys and tokens, bearer and vendor tokens, URL logins."""
     for pattern in (_SECRET_VALUE, _BEARER, _USERINFO):
         text = pattern.sub(_HIDDEN, text)
     return _ASSIGNED.sub(rf"\g<1>{_HIDDEN}", text)

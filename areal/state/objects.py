@@ -72,7 +72,7 @@ def newest_revision(home: Home, ref: Ref) -> Revision | None:
 
 
 def same(a: StoredObject, b: StoredObject) -> bool:
-    """Whether two objects ask for the same: who asked, when, generation and status aside."""
+    """Whether two objects have the same content; actors, times, generation and status are ignored."""
 
     def asked(obj: StoredObject) -> dict[str, object]:
         return {
@@ -171,7 +171,7 @@ def discard_folder(home: Home, folder: Path) -> None:
 
 
 def sweep_trash(home: Home, kind_folder: Path) -> int:
-    """Empty what earlier removals left; how many folders. Needs the store's lock."""
+    """Delete the folders that earlier removals left; their number. Needs the store's lock."""
     leftovers = sorted(kind_folder.glob(f"{_TRASH}*"))
     for leftover in leftovers:
         with contextlib.suppress(OSError):
@@ -244,7 +244,7 @@ class ObjectStore:
             folder = str(self.home.objects / known.lower())
             for name in names_in(folder):
                 if name_problem(name) is not None:
-                    continue  # whatever else lies there is no object
+                    continue  # not an object
                 path = f"{folder}/{name}/{_FILE}"
                 try:
                     obj = _load(path, Ref(known, name))
@@ -260,7 +260,7 @@ class ObjectStore:
         self.get(ref)
 
     def snapshot(self) -> StoreSnapshot:
-        """The serial and every object as of one instant: what a plan is made from."""
+        """The serial and every object as of one instant, for a plan."""
         with share_store(self.home):
             return StoreSnapshot(self.serial(), self.list())
 
@@ -278,7 +278,7 @@ class ObjectStore:
         return True
 
     def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> int:
-        """Record what was observed of many; how many had changed. Raises NotFound, Unreadable."""
+        """Record the statuses of many objects; the number of changed ones. Raises NotFound, Unreadable."""
         changed = [_PutStatus(ref, status) for ref, status in statuses.items() if self._expect(ref).status != status]
         if changed:
             self._writes.submit(changed)
@@ -326,7 +326,7 @@ class ObjectStore:
         return existed
 
     def revisions(self, ref: Ref) -> Listing[Revision]:
-        """The last accepted specs, oldest first; what cannot be read is in ``.unreadable``."""
+        """The last accepted specs, oldest first; files that cannot be read are in ``.unreadable``."""
         found: Listing[Revision] = Listing()
         for number in _numbers(self.home, ref):
             path = _revision_path(self.home, ref, number)
@@ -393,7 +393,7 @@ def _missing(ref: Ref) -> NotFound:
 
 
 def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:
-    """Whether more than what was observed has changed."""
+    """Whether more than the status has changed."""
     return before is None or bool(changes(encode(replace(before, status={})), encode(replace(after, status={}))))
 
 

@@ -3,7 +3,7 @@ unreadable files.
 
 The effective spec of an object is its layers merged in order, later over earlier; defaults are never stored. The
 ``apply`` layer (the manifest as written) comes first, the others follow in the order in which they were first set.
-Applying replaces the apply layer whole, so what a manifest no longer says is gone without comparing it with the past. A
+Applying replaces the apply layer whole, so a field that a manifest drops is gone without a comparison with the past. A
 leaf that a manifest sets and that a later layer holds at another value is a conflict; a leaf that the manifest does not
 mention is left to the layer that holds it. Invariants: one layer a manager; every leaf of the effective spec has
 exactly one origin; no layer but ``apply`` is empty (an empty manifest still says who applied it, and from where).
@@ -61,7 +61,7 @@ class FieldConflict:
 
 
 def effective(layers: Layers) -> dict[str, Any]:
-    """The layers merged in order: what the user asked for, without defaults."""
+    """The layers merged in order: the user's spec, without defaults."""
     merged: dict[str, Any] = {}
     for layer in layers:
         merged = merge(merged, layer.spec)
@@ -132,7 +132,7 @@ def _overridden(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[tuple[
     held = {path[:size] for path in leaves(theirs) for size in range(1, len(path) + 1)}  # and every beginning of one
     for path, value in leaves(mine).items():
         if value == {} and isinstance(get_path(merged, path), dict):
-            continue  # an empty map says nothing about what is in it
+            continue  # an empty map leaves its entries open
         if changes({"": value}, {"": after.get(path, ABSENT)}):
             held_at = next(path[:size] for size in range(len(path), 0, -1) if path[:size] in held)
             yield path, value, held_at, get_path(theirs, held_at)

@@ -1,6 +1,6 @@
 """Checks of the home for ``areal doctor``: damaged files, leftovers of crashes, files that others can read.
 
-Everything here but ``set_aside``, ``sweep`` and ``tighten`` only looks.
+Only ``set_aside``, ``sweep`` and ``tighten`` change anything.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def leftovers(home: Home) -> tuple[Path, ...]:
 
 
 def sweep(home: Home) -> tuple[Path, ...]:
-    """Remove the leftovers; what was removed. Quarantined files among them are kept."""
+    """Remove the leftovers; the paths removed. Quarantined files among them are kept."""
     found = leftovers(home)
     if not found:
         return ()
@@ -132,7 +132,7 @@ def _walk(home: Home) -> Iterator[Path]:
 def _folders(home: Home) -> Iterator[Ref]:
     for kind in KINDS:
         for path in sorted((home.objects / kind.lower()).glob("*/revisions")):
-            if name_problem(path.parent.name) is None:  # what is being removed has no name any more
+            if name_problem(path.parent.name) is None:  # a folder that is being removed has another name
                 yield Ref(kind, path.parent.name)
 
 
@@ -149,7 +149,7 @@ def _modified(path: Path) -> float:
 
 
 def _is_free(holder: Path) -> bool:
-    """Whether nobody holds the lock that a holder file stands beside."""
+    """Whether the lock beside a holder file is free."""
     lock = holder.with_name(holder.name.removesuffix(".holder.json") + ".lock")
     try:
         fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)

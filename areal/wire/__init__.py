@@ -1,4 +1,4 @@
-"""What crosses a process boundary: pure, typed values that both ends import, and their JSON.
+"""Values that cross a process boundary, and their JSON: pure, typed, imported by both ends.
 
 Standard library only: the command line, supervisors and every service import them at their start.
 """

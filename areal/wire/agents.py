@@ -1,4 +1,4 @@
-"""What the gateway, the data proxies and the workers of an agent service say to each other.
+"""Messages between the gateway, the data proxies and the workers of an agent service.
 
 A turn is one message to a session and the agent's answer. The worker, and after it the data proxy, answer a turn with a
 stream of events (``application/x-ndjson``, one JSON object a line, sent as they happen):
@@ -52,7 +52,7 @@ SESSION_KEY_HEADER = "X-AReaL-Session-Key"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 QueueMode = Literal["collect", "followup"]
-"""What happens to a message that comes while a turn of its session runs: ``collect`` joins all such messages into one
+"""Handling of messages that come while a turn of their session runs: ``collect`` joins all such messages into one
 following turn, ``followup`` gives each a turn of its own, in their order."""
 
 Failure = Literal["agent", "infra", "cancelled"]

@@ -39,7 +39,7 @@ def bounded(least: int, most: int, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectPair:
-    """``gateway``: address of the weight-update gateway. ``offer``: what proves that both sides see one folder
+    """``gateway``: address of the weight-update gateway. ``offer``: the proof that both sides see one folder
     (``FolderOffer``), or the process group that ``rank`` joins (``GroupOffer``)."""
 
     pair_name: str = text()

@@ -73,7 +73,7 @@ def write_fields(value: Any) -> dict[str, Any]:
 
 @cache
 def _taken_as_they_are(kind: Any) -> frozenset[type[Any]]:
-    """Types whose values fit ``kind`` without another look, and are what the field holds: nearly all of a request."""
+    """Types whose values are valid for ``kind`` as they are: nearly all of a request."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return frozenset().union(*map(_taken_as_they_are, arguments))

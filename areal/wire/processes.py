@@ -1,4 +1,4 @@
-"""The configuration of each service process: written as JSON by whoever starts it, read by the process (``--config``).
+"""The configuration of each service process: its starter writes it as JSON, the process reads it (``--config``).
 
 A field is also a flag of the process, for a start by hand: ``router_url`` is ``--router-url``, its ``help`` the flag's.
 Durations are in seconds.

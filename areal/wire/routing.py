@@ -43,7 +43,7 @@ class GatewayLimits:
     max_queued_requests: int = 10_000  # calls that wait for a worker, in one relay process
 
     def updated(self, given: Mapping[str, Any]) -> GatewayLimits:
-        """These limits with ``given`` on top. Raises ValueError naming what is wrong."""
+        """These limits with ``given`` on top. Raises ValueError naming the limit."""
         known = {item.name for item in fields(self)}
         for name, value in given.items():
             if name not in known:
@@ -69,7 +69,7 @@ class Readiness:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Readiness:
-        """Raises ValueError naming what is wrong."""
+        """Raises ValueError naming the field."""
         return read_fields(cls, given)
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class ModelEntry:
     ``max_model_len`` (the least of its workers') and ``root`` (where they have it from) are None until they tell.
     ``adapters``: LoRA adapters that all of its ready workers serve.
     ``orphans``: journals that none of its workers serves just now; some worker will.
-    ``withheld``: nobody declared it yet, and fewer than ``expected`` of its workers were ready.
+    ``withheld``: not declared yet, and fewer than ``expected`` of its workers were ready.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Snapshot:
     strategy: str = "auto"
     limits: Mapping[str, float] = field(default_factory=dict)  # those configured; the relay has defaults for the rest
     models: Mapping[str, ModelEntry] = field(default_factory=dict)
-    learning: bool = False  # the router has lost what it knew, and hears from the workers who they are
+    learning: bool = False  # the router lost its table, and learns it from the workers
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -196,7 +196,7 @@ EMPTY = Snapshot(epoch="", serial=-1)
 
 @dataclass(frozen=True)
 class Followed:
-    """The table that a relay routes by (``table``), and what it keeps of a router that is gone (``inherited``)."""
+    """The table that a relay routes by (``table``), and that of a previous router (``inherited``)."""
 
     table: Snapshot = EMPTY
     inherited: Snapshot = EMPTY

@@ -1,6 +1,6 @@
 """Sampling parameters: names, ranges and defaults, as the data proxy sends them and an engine takes them.
 
-``parse_sampling`` validates what arrived over the wire.
+``parse_sampling`` validates a request's parameters.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ assert REAL_RANGES.keys() | WHOLE_RANGES.keys() | _OTHER == {each.name for each 
 
 
 def parse_sampling(raw: Mapping[str, Any], vocab_size: int) -> SamplingParams:
-    """Validate what a client sent. An absent or null field is its default; anything else wrong is a UsageFault."""
+    """Validate a client's parameters. An absent or null field has its default. Raises UsageFault for others."""
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if value is None:

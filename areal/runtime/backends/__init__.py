@@ -119,6 +119,6 @@ class Backends(RunControl):
         return [LOCAL, *sorted(names - {LOCAL})]
 
     def _of(self, uid: str) -> Backend:
-        """The backend that knows the run; ``local`` answers for one that nobody knows."""
+        """The backend that has the run; ``local`` for an unknown one."""
         local, *others = self._in_use()
         return next((backend for backend in others if backend.observe([uid])), local)

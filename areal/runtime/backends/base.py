@@ -110,12 +110,12 @@ class RunSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: HttpProbe | None = None
     stop_grace_s: float = 10.0
-    on_end: tuple[str, ...] = ()  # a command, started once the component has ended for good without being told to
+    on_end: tuple[str, ...] = ()  # a command, started once the component has ended for good by itself
     log_max_bytes: int = 100 << 20  # of one file; the shim rotates
     log_files: int = 5
 
 
-STOPPED_DEAD = "stopped after its supervisor had died"  # the reason of such a run: nobody knows how it ended
+STOPPED_DEAD = "stopped after its supervisor had died"  # the reason of such a run, whose end is unknown
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Cause(StrEnum):
     PREEMPTED = "preempted"
     TIME_LIMIT = "time-limit"
     REQUEUED = "requeued"
-    CANCELLED = "cancelled"  # by somebody else than areal
+    CANCELLED = "cancelled"  # by another program than areal
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class StopReport:
     uid: str
     was_alive: bool
     swept_pids: tuple[int, ...] = ()  # session members that outlived the component and were killed
-    note: str = ""  # what the caller should know, such as GPU memory that did not come back
+    note: str = ""  # for the user, such as GPU memory that was not freed
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def _judge_record(store: RunStore, state: RunState) -> list[Problem]:
 
 
 def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Problem]:
-    """A held lease names its run; a run that ended holds none, so somebody else has inherited the descriptor."""
+    """A held lease names its run. Where that run has ended, another process has inherited the descriptor."""
     problems = []
     for name in leases.names():
         holder = leases.holder(name)
@@ -97,7 +97,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
             continue
         state = states.get(holder.uid)
         if _is_shared_by_a_living_run(name, holder.owner, states):
-            continue  # the file names the first of those who share it, who may have gone since
+            continue  # the file names the first of its holders, which may have ended since
         if (state is None or state.phase not in _LIVING) and leases.is_held(name):
             pids = tuple(leases.holding_pids(name))
             who = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids) or "a process out of sight"
@@ -199,7 +199,7 @@ class LocalBackend:
             self._crash("lease-after")
             self._launch(spec, held, on_pid)
         except BaseException:
-            _close_all(held)  # what is still held afterwards is held by a shim
+            _close_all(held)  # a lease that is still held is held by a shim
             if shim_identity(self.store, spec.uid) is None:  # nothing was started: leave no record of it
                 self.store.remove(spec.uid)
             raise

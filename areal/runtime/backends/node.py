@@ -209,7 +209,7 @@ def record_failure(folder: str, reason: str) -> None:
     records.write_json(folder, records.EXIT, ended)
 
 
-# -- the supervisor, and what becomes of it
+# -- the supervisor and its exit status
 
 
 def supervise(folder: str, spec: RunSpec, life: int, environ: Mapping[str, str], watched: str | None = None) -> int:

@@ -59,7 +59,7 @@ from areal.runtime.backends.ray_job import (
 )
 
 RAY = "ray.json"  # of a run's folder: the address of its cluster, and the cluster's session
-DRIVER = "driver.json"  # of a run over several nodes: what its driver waits for
+DRIVER = "driver.json"  # of a run over several nodes: the file that its driver waits for
 _REQUEST_S, _SUBMIT_S = 10.0, 60.0
 _STARTING_S = 3.0  # a job that waits for longer may wait for resources
 _MARGIN_S = 15.0
@@ -377,5 +377,5 @@ class RayBackend(ClusterBackend):
         cluster = self._cluster(uid)
         super().forget(uid, unprovable=unprovable)
         if cluster is not None:
-            with suppress(ArealError):  # Ray keeps what has ended; nobody asks for it again
+            with suppress(ArealError):  # Ray keeps ended jobs, which are not needed
                 RayApi(cluster[0]).call("DELETE", f"/api/jobs/{quote(self._job_id(uid))}")

@@ -1,4 +1,4 @@
-"""What a Ray cluster is asked and what it answers, of its Jobs REST API. Pure; ``areal.runtime.backends.ray`` asks."""
+"""Requests to the Jobs REST API of a Ray cluster, and its answers. Pure; ``areal.runtime.backends.ray`` sends them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _QUANTITIES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **_BINARY}
 
 
-# -- requests: what Ray is asked for
+# -- requests
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def resolve_address(address: str, environ: Mapping[str, str]) -> str:
     return address.rstrip("/")
 
 
-# -- answers: what Ray says
+# -- answers
 
 
 def parse_job(entry: Mapping[str, Any], load: Sequence[Mapping[str, float]] = ()) -> Job:

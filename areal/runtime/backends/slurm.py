@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _ANSWER_S = 60.0  # of one command; Slurm's own patience with a controller that is away is about ten seconds
 _GONE_S = 60.0  # for Slurm to clear a job away whose processes were killed
 _MARGIN_S = 10.0
-_AGAIN_S = 3.0  # SIGTERM is sent again: a job that has just begun had nobody to hear the first
+_AGAIN_S = 3.0  # SIGTERM is sent again: a job that has just begun misses the first
 _POLL_S = (0.05, 1.0)
 _AWAY = (
     *("Unable to contact slurm controller", "Could not establish a configuration source", "Socket timed out"),

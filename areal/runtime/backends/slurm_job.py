@@ -68,7 +68,7 @@ def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> li
         f"--output={run_dir.replace('%', '%%')}/log/{JOB_LOG}",
         "--open-mode=append",
         "--chdir=/",
-        "--no-requeue",  # areal starts what takes its place
+        "--no-requeue",  # areal starts its successor
         *resource_options(gpus=len(spec.gpus), nodes=spec.nodes, **_reserved(spec)),
         *placement_options(options),
     ]

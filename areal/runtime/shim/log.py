@@ -91,7 +91,7 @@ class RotatingLog:
             self._lost += len(data)
 
     def _rotate(self) -> bool:
-        """False when the folder does not let us: what does not fit is then dropped."""
+        """False when the folder cannot be written: output that does not fit is then dropped."""
         try:
             for number in range(self._files - 1, 0, -1):
                 newer = f"{self._path}.{number - 1}" if number > 1 else self._path

@@ -20,7 +20,7 @@ _A_YEAR_S = 365 * 86400.0
 
 
 class Exit:
-    """The end of one start of the component."""
+    """How one start of the component ended."""
 
     __slots__ = ("at", "code", "reason", "signal")
 

@@ -171,7 +171,7 @@ class RunSupervisor:
     # -- beginning
 
     def begin(self) -> None:
-        """Record who we are, then start the component: the record is never younger than the process."""
+        """Record the shim's identity, then start the component: the record is always older than the process."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._install_signals()
         if os.environ.get(PARENT_VARIABLE) == str(os.getppid()):
@@ -395,7 +395,7 @@ class RunSupervisor:
         env = {name: value for name, value in os.environ.items() if name not in ours}
         null = os.open(os.devnull, os.O_RDWR)
         actions = [(os.POSIX_SPAWN_DUP2, null, fd) for fd in (0, 1, 2)]
-        with suppress(OSError):  # what it would have done is done by the next reconcile
+        with suppress(OSError):  # the next reconcile does its work
             os.posix_spawnp(
                 self._intent["on_end"][0],
                 self._intent["on_end"],
