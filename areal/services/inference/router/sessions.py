@@ -34,7 +34,7 @@ _CANDIDATES = 4
 
 
 @dataclass
-class Placement:
+class SessionPlacement:
     """Sessions on their way to a replica, or there since ``done_at`` (monotonic)."""
 
     size: int
@@ -45,7 +45,7 @@ class Placements:
     """Sessions placed since each replica last reported, counted on top of its report, so that a burst spreads."""
 
     def __init__(self) -> None:
-        self._placed: dict[str, list[Placement]] = {}
+        self._placed: dict[str, list[SessionPlacement]] = {}
 
     def sessions(self, worker: WorkerRecord) -> int:
         recent = [
@@ -66,9 +66,9 @@ class Placements:
         return sorted(recorders, key=lambda worker: (self.sessions(worker), worker.id))
 
     @contextmanager
-    def placing(self, worker: WorkerRecord, size: int) -> Iterator[Placement]:
+    def placing(self, worker: WorkerRecord, size: int) -> Iterator[SessionPlacement]:
         """Count ``size`` sessions from now on. The block sets ``size`` to 0 where they did not start."""
-        placed = Placement(size)
+        placed = SessionPlacement(size)
         self._placed.setdefault(worker.addr, []).append(placed)
         try:
             yield placed
