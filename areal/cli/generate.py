@@ -17,7 +17,7 @@ import click
 from areal.cli.manifest import STDIN, SourceFlags, source_options
 from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
-from areal.cli.output import emit_one
+from areal.cli.output import emit_one, write_file
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
 
@@ -70,7 +70,7 @@ def _emit(cli: Invocation, text: str, next_steps: Sequence[str], out: str | None
         path = Path(out)
         if path.exists() and not force:
             raise Conflict(f"{out} exists already", hint="--force replaces it")
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
         emit_one(cli, {"file": out, "text": text, "next": list(next_steps)}, name=out, text=lambda: f"wrote {out}")
     for step in next_steps:
         cli.say(f"next: {step}")

@@ -98,6 +98,10 @@ def get(
     if chosen is not None:
         from areal.cli.remote_view import get_remote
 
+        local = {"--selector": selector, "--show-origin": show_origin, "--show-defaults": show_defaults}
+        if given := [flag for flag, value in local.items() if value]:
+            raise UsageFault(f"{', '.join(given)} cannot be asked of a gateway, which knows no manifests")
+
         look: Callable[[], Table] = partial(get_remote, chosen, targets)
     elif targets and targets[0] in _PROCESSES:
         look = partial(_processes, cli, targets[1:], all_)

@@ -13,7 +13,7 @@ import click
 
 from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest
 from areal.cli.options import Invocation, gather, print_options
-from areal.cli.output import Column, as_list, emit_one, emit_rows, field, to_yaml, write
+from areal.cli.output import Column, as_list, emit_one, emit_rows, field, to_yaml, write, write_file
 from areal.errors import Conflict, UsageFault
 from areal.resources.kinds import check_name, resolve_kind
 
@@ -267,8 +267,7 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     path = Path(out)
     if path.exists() and not force:
         raise Conflict(f"{out} exists already", hint="--force replaces it")
-    path.write_text(text, encoding="utf-8")
     beside = {path.with_name(each): code for each, code in files.items() if not path.with_name(each).exists()}
-    for file, code in beside.items():
-        file.write_text(code, encoding="utf-8")
+    for file, code in {path: text, **beside}.items():
+        write_file(file, code)
     cli.say(f"wrote {' and '.join(map(str, (path, *beside)))}; next: areal apply -f {out}")

@@ -82,7 +82,7 @@ def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
     hub = Hub.of()
     rows = [row for row in _rows(cli, hub) if row["id"] == id]
     if revision is not None:
-        rows = [row for row in rows if revision in (row["revision"], row["commit"])]
+        rows = [row for row in rows if revision in (row["commit"], *(row["revision"] or "").split(", "))]
     if not rows:
         at = f" at {revision}" if revision else ""
         raise NotFound(f"{id}{at} is not in {hub.cache}", hint="areal models ls")

@@ -11,13 +11,16 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from areal.cli.options import Format, Invocation
 from areal.errors import ArealError, UsageFault
 from areal.terminal import ESCAPE, fancy, safe, spelled, style
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # What a terminal obeys and JSON leaves as it is, and halves of a surrogate pair: their escapes are those of JSON and of
 # quoted YAML.
@@ -28,6 +31,14 @@ def write(text: str) -> None:
     """Data: stdout, one trailing newline."""
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Raises ArealError where the file cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArealError(f"cannot write {path}: {error.strerror}") from error
 
 
 def show(text: str) -> None:

@@ -187,8 +187,13 @@ def stop_service(
         return 0
     seconds = cli.deadline_s()
     if keep_state:
+        if cascade:
+            raise UsageFault("--keep-state deletes nothing, so --cascade has no effect with it")
         return mutate(
-            cli, lambda context: together([operations.suspend(context, ref, timeout_s=seconds) for ref in refs])
+            cli,
+            lambda context: together(
+                [operations.suspend(context, ref, seconds, 0.0 if force else grace) for ref in refs]
+            ),
         )
     return mutate(
         cli,

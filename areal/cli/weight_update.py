@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from areal.cli import options
 from areal.cli.logs import LogQuery, log_options
 from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
-from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status, write
+from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at, read_key
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.resources.addresses import is_loopback
@@ -145,10 +146,11 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             old = query.since is not None and time.time() - path.stat().st_mtime > query.since
-            tail = file.readlines()[-query.lines :] if query.lines and not old else []
-            write("".join(tail))
+            lines = file.readlines()
+            sys.stdout.writelines(lines[-query.lines :] if query.lines and not old else [])
             while query.follow:
-                write(file.read(_BLOCK))
+                sys.stdout.write(file.read(_BLOCK))
+                sys.stdout.flush()
                 time.sleep(_POLL_S)
     except FileNotFoundError as error:
         raise NotFound(f"there is no log {path}") from error
@@ -158,7 +160,7 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
 @click.command()
 @_service
 @click.option("--pair", metavar="NAME", required=True, help="The pair.")
-@stack(options.yes, options.timeout("10m"), read_options())
+@stack(options.yes, options.timeout("1h"), read_options())
 def force_sync(cli: Invocation, service: str, pair: str) -> int:
     """Push the training side's weights to the inference side now."""
     chosen = _chosen(cli, service)._replace(timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
@@ -176,7 +178,7 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
 @click.command()
 @click.option("--model", metavar="NAME", required=True, help="The model whose engines wait.")
 @service_option
-@stack(options.yes, options.timeout("3m"), read_options())
+@stack(options.yes, options.timeout("200s"), read_options())
 def release(cli: Invocation, model: str, service: str | None) -> int:
     """Have a model's engines wait no more for the weights that a trainer published, when it will not come back.
 

@@ -168,7 +168,7 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
 
 
 def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_s: float | None = None) -> Outcome:
-    """``grace_s`` between SIGTERM and SIGKILL of a job's driver; None: as it was started with."""
+    """``grace_s`` between SIGTERM and SIGKILL of its processes; None: as each was started with."""
     require(ObjectStore(ctx.home), ref)
 
     def edit(item: StoredObject) -> Target:

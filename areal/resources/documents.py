@@ -126,7 +126,11 @@ def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tupl
     if (path / OVERLAY_FILE).is_file():
         problems.add(start, "", f"an overlay ({OVERLAY_FILE}), not plain manifests", hint=f"use -k {argument}")
         return
-    found = list(_manifests(path, recursive))
+    try:
+        found = list(_manifests(path, recursive))
+    except OSError as error:
+        problems.add(start, "", f"cannot be read: {error.strerror}")
+        return
     if not found:
         deeper = not recursive and any(_manifests(path, True))
         hint = f"add -R to read the folders below {argument}" if deeper else None

@@ -42,6 +42,16 @@ EXPRESSION: Schema = {"$ref": "#/definitions/Expression"}
 EMPTY: Schema = {"anyOf": [{"enum": [None, 0, "", [], {}]}, EXPRESSION]}  # counts as absent
 
 
+PATTERN_WORDS: dict[str, str] = {}
+"""What a text must be, in words, by the pattern of ``Field(pattern=...)``."""
+
+
+def worded(pattern: str, words: str) -> str:
+    """``pattern``, whose mismatches are reported with ``words``."""
+    PATTERN_WORDS[pattern] = words
+    return pattern
+
+
 def text(pattern: str) -> Schema:
     """A text that is all ``pattern``."""
     return {"type": "string", "pattern": f"^(?:{pattern})$"}

@@ -23,7 +23,7 @@ from pydantic import Field, JsonValue
 from areal.errors import ArealError, did_you_mean
 from areal.resources import validation
 from areal.resources.documents import OVERLAY_FILE, Document, Reading, read_sources, read_text, substitute
-from areal.resources.fields import SpecModel, Text
+from areal.resources.fields import SpecModel, Text, worded
 from areal.resources.kinds import KINDS, Ref, parse_ref
 from areal.resources.nodes import (
     MappingNode,
@@ -74,6 +74,9 @@ class Patch(SpecModel):
     `$patch: delete`, `$patch: replace` and `$append: [...]` state another operation."""
 
 
+_PREFIX = worded(r"^([a-z0-9][-a-z0-9]*)?$", 'be lower case letters, digits and "-", and begin with no "-"')
+
+
 class OverlaySection(SpecModel):
     """The changes of an overlay, or of one of its profiles."""
 
@@ -81,7 +84,7 @@ class OverlaySection(SpecModel):
     """Manifests, folders of manifests, and other overlays to build on, relative to this file."""
     values: Annotated[dict[str, JsonValue], UpdateClass.META] = {}
     """`values.*` for expressions, here and in the bases; an overlay on top of this one wins."""
-    name_prefix: Annotated[str, Field(pattern=r"^([a-z0-9][-a-z0-9]*)?$"), UpdateClass.META] = ""
+    name_prefix: Annotated[str, Field(pattern=_PREFIX), UpdateClass.META] = ""
     """Put before every name; references between the resources follow."""
     labels: Annotated[dict[str, str], UpdateClass.META] = {}
     """Labels put on every resource."""

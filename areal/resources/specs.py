@@ -54,13 +54,16 @@ from areal.resources.fields import (
     text,
     when,
     without,
+    worded,
     written,
 )
 from areal.resources.tree import FieldPath, UpdateClass
 
 # -- Model
 
-SERVED_NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # without ":", which tells an adapter from its model
+SERVED_NAME = worded(  # without ":", which separates an adapter from its model
+    r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", 'be letters, digits, ".", "_", "/" and "-", and begin with a letter or digit'
+)
 _ENGINE_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}/?")
 
 _BASE_URL = r"[Hh][Tt][Tt][Pp][Ss]?://[^\s\\/?#@]+(?:/[^\s\\?#]*)?"
@@ -299,7 +302,7 @@ class InferenceServiceSpec(SpecModel):
 
 # -- AgentService
 
-ENTRY_POINT = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$"
+ENTRY_POINT = worded(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", 'look like "module:Name"')
 """``package.module:Name``."""
 
 
@@ -316,7 +319,7 @@ async def agent(message, *, history, emitter, base_url, api_key, model):
             for choice in chunk.choices:
                 await emitter.emit_delta(choice.delta.content or "")
 '''
-_TOOL_URL = r"^https?://[^\s/?#@]+[^\s#]*$"
+_TOOL_URL = worded(r"^https?://[^\s/?#@]+[^\s#]*$", 'be the URL of a server, "http://..." or "https://..."')
 _COMMAND_GIVEN: Schema = {"required": ["command"], "properties": {"command": {"not": {"enum": [[], None]}}}}
 
 
@@ -441,7 +444,9 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
 # -- TrainJob: its spec cannot change under a run, another spec is another run
 
 _FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
-DRIVER = rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$"
+DRIVER = worded(
+    rf"^(?:[^\s:]+\.py(?::{_FUNCTION})?|{_FUNCTION}[:.]{_FUNCTION})$", 'look like "module:function" or "path/driver.py"'
+)
 _TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 DRIVERS = {kind: (f"areal.training.drivers:{kind}", f"{kind.upper()}Config") for kind in _TRAINERS}
 DRIVERS["null"] = ("areal.training.drivers:evaluate", "PPOConfig")
@@ -522,4 +527,4 @@ class TrainJobSpec(SpecModel):
 
     def problems(self) -> Iterator[tuple[FieldPath, str]]:
         if self.driver is None and self.config is None and not self.overrides:
-            yield (), 'one of "driver" and "config" is needed'
+            yield (), 'one of "driver", "config" and "overrides" is needed'

@@ -290,12 +290,12 @@ def apply_override(tree: Any, override: Override, value: Any) -> None:
         node = below
     if override.op != "~":
         node[_place(node, last, tuple(way))] = value
-    elif not isinstance(node, dict) or last not in node:
+    elif not isinstance(node, dict) or str(last) not in node:
         raise missing
-    elif override.value is not None and node[last] != value:
-        raise BadOverride(f"~{dotted(override.path)}: the file says {node[last]!r} there")
+    elif override.value is not None and node[str(last)] != value:
+        raise BadOverride(f"~{dotted(override.path)}: the file says {node[str(last)]!r} there")
     else:
-        del node[last]
+        del node[str(last)]
 
 
 def _place(node: Any, part: Step, at: FieldPath) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from areal.errors import InvalidManifest, did_you_mean
-from areal.resources.fields import SpecModel, fields_of, resolve
+from areal.resources.fields import PATTERN_WORDS, SpecModel, fields_of, resolve
 from areal.resources.kinds import KINDS, Ref, load
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, get_path, path_text
 
@@ -164,7 +164,8 @@ def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
         near = did_you_mean(given, options) if isinstance(given, str) else ""
         return f"{describe(given)} is not one of {', '.join(options)}{near}"
     if kind == "string_pattern_mismatch":
-        return f'must look like "module:Name", got {describe(given)}'
+        words = PATTERN_WORDS.get(context["pattern"], f"match {context['pattern']}")
+        return f"must {words}, got {describe(given)}"
     return {"string_too_short": "must not be empty"}.get(kind)
 
 

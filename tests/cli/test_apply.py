@@ -166,6 +166,13 @@ def test_init_writes_a_manifest_that_is_valid(areal: Areal, tmp_path: Path, kind
     assert areal("init", kind, "--out", str(file), "--force").code == 0
 
 
+def test_file_that_cannot_be_written_is_named(areal: Areal, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "nowhere" / "x")
+    for words in (("init", "model"), ("generate", "systemd")):
+        refused = areal(*words, "--out", nowhere)
+        assert refused.code == 1 and f"error: cannot write {nowhere}: " in refused.err, refused
+
+
 def test_init_of_an_agent_service_writes_its_agent_once(areal: Areal, tmp_path: Path) -> None:
     file, agent = tmp_path / "new.yaml", tmp_path / "my_agent.py"
     wrote = areal("init", "agentservice", "--out", str(file))

@@ -301,6 +301,11 @@ def test_cascade_with_a_yes_deletes_the_job_too(areal: Areal, trained: None) -> 
     assert areal("get", "-o", "name").out == ""
 
 
+def test_cascade_has_no_meaning_where_nothing_is_deleted(areal: Areal, trained: None) -> None:
+    refused = areal("inf", "stop", "--keep-state", "--cascade", "--yes")
+    assert refused.code == 2 and "--keep-state deletes nothing" in refused.err
+
+
 def test_service_without_a_job_goes_unasked(areal: Areal, record: Callable[..., Any]) -> None:
     record("InferenceService", "default", {})
     record("Model", "m1", {"backend": "embedded", "path": "/m1"})

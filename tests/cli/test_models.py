@@ -73,5 +73,7 @@ def test_remove_asks_spares_what_is_used_and_keeps_shared_files(
     kept = cache.cached(NAME)
     assert kept is not None and kept.name == second and (kept / "model.safetensors").read_bytes() == b"w" * 1000
     assert cache.cached_commit(NAME, first) is None
-    assert areal("models", "rm", NAME, "--yes", "--force").code == 0
+    (cache.repository(NAME) / "refs" / "v1").write_text(second)  # a second name of the commit
+    assert areal("models", "rm", NAME, "--revision", "v2", "--yes", "--force").code == 4
+    assert areal("models", "rm", NAME, "--revision", "v1", "--yes", "--force").code == 0
     assert not cache.repository(NAME).exists()

@@ -188,6 +188,14 @@ def test_model_whose_workers_cannot_be_seen_is_unknown(
     assert phases(areal, elsewhere.url) == unknown
 
 
+@pytest.mark.parametrize("flags", [("-l", "a=b"), ("--show-origin",), ("--show-defaults",)])
+def test_flag_that_a_gateway_cannot_honour_is_refused(
+    areal: Areal, elsewhere: Elsewhere, flags: tuple[str, ...]
+) -> None:
+    refused = areal("get", "model", *flags, "--gateway", elsewhere.url)
+    assert refused.code == 2 and "cannot be asked of a gateway" in refused.err
+
+
 def test_key_that_may_not_see_workers_ends_the_waiting_at_once(areal: Areal, elsewhere: Elsewhere) -> None:
     elsewhere.answers["/workers"] = (403, {})
     waited = areal("wait", "model/m", "--for", "ready", "--timeout", "9m", "--gateway", elsewhere.url)

@@ -152,6 +152,8 @@ def test_same_object_twice_names_both_places(tmp_path: Path) -> None:
 
 def test_two_models_of_a_service_have_different_names_for_its_clients() -> None:
     named = f"{HEAD}kind: Model\nmetadata: {{name: %s}}\nspec: {{backend: embedded, path: m, service: %s, %s}}\n"
+    (odd,) = faults(named % ("a", "s", 'servedModelName: "a:b"'))
+    assert 'must be letters, digits, ".", "_", "/" and "-"' in odd and odd.endswith('got "a:b"')
     same = named % ("a", "s", "servedModelName: Q/q") + "---\n" + named % ("b", "s", "servedModelName: Q/q")
     (fault,) = faults(same)
     assert "spec.servedModelName" in fault and "call Model/a" in fault

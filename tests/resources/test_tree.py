@@ -139,3 +139,19 @@ def test_parse_path_of_bracketed_key_finds_map_entry() -> None:
 def test_parse_path_malformed_names_the_column(text: str) -> None:
     with pytest.raises(ValueError, match="column"):
         tree.parse_path(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("~a.0", {"a": {"b": 1}}),
+        ("~a.b", {"a": {"0": 2}}),
+        ("~a.0=2", {"a": {"b": 1}}),
+        ("a.0=3", {"a": {"0": 3, "b": 1}}),
+    ],
+)
+def test_override_finds_a_number_among_the_keys_of_a_map(text: str, after: Any) -> None:
+    node: dict[str, Any] = {"a": {"0": 2, "b": 1}}
+    override = tree.parse_override(text)
+    tree.apply_override(node, override, None if override.value is None else int(override.value))
+    assert node == after

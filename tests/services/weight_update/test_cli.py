@@ -1,7 +1,10 @@
 """``areal weight-update`` finds the gateway of a running job by the file that it left in the job's folder."""
 
 import json
+import select
 import shutil
+import subprocess
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,19 @@ from areal.training.run_folder import config_files
 from areal.training.services import weight_update_gateway
 from tests.services.processes import Processes
 from tests.services.weight_update.conftest import MODEL, embedded_worker, model, weights
+
+
+def new_lines_of(log: Path) -> str:
+    """The first line that ``logs -f`` prints of those written after it has begun."""
+    command = [sys.executable, "-m", "areal.cli", "weight-update", "logs", "-n", "0", "-f"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        while not select.select([following.stdout], [], [], 0.1)[0]:
+            with log.open("a") as file:
+                file.write("a new line\n")
+        line = following.stdout.readline()
+        following.kill()
+    return line
 
 
 def test_verbs_show_and_sync_the_pairs_of_a_job(
@@ -53,7 +69,8 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         assert line.split()[:5] == ["actor", "disk", "1", "1", "3"]
         assert "healthy" in areal("status", "--service", "demo")
         assert areal("ps").splitlines()[1].split()[0] == "demo"
-        assert "listens on" in areal("logs", "-n", "5")
+        assert "listens on" in areal("logs", "-n", "5") and areal("logs", "-n", "0") == ""
+        assert new_lines_of(log) == "a new line\n"
         killed = tmp_path / "home" / "jobs" / "killed"  # its trainer, and so its gateway: the file stays
         (killed / "logs" / "latest").mkdir(parents=True)
         (killed / "logs" / "latest" / "weight_update.log").write_text("of another job")
