@@ -170,11 +170,12 @@ class Invocation:
             return self.lock_timeout_flag
         return parse_seconds(self.default("lockTimeout") or 0)
 
-    def deadline_s(self, default: float = 600.0) -> float:
-        """``--timeout``, else the user's default, else the verb's."""
+    def deadline_s(self, default: float = 600.0, *, flagged: bool = False) -> float:
+        """``--timeout``, else the user's default, else the verb's. ``flagged``: ``default`` is from flags of the verb,
+        which come before the user's default."""
         if self.timeout_s is not None:
             return self.timeout_s
-        return parse_seconds(self.default("timeout") or default)
+        return default if flagged else parse_seconds(self.default("timeout") or default)
 
     def say(self, text: str) -> None:
         """A hint or progress for people: stderr, silent with -q."""

@@ -201,3 +201,12 @@ def test_job_with_an_allocation_that_cannot_be_starts_nothing(
     assert says in result.err and "Traceback" not in result.err
     assert not bare.home.exists() or bare.ok("get", "all", "-o", "name").out == ""
     assert bare.living() == []
+
+
+def test_default_timeout_of_the_configuration_counts_after_the_flags_of_a_verb(box: Box) -> None:
+    box.home.mkdir(mode=0o700)
+    (box.home / "config.yaml").write_text("defaults: {timeout: 10ms}\n")
+    run = ("inf", "run", "-d", "--port", str(box.port))
+    late = box.areal(*run)
+    assert late.code == 7 and "was not ready within" in late.err, late.text
+    box.ok(*run, "--launch-timeout", "60")

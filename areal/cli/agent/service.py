@@ -89,7 +89,9 @@ def run(
     if not {"agent", "command"} & manifest["spec"].keys():
         hint = "or a program: --command WORDS"
         raise UsageFault("nothing says which agent runs: --agent MODULE:CLASS is missing", hint=hint)
-    seconds = cli.timeout_s or _LAUNCH_S + (settings["setup_timeout"] or _SETUP_S)
+    setup_timeout = settings["setup_timeout"]
+    seconds = _LAUNCH_S + (_SETUP_S if setup_timeout is None else setup_timeout)
+    seconds = cli.deadline_s(seconds, flagged=setup_timeout is not None)
     return run_service(cli, ref, [manifest], seconds=seconds, detach=detach, force=force, dry_run=dry_run)
 
 

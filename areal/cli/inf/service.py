@@ -182,9 +182,8 @@ def run(
     if model:
         manifests.append(resource(MODEL, model, {"service": ref.name, **flags.spec()}))
         seconds += flags.model_health_timeout if flags.model_health_timeout is not None else MODEL_S
-    return run_service(
-        cli, ref, manifests, seconds=cli.timeout_s or seconds, detach=detach, force=force, dry_run=dry_run
-    )
+    seconds = cli.deadline_s(seconds, flagged=launch_timeout is not None or flags.model_health_timeout is not None)
+    return run_service(cli, ref, manifests, seconds=seconds, detach=detach, force=force, dry_run=dry_run)
 
 
 @click.command()
@@ -239,7 +238,8 @@ def register(
         error = missing(cli.home, ref)
         error.hint = f"start it first: areal inf run {name} -d"
         raise error
-    seconds = cli.timeout_s or flags.model_health_timeout or MODEL_S
+    health_timeout = flags.model_health_timeout
+    seconds = cli.deadline_s(MODEL_S if health_timeout is None else health_timeout, flagged=health_timeout is not None)
     return mutate(
         cli, lambda context: converge(cli, context, manifests, command="inf register", force=force, timeout=seconds)
     )
