@@ -94,6 +94,8 @@ def get(
         rows = [{"kind": info.kind, "plural": info.plural, "short": list(info.short)} for info in KINDS.values()]
         emit_rows(cli, rows, _KIND_COLUMNS, name=lambda row: str(row["plural"]))
         return 0
+    if watch and cli.format.kind == "manifest":
+        raise UsageFault("-w prints what changes, and a manifest has no status", hint="-o json, or leave -w out")
     chosen = gateway(cli)
     if chosen is not None:
         from areal.cli.remote_view import get_remote

@@ -132,6 +132,18 @@ def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
     return NotFound(f"{ref} has no such process{guess}", hint=f"it has: {', '.join(dict.fromkeys(every))}")
 
 
+def print_lines(cli: Invocation, lines: Sequence[str], *, follow: bool = False) -> None:
+    """Lines of a file that keeps no times. ``follow``: more may come, so that each is a document of its own."""
+    rows = [{"line": line} for line in lines]
+    if cli.format.is_table:
+        write("\n".join(lines))
+    elif follow:
+        write("\n".join(map(compact, rows)))
+    else:
+        emit_rows(cli, rows, _COLUMNS[1:], name="{line}".format_map, empty="no lines")
+    sys.stdout.flush()
+
+
 # -- lines of one process, and of many in order of time
 
 _FIRST_WINDOW_S = 16.0

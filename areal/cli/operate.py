@@ -332,7 +332,9 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
 @click.option("-w", "--watch", is_flag=True, help="Stay in the foreground and go on until Ctrl-C.")
-@click.option("--interval", type=Seconds(), default="10s", show_default=True, metavar="TIME", help="Between rounds.")
+@click.option(
+    "--interval", type=Seconds(positive=True), default="10s", show_default=True, metavar="TIME", help="Between rounds."
+)
 @click.option("--stop-at-exit", is_flag=True, help="With --watch: end all processes last, keep the record.")
 @change_options(destructive=True)
 def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, stop_at_exit: bool) -> int:

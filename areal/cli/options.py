@@ -223,11 +223,17 @@ def parse_seconds(value: object) -> float:
 class Seconds(click.ParamType[float]):
     name = "duration"
 
+    def __init__(self, *, positive: bool = False) -> None:
+        self.positive = positive
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            return parse_seconds(value)
+            seconds = parse_seconds(value)
         except ValueError:
             self.fail(f"{value!r} is not a duration; write 90, 90s, 5m, 2h or 1d", param, ctx)
+        if self.positive and not seconds:
+            self.fail(f"{value} is no time at all; leave the option out for its default", param, ctx)
+        return seconds
 
 
 class FiniteRange(click.FloatRange):
@@ -329,9 +335,12 @@ remote = stack(
 )
 
 
-def timeout(default: str = "", what: str = "Give up waiting after this long (exit 7)") -> Decorator[Any]:
+def timeout(
+    default: str = "", what: str = "Give up waiting after this long (exit 7)", *, positive: bool = False
+) -> Decorator[Any]:
+    """``positive``: of a verb that waits for the answer of one call, which 0 would leave no time."""
     text = f"{what}  [default: {default}]." if default else f"{what}."
-    return _shared("--timeout", attribute="timeout_s", type=Seconds(), metavar="TIME", help=text)
+    return _shared("--timeout", attribute="timeout_s", type=Seconds(positive=positive), metavar="TIME", help=text)
 
 
 def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
@@ -368,7 +377,12 @@ def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
     return stack(
         click.option("-w", "--watch", is_flag=True, help=help),
         click.option(
-            "--interval", type=Seconds(), default="2s", show_default=True, metavar="TIME", help="Between refreshes."
+            "--interval",
+            type=Seconds(positive=True),
+            default="2s",
+            show_default=True,
+            metavar="TIME",
+            help="Between refreshes.",
         ),
     )
 
@@ -388,9 +402,17 @@ def change_options(deadline: Decorator[Any] | None = None, *, destructive: bool 
     return stack(yes, *options) if destructive else stack(*options)
 
 
-stop_options = stack(
-    click.option(
-        "--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL  [default: the object's]."
-    ),
-    click.option("--force", is_flag=True, help="No grace: SIGKILL at once."),
-)
+def stop_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--grace`` and ``--force``, which the verb gets as ``grace``: seconds, or None for the object's own."""
+
+    @functools.wraps(function)
+    def with_grace(*args: Any, grace: float | None, force: bool, **given: Any) -> Any:
+        if force and grace is not None:
+            raise click.UsageError("--force and --grace exclude each other")
+        return function(*args, grace=0.0 if force else grace, **given)
+
+    text = "Between SIGTERM and SIGKILL  [default: the object's]."
+    return stack(
+        click.option("--grace", type=Seconds(), metavar="TIME", help=text),
+        click.option("--force", is_flag=True, help="No grace: SIGKILL at once."),
+    )(with_grace)

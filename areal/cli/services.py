@@ -171,7 +171,6 @@ def stop_service(
     name: str,
     *,
     grace: float | None,
-    force: bool,
     keep_state: bool,
     all_: bool,
     cascade: bool,
@@ -189,17 +188,12 @@ def stop_service(
     if keep_state:
         if cascade:
             raise UsageFault("--keep-state deletes nothing, so --cascade has no effect with it")
-        return mutate(
-            cli,
-            lambda context: together(
-                [operations.suspend(context, ref, seconds, 0.0 if force else grace) for ref in refs]
-            ),
-        )
+        return mutate(cli, lambda context: together([operations.suspend(context, ref, seconds, grace) for ref in refs]))
     return mutate(
         cli,
         operations.delete,
         refs,
-        grace_s=0.0 if force else grace,
+        grace_s=grace,
         cascade=True,
         spare_running_jobs=not cascade,
         timeout_s=seconds,

@@ -16,7 +16,7 @@ import click
 
 from areal.cli import options
 from areal.cli.apply import converge, preview, resource
-from areal.cli.logs import LogQuery, log_options, show_logs
+from areal.cli.logs import LogQuery, log_options, print_lines, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import HomeView, complete_names, recorded, stored
 from areal.cli.operate import finish, mutate, mutation, wait_for
@@ -262,15 +262,12 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
 @_job
 @stop_options
 @change_options(destructive=True)
-def stop(cli: Invocation, /, name: str, grace: float | None, force: bool) -> int:
+def stop(cli: Invocation, /, name: str, grace: float | None) -> int:
     """Stop the job NAME; it may write a checkpoint within the grace."""
     from areal.reconcilers import operations
 
-    if force and grace is not None:
-        raise UsageFault("--force and --grace exclude each other")
     ref = stored(cli.home, Ref(TRAIN_JOB, check_name(name))).ref
-    seconds = 0.0 if force else grace
-    return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=seconds)
+    return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=grace)
 
 
 @click.command()
@@ -360,7 +357,7 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
         return show_logs(cli, ref, query._replace(component=DRIVER))
     if query.follow or query.since is not None:
         raise UsageFault("--attempt and --follow or --since exclude each other")
-    write("\n".join(_attempt(cli, ref, attempt)[-query.lines :] if query.lines else []))
+    print_lines(cli, _attempt(cli, ref, attempt)[-query.lines :] if query.lines else [])
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from urllib.parse import quote, urlsplit
 import click
 
 from areal.cli import options
-from areal.cli.logs import LogQuery, log_options
+from areal.cli.logs import LogQuery, log_options, print_lines
 from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
@@ -146,11 +145,13 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             old = query.since is not None and time.time() - path.stat().st_mtime > query.since
-            lines = file.readlines()
-            sys.stdout.writelines(lines[-query.lines :] if query.lines and not old else [])
+            *lines, rest = file.read().split("\n")
+            if rest and not query.follow:
+                lines.append(rest)
+            print_lines(cli, lines[-query.lines :] if query.lines and not old else [], follow=query.follow)
             while query.follow:
-                sys.stdout.write(file.read(_BLOCK))
-                sys.stdout.flush()
+                *lines, rest = (rest + file.read(_BLOCK)).split("\n")
+                print_lines(cli, lines, follow=True)
                 time.sleep(_POLL_S)
     except FileNotFoundError as error:
         raise NotFound(f"there is no log {path}") from error
@@ -160,7 +161,7 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
 @click.command()
 @_service
 @click.option("--pair", metavar="NAME", required=True, help="The pair.")
-@stack(options.yes, options.timeout("1h"), read_options())
+@stack(options.yes, options.timeout("1h", positive=True), read_options())
 def force_sync(cli: Invocation, service: str, pair: str) -> int:
     """Push the training side's weights to the inference side now."""
     chosen = _chosen(cli, service)._replace(timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
@@ -178,7 +179,7 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
 @click.command()
 @click.option("--model", metavar="NAME", required=True, help="The model whose engines wait.")
 @service_option
-@stack(options.yes, options.timeout("200s"), read_options())
+@stack(options.yes, options.timeout("200s", positive=True), read_options())
 def release(cli: Invocation, model: str, service: str | None) -> int:
     """Have a model's engines wait no more for the weights that a trainer published, when it will not come back.
 

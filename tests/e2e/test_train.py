@@ -127,6 +127,8 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
     assert (now["phase"], now["attempt"], now["step"]) == ("Succeeded", 2, 10)
     assert "attempt 2 from 4" in jobs.ok("train", "logs", "count").out
     first = jobs.ok("train", "logs", "count", "--attempt", "1").out
+    documents = json.loads(jobs.ok("train", "logs", "count", "--attempt", "1", "-o", "json").out)
+    assert [row["line"] for row in documents] == first.splitlines()
     assert "scripted failure" in first and "attempt 2" not in first
     assert json.loads(jobs.ok("train", "metrics", "count", "--json").out)[0]["steps"] == list(range(1, 11))
     files = jobs.files()

@@ -38,7 +38,9 @@ _ANSWER_S = 600.0
 @click.option("--session", metavar="ID", help="Go on with this session  [default: the current one, else a new one].")
 @message_option
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
-@click.option("--timeout", "answer_timeout", type=Seconds(), metavar="TIME", help="Give up on an answer after.")
+@click.option(
+    "--timeout", "answer_timeout", type=Seconds(positive=True), metavar="TIME", help="Give up on an answer after."
+)
 @read_options()
 def chat(
     cli: Invocation,

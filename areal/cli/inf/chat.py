@@ -37,7 +37,7 @@ _ANSWER_S = 600.0
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option("--show-logprobs", is_flag=True, help="Print each token with its log-probability.")
-@timeout("10m", "Give up on an answer after so long a silence (exit 7)")
+@timeout("10m", "Give up on an answer after so long a silence (exit 7)", positive=True)
 @read_options()
 def chat(cli: Invocation, /, service: str | None, message: str | None, **given: Any) -> int:
     """Talk to a model: one shot with -m or piped stdin, else a prompt (/? lists its commands).

@@ -56,7 +56,12 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Episodes at once.")
 @click.option("--reward", metavar="MODULE:FN", help="Scores an episode; `exact` and `number` are built in.")
 @click.option(
-    "--reward-timeout", type=Seconds(), default="15s", show_default=True, metavar="TIME", help="For one reward."
+    "--reward-timeout",
+    type=Seconds(positive=True),
+    default="15s",
+    show_default=True,
+    metavar="TIME",
+    help="For one reward.",
 )
 @click.option("--reward-processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Rewards at once.")
 @click.option("--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Tries more for a failure.")
@@ -72,7 +77,7 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 @click.option("--output", "directory", metavar="DIR", required=True, help="Trajectories and summary go here.")
 @click.option("--parquet", is_flag=True, help="Parquet instead of JSONL.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run into DIR has stopped.")
-@stack(options.remote, options.timeout("10m", "Give up on an episode after this long"))
+@stack(options.remote, options.timeout("10m", "Give up on an episode after this long", positive=True))
 @stack(options.output(dest=None), options.common, options.pass_invocation)
 def collect(cli: Invocation, /, **given: Any) -> int:
     """Collect rollout trajectories with progress, and a summary of rewards, lengths and failures.

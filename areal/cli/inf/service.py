@@ -275,12 +275,12 @@ def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
 @service_option
 @stop_options
 @change_options(destructive=True)
-def deregister(cli: Invocation, model: str, service: str | None, grace: float | None, force: bool) -> int:
+def deregister(cli: Invocation, model: str, service: str | None, grace: float | None) -> int:
     """Take a model out of its service: no new requests, running ones finish, its replicas stop."""
     from areal.reconcilers import operations
 
     ref = _model(cli, model, service).ref
-    return mutate(cli, operations.delete, [ref], grace_s=0.0 if force else grace, timeout_s=cli.deadline_s())
+    return mutate(cli, operations.delete, [ref], grace_s=grace, timeout_s=cli.deadline_s())
 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:

@@ -71,6 +71,7 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         assert areal("ps").splitlines()[1].split()[0] == "demo"
         assert "listens on" in areal("logs", "-n", "5") and areal("logs", "-n", "0") == ""
         assert new_lines_of(log) == "a new line\n"
+        assert json.loads(areal("logs", "-n", "1", "-o", "json")) == [{"line": "a new line"}]
         killed = tmp_path / "home" / "jobs" / "killed"  # its trainer, and so its gateway: the file stays
         (killed / "logs" / "latest").mkdir(parents=True)
         (killed / "logs" / "latest" / "weight_update.log").write_text("of another job")
