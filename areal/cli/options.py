@@ -402,7 +402,7 @@ def change_options(deadline: Decorator[Any] | None = None, *, destructive: bool 
     return stack(yes, *options) if destructive else stack(*options)
 
 
-def stop_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def stop_options(function: Any) -> Any:
     """``--grace`` and ``--force``, which the verb gets as ``grace``: seconds, or None for the object's own."""
 
     @functools.wraps(function)
