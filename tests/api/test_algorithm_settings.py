@@ -70,6 +70,14 @@ REFUSED = {
     "actor: {behave_imp_weight_cap: 5.0}": "actor.rejection_sampling: needs a proximal policy",
     "actor: {rejection_sampling: {action: clamp}, recompute_logprob: true}": "actor.rejection_sampling.action: ",
     "actor: {use_decoupled_loss: true, rejection_sampling: {upper: -1}}": "actor.rejection_sampling.upper: upper must",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {upper: 0.5}}": "actor.rejection_sampling.upper: upper must",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {lower: 1.5}}": "actor.rejection_sampling.lower: lower must",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k1, upper: -1}}": (
+        "actor.rejection_sampling.upper: upper must not be negative"
+    ),
+    "actor: {use_decoupled_loss: true, rejection_sampling: {metric: kl_k3, lower: 0.1}}": (
+        "actor.rejection_sampling.lower: lower must not be above 0"
+    ),
     "actor: {m2_threshold: 0.04}": "actor.m2_threshold: needs a proximal policy",
     "actor: {m2_threshold: 0.04, use_decoupled_loss: true, prox_logp_method: loglinear}": "actor.m2_threshold: ",
     "actor: {prox_logp_method: loglinear}": "actor.prox_logp_method: loglinear is a proximal policy of",

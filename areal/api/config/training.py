@@ -229,10 +229,16 @@ class RejectionSamplingConfig:
         check_numbers(self)
         if self.upper is None and self.lower is None:
             raise ValueError("one of upper and lower is needed")
-        if self.metric == "ratio" and self.upper is not None and self.upper <= 0:
-            raise ValueError(f"upper must be above 0, not {self.upper}: no ratio is below it")
-        if self.metric != "kl_k1" and self.upper is not None and self.upper < 0:
-            raise ValueError(f"upper must not be negative, not {self.upper}: no {self.metric} is below 0")
+        unmoved = 1 if self.metric == "ratio" else 0  # of a token whose probability is what it was
+        if self.upper is not None and self.upper < unmoved:
+            least = "below 1" if unmoved else "negative"
+            raise ValueError(
+                f"upper must not be {least}, not {self.upper}: {unmoved} is that of a token that has not moved"
+            )
+        if self.lower is not None and self.lower > unmoved:
+            raise ValueError(
+                f"lower must not be above {unmoved}, not {self.lower}: {unmoved} is that of a token that has not moved"
+            )
         if self.upper is not None and self.lower is not None and self.lower >= self.upper:
             raise ValueError(f"lower ({self.lower}) must be below upper ({self.upper})")
         if self.action == "clamp" and self.metric != "ratio":
