@@ -102,16 +102,20 @@ async def export_session(session: AsyncSession, **options: Any) -> Trajectory | 
 
 
 def trajectory_rows(exported: Trajectories) -> Trajectory:
-    """The columns as tensors, with ``truncated`` [B] and ``parents`` [B] (the row that each continues, or -1)."""
+    """The columns as tensors, with ``truncated`` [B], ``parents`` [B] (the row that each continues, or -1) and
+    ``sample_ids`` [B] (one number for the turns of a trajectory)."""
     import torch
 
     rows = exported.token_rows
+    sealed = [(row["session_id"], row["trajectory_id"]) for row in rows]
+    numbers = {each: number for number, each in enumerate(dict.fromkeys(sealed))}
     places = {row["interaction_id"]: place for place, row in enumerate(rows)}
     columns: Trajectory = exported.torch()
     return {
         **columns,
         "truncated": torch.tensor([bool(row["truncated"]) for row in rows]),
         "parents": torch.tensor([places.get(row.get("parent_id"), -1) for row in rows], dtype=torch.int32),
+        "sample_ids": torch.tensor([numbers[each] for each in sealed], dtype=torch.int32),
     }
 
 
@@ -227,8 +231,9 @@ async def run_episode(workflow: Any, engine: Any, data: dict[str, Any]) -> Any:
     given = await workflow.arun_episode(engine, data)
     if not isinstance(given, Mapping) or not any(hasattr(each, "interaction_id") for each in given.values()):
         return given
-    interactions = {id(each.client): each for each in given.values()}  # one for each client
-    return concat_padded_tensors([await each.client.rows(each.style) for each in interactions.values()])
+    interactions = {id(each.client): each for each in given.values()}  # one for each client, which is one sample
+    rows = [await each.client.rows(each.style) for each in interactions.values()]
+    return concat_padded_tensors([_with_sample_ids(each, [sample]) for sample, each in enumerate(rows)])
 
 
 @runtime_checkable

@@ -5,7 +5,7 @@ truncated responses or mask these, if configured; assign rewards to tokens, minu
 normalize advantages.
 
 A group that lost members to a filter or a failure is normalized over the rest; a single member has advantage zero.
-Results do not depend on the layout of ranks.
+A sample of several turns counts once, however many rows it has. Results do not depend on the layout of ranks.
 """
 
 from __future__ import annotations
@@ -84,45 +84,61 @@ def identity(sums: Tensor) -> Tensor:
     return sums
 
 
-def normalize(values: Tensor, mask: Tensor, groups: Tensor, norm: NormConfig, reduce: Reduce = identity) -> Tensor:
+def normalize(
+    values: Tensor,
+    mask: Tensor,
+    groups: Tensor,
+    norm: NormConfig,
+    reduce: Reduce = identity,
+    samples: Tensor | None = None,
+) -> Tensor:
     """``values`` and ``mask`` [B, T] or [B], ``groups`` [B] of integers -> like ``values``, zero outside the mask.
     ``mean_leave1out`` subtracts the mean of the others (RLOO, arXiv 2402.14740).
+
+    ``samples`` [B] of integers, for values [B]: the rows of one sample, its turns, have one number. Each sample then
+    counts once: its rows share a weight of 1. Without it, each row is a sample.
 
     A group is on one rank. ``reduce`` sums a tensor over all ranks; every rank calls it equally often.
     """
     flat = values.double().reshape(values.shape[0], -1)
     active = mask.reshape(flat.shape).to(flat.dtype)
-    means, counts = _means(flat, active, groups, norm.mean_level, reduce)
+    own, counted = flat, active
+    if samples is not None:
+        _, members, sizes = torch.unique(samples, return_inverse=True, return_counts=True)
+        counted = active / sizes[members][:, None]
+        own = flat.new_zeros(len(sizes), 1).index_add_(0, members, flat * counted)[members]
+    means, counts = _means(flat, counted, groups, norm.mean_level, reduce)
     centred = flat - means
     if norm.mean_leave1out and norm.mean_level is not None:
-        # x - mean of the others = (x - mean of all) * n / (n - 1)
-        centred = torch.where(counts > 1, centred * counts / (counts - 1).clamp(min=1), torch.zeros_like(centred))
+        # mean of the others = mean of all - (own - mean of all) / (n - 1)
+        centred = centred + (own - means) / (counts - 1).clamp(min=1)
+        centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
     if norm.mean_level == "group":
-        centred = torch.where(counts > 1, centred, torch.zeros_like(centred))
+        centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
     if norm.std_level is not None:
-        centred = centred / (_deviations(flat, active, groups, norm, reduce) + norm.eps)
+        centred = centred / (_deviations(flat, counted, groups, norm, reduce) + norm.eps)
     return (centred * active).to(values.dtype).reshape(values.shape)
 
 
-def _means(flat: Tensor, active: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
-    """(mean, count) for each row as [B, 1]."""
+def _means(flat: Tensor, weights: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
+    """(mean, count) for each row as [B, 1]. Counts are whole numbers but for rounding: sums of ``weights``."""
     if level is None:
         return torch.zeros_like(flat[:, :1]), torch.full_like(flat[:, :1], 2.0)
-    count, total = _sums(active, flat * active, groups, level, reduce)
+    count, total = _sums(weights, flat * weights, groups, level, reduce)
     return total / count.clamp(min=1), count
 
 
-def _deviations(flat: Tensor, active: Tensor, groups: Tensor, norm: NormConfig, reduce: Reduce) -> Tensor:
+def _deviations(flat: Tensor, weights: Tensor, groups: Tensor, norm: NormConfig, reduce: Reduce) -> Tensor:
     # In two passes, around the mean: a sum of squares around zero loses small deviations to rounding.
-    count, total = _sums(active, flat * active, groups, norm.std_level, reduce)
-    around = (flat - total / count.clamp(min=1)) * active
-    _, squares = _sums(active, around.square(), groups, norm.std_level, reduce)
+    count, total = _sums(weights, flat * weights, groups, norm.std_level, reduce)
+    around = flat - total / count.clamp(min=1)
+    _, squares = _sums(weights, around.square() * weights, groups, norm.std_level, reduce)
     degrees = (count - 1).clamp(min=1) if norm.std_unbiased else count.clamp(min=1)
-    return torch.where(count > 1, (squares / degrees).sqrt(), torch.ones_like(squares))  # one value has no deviation
+    return torch.where(count > 1.5, (squares / degrees).sqrt(), torch.ones_like(squares))  # one value has no deviation
 
 
-def _sums(active: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
-    rows = torch.stack([active.sum(1), weighted.sum(1)], dim=1)
+def _sums(weights: Tensor, weighted: Tensor, groups: Tensor, level: Level, reduce: Reduce) -> tuple[Tensor, Tensor]:
+    rows = torch.stack([weights.sum(1), weighted.sum(1)], dim=1)
     if level == "batch":
         total = reduce(rows.sum(0))
         return total[0].expand(len(rows), 1), total[1].expand(len(rows), 1)
@@ -245,14 +261,16 @@ def prepare(
     advantage_fn: AdvantageFn | None = None,
 ) -> dict[str, Tensor]:
     """Add ``advantages``, ``returns``, ``shaped_rewards`` and, with a reference, ``ref_logprobs`` and ``kl``.
-    ``groups`` [B]: rows of one prompt have one number. ``truncated`` [B] in the batch: responses that were cut off.
+    ``groups`` [B]: rows of one prompt have one number. In the batch, ``truncated`` [B]: responses that were cut off;
+    ``sample_ids`` [B], where samples have several rows: one number for the turns of a sample.
     ``kl_factor`` multiplies ``kl_ctl``; ``advantage_fn`` replaces GAE."""
     assert not isinstance(config.adv_norm, bool), "the configuration has replaced the older flag by a norm"
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
     rewards = shape_rewards(batch["rewards"].float(), mask.sum(1), config)
     if config.reward_norm is not None:
-        rewards = normalize(rewards, torch.ones_like(rewards), groups, config.reward_norm, reduce)
+        everything, samples = torch.ones_like(rewards), batch.get("sample_ids")
+        rewards = normalize(rewards, everything, groups, config.reward_norm, reduce, samples)
     if config.mask_no_eos_with_zero:  # after the norm, where 0 is neutral
         rewards = torch.where(truncated, torch.zeros_like(rewards), rewards)
     if config.mask_truncated_completions:  # after the rewards, which stay in the group's baseline

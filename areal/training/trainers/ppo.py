@@ -40,6 +40,7 @@ from areal.training.trainers.rollouts import (
     Sampling,
     number_rows,
     rollout_controller,
+    sample_rewards,
 )
 
 _log = logging.getLogger(__name__)
@@ -398,8 +399,11 @@ def _cpu(values: Tensor | None) -> Tensor | None:
 
 
 def has_reward_spread(trajectory: Mapping[str, Tensor]) -> bool:
-    """Whether the rewards of a group differ. A group with equal rewards has no gradient (dynamic sampling)."""
-    return bool(trajectory["rewards"].max() > trajectory["rewards"].min())
+    """Whether the rewards of a group's samples differ: with equal ones it has no gradient (dynamic sampling, arXiv
+    2503.14476). The turns of its only sample are compared with each other."""
+    rewards = sample_rewards(trajectory)
+    rewards = rewards if len(rewards) > 1 else trajectory["rewards"]
+    return bool(rewards.max() > rewards.min())
 
 
 def _all_of(first: Filter, second: Filter | str | None) -> Filter:

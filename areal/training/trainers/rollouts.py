@@ -200,7 +200,8 @@ class RolloutSource:
 
     def _metrics(self, rollouts: Sequence[Rollout], batch: Batch, version: int) -> Metrics:
         mask = batch["loss_mask"].bool()
-        lengths, rewards = mask.sum(1).float(), batch["rewards"].float()
+        lengths = mask.sum(1).float()
+        rewards = torch.cat([sample_rewards(rollout.trajectory) for rollout in rollouts])
         ages = (version - batch["versions"][mask]).float()
         now, before = time.monotonic(), self._last
         self._last = now
@@ -238,7 +239,8 @@ class RolloutSource:
 
 def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Batch, Tensor]:
     """The concatenated rows, and the rollout's number for each row [B]. ``token_temperatures`` [B, T] is included only
-    where not all are 1. ``temperature``: of rows without their own."""
+    where not all are 1, ``sample_ids`` [B] only where a sample of a group has several rows. ``temperature``: of rows
+    without their own."""
     batches = [_columns(rollout, temperature) for rollout in rollouts]
     shared = set.intersection(*(set(batch) for batch in batches))
     batch = concat_padded_tensors(
@@ -246,8 +248,33 @@ def to_batch(rollouts: Sequence[Rollout], temperature: float = 1.0) -> tuple[Bat
     )
     if bool((batch["token_temperatures"] == 1).all()):
         del batch["token_temperatures"]
-    counts = torch.tensor([len(each["attention_mask"]) for each in batches])
-    return batch, torch.repeat_interleave(torch.arange(len(batches)), counts)
+    samples = [_samples(rollout.trajectory) for rollout in rollouts]
+    groups = torch.repeat_interleave(torch.arange(len(batches)), torch.tensor([len(each) for each in samples]))
+    # The turns of a group's only sample are compared with each other.
+    numbers = [torch.arange(len(each)) if each.max() == 0 else each for each in samples]
+    firsts = torch.tensor([0, *(int(each.max()) + 1 for each in numbers)]).cumsum(0)
+    together = torch.cat(numbers) + firsts[groups]
+    if firsts[-1] < len(together):
+        batch["sample_ids"] = together
+    return batch, groups
+
+
+def _samples(trajectory: Mapping[str, Tensor]) -> Tensor:
+    """[B]: the number of each row's sample, from 0. A row without ``sample_ids`` is a sample of its own."""
+    given = trajectory.get("sample_ids")
+    return torch.arange(len(trajectory["rewards"])) if given is None else torch.unique(given, return_inverse=True)[1]
+
+
+def sample_rewards(trajectory: Mapping[str, Tensor]) -> Tensor:
+    """[N]: the reward of each sample of a group. Of several turns it is the sum before discounts, where that is known,
+    else their mean."""
+    rewards, samples = trajectory["rewards"].float(), _samples(trajectory)
+    sizes = torch.bincount(samples)
+    if len(sizes) == len(samples):
+        return rewards
+    given = trajectory.get("original_rewards")
+    sums = torch.zeros(len(sizes)).index_add_(0, samples, rewards if given is None else given.float())
+    return sums / sizes if given is None else sums
 
 
 def _columns(rollout: Rollout, temperature: float) -> dict[str, Tensor]:

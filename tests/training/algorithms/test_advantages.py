@@ -125,6 +125,35 @@ def test_masked_tokens_neither_count_nor_get_a_value() -> None:
     torch.testing.assert_close(got[mask.bool()], torch.tensor([-2.0, 0.0, 2.0]) / (2.0 + 1e-5))
 
 
+@given(
+    st.lists(
+        st.lists(st.tuples(st.floats(-100, 100, width=32), st.integers(1, 4)), min_size=1, max_size=5),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from([GRPO, DR_GRPO, RLOO, NormConfig("batch", std_level="batch"), NormConfig("batch", True, "group")]),
+)
+def test_sample_of_several_turns_has_the_advantage_that_it_has_as_one_row(groups, how: NormConfig) -> None:
+    samples = [(reward, turns, group) for group, members in enumerate(groups) for reward, turns in members]
+    rewards, turns, numbers = (torch.tensor(column) for column in zip(*samples, strict=True))
+    whole = normalize(rewards, torch.ones(len(samples)), numbers, how)
+    rows = torch.repeat_interleave(torch.arange(len(samples)), turns)
+    got = normalize(rewards[rows], torch.ones(len(rows)), numbers[rows], how, samples=rows)
+    torch.testing.assert_close(got, whole[rows], rtol=1e-4, atol=1e-4)
+
+
+def test_rewards_of_turns_are_compared_with_those_of_the_other_samples() -> None:
+    rewards = torch.tensor([0.0, 0.0, 3.0, 5.0])  # a sample of three turns, and one of one
+    same, samples = torch.zeros(4, dtype=torch.long), torch.tensor([7, 7, 7, 2])
+    got = normalize(rewards, torch.ones(4), same, RLOO, samples=samples)
+    torch.testing.assert_close(got, torch.tensor([-5.0, -5.0, -2.0, 4.0]))
+    centred = normalize(rewards, torch.ones(4), same, DR_GRPO, samples=samples)
+    torch.testing.assert_close(centred, torch.tensor([-3.0, -3.0, 0.0, 2.0]))  # the mean of 1 and 5
+    deviation = ((9 + 9 + 0) / 3 + 4) ** 0.5
+    scaled = normalize(rewards, torch.ones(4), same, GRPO, samples=samples)
+    torch.testing.assert_close(scaled, centred / (deviation + 1e-5))
+
+
 @pytest.mark.parametrize("how", [GRPO, DR_GRPO, RLOO, NormConfig("batch", std_level="batch")])
 def test_group_of_which_nothing_counts_gets_zeros(how: NormConfig) -> None:
     mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0, 1.0])

@@ -149,12 +149,19 @@ def test_program_whose_output_is_held_open_ends_its_turn(worker: Process) -> Non
     psutil.Process(pid).kill()
 
 
+def ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def test_program_that_ignores_sigterm_is_killed_with_its_group(worker: Process) -> None:
     events = Events(worker, "stubborn")
     pids = [int(pid) for pid in events.next()["text"].split()]
     processes = [psutil.Process(pid) for pid in pids]
     events.leave()
-    wait_until(lambda: all(not each.is_running() or each.status() == psutil.STATUS_ZOMBIE for each in processes))
+    wait_until(lambda: all(map(ended, processes)), what="the program and its child to end")
 
 
 def test_program_that_does_not_read_answers(worker: Process) -> None:
