@@ -349,7 +349,7 @@ class PPOTrainer(Trainer):
                 model = self.rollout.model
                 episodes = [sample for each in rollouts for sample in episodes_of(each, model, step=self.step)]
                 write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
-            rewards = torch.cat([each.trajectory["rewards"].float() for each in rollouts] or [torch.tensor([math.nan])])
+            rewards = torch.cat([sample_rewards(each.trajectory) for each in rollouts] or [torch.tensor([math.nan])])
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
         shared: Metrics = self.ranks.broadcast(metrics)
         return shared

@@ -355,7 +355,7 @@ class Evaluation:
         workflow_kwargs: Mapping[str, Any] | None = None,
         eval_workflow_kwargs: Mapping[str, Any] | None = None,
     ) -> Metrics:
-        """Evaluate the data set in batches; the metrics over all rows."""
+        """Evaluate the data set in batches; the metrics over all samples."""
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
         samples = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
         samples = samples if samples > 1 else self.config.gconfig.n_samples
@@ -364,7 +364,7 @@ class Evaluation:
             rows = number_rows([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
             kwargs = eval_workflow_kwargs or workflow_kwargs
             rollouts = self.controller.run_batch(rows, workflow, kwargs, group_size=samples, is_eval=True)
-            rewards += [float(reward) for each in rollouts for reward in each.trajectory["rewards"]]
+            rewards += [float(reward) for each in rollouts for reward in sample_rewards(each.trajectory)]
             episodes = [sample for each in rollouts for sample in episodes_of(each, self.controller.model, step=0)]
             write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
             progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
