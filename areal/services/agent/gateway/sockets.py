@@ -99,6 +99,7 @@ class _SocketTurns:
         try:
             if not known and not await self._authenticated():
                 self._socket.close(_UNAUTHENTICATED, "the first frame must be auth, with the admin key")
+                return
             while (text := await self._socket.receive()) is not None:
                 await self._take(text)
             if self._socket.leaving and self._turns:

@@ -301,6 +301,20 @@ def test_first_frame_without_the_key_closes_the_connection(service: AgentService
         assert caller.close_code() == 4001
 
 
+def test_frames_behind_a_refused_first_frame_do_nothing(service: AgentService) -> None:
+    cancel = {"type": "req", "id": 2, "method": "cancel", "params": {"sessionKey": "victim"}}
+    with connect(service) as victim, Caller(service.gateway.port) as caller:
+        victim.agent(1, "wait", "victim")
+        service.wait_running(1)
+        caller.send({}, cancel, cancel, cancel)
+        assert caller.next()["ok"] is False
+        assert list(caller.frames()) == [] and caller.closed == 4001
+        assert caller.socket.recv(1) == b"", "the gateway has ended the connection"
+        victim.send(cancel)
+        answers = [victim.answer(1, "accepted"), *(victim.answer_any() for _ in "12")]
+        assert {frame["id"]: frame for frame in answers}[2]["payload"]["cancelled"] is True, "it ran until now"
+
+
 def test_wrong_key_is_refused_before_the_upgrade(service: AgentService) -> None:
     with Caller(service.gateway.port, key="wrong-key-0123456789") as caller:
         assert caller.status == 403
