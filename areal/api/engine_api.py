@@ -115,6 +115,7 @@ class TrainEngine(Protocol):
     """
 
     config: TrainEngineConfig
+    total_steps: int  # optimizer steps of the learning rate's schedule; a trainer may change it before the first
     steps: int
     """Optimizer steps taken, 0 in a new engine; part of a checkpoint. The learning rate follows it."""
     version: int

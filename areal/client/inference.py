@@ -425,12 +425,21 @@ class AsyncInferenceClient:
         )
 
     async def lend(
-        self, limit: int = 1, wait_s: float = 0.0, kind: Literal["tokens", "text"] | None = None
+        self,
+        limit: int = 1,
+        wait_s: float = 0.0,
+        kind: Literal["tokens", "text"] | None = None,
+        *,
+        discount: float = 1.0,
+        style: Literal["individual", "concat"] = "individual",
     ) -> list[Lease]:
         """Ready trajectories of online sessions, up to ``limit``; waits for the first up to ``wait_s`` (at most
         300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The
-        service skips trajectories that it cannot hand out; each of them is logged once."""
+        service skips trajectories that it cannot hand out; each of them is logged once. ``discount`` and ``style``
+        are those of ``export``."""
         path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
+        path += f"&discount={discount!r}" if discount != 1.0 else ""
+        path += f"&style={style}" if style != "individual" else ""
         answer = await self._transport.json("GET", path, timeout_s=wait_s + self.timeout_s)
         for skipped in answer.get("skipped") or ():
             place = skipped["session_id"], skipped["trajectory_id"]

@@ -25,6 +25,7 @@ KINDS = ("rl", "sft", "rw", "dpo")
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
 _PICTURES = ("images", "image", "videos", "video", "audio")
+_IGNORED = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
 
@@ -61,24 +62,55 @@ def _prompt(row: Row, instruction: str) -> Row:
         raise ValueError(f"the row has {', '.join(pictures)}: prompts of more than text are not supported")
     if "messages" in row:
         return dict(row)
-    question = _first(row, _QUESTIONS)
-    rest = {name: value for name, value in row.items() if name not in _QUESTIONS}
-    answer = {"answer": _first(row, _ANSWERS)} if any(name in row for name in _ANSWERS) else {}
+    answers = [name for name in _ANSWERS if row.get(name) is not None]
+    answer = {"answer": _answer(row[answers[0]])} if answers else {}
+    if _is_conversation(row.get("prompt")):
+        rest = {name: value for name, value in row.items() if name != "prompt"}
+        return {**rest, **answer, "messages": list(row["prompt"])}
+    question, used = _question(row)
+    rest = {name: value for name, value in row.items() if name not in used}
     return {**rest, **answer, "messages": [{"role": "user", "content": f"{question}{instruction}"}]}
 
 
 def _supervised(row: Row, tokenizer: Any) -> Row:
     if "input_ids" in row:
         ids = list(row["input_ids"])
-        return {"input_ids": ids, "loss_mask": list(row.get("loss_mask") or [1] * len(ids))}
+        if row.get("loss_mask") is not None:
+            return {"input_ids": ids, "loss_mask": list(row["loss_mask"])}
+        labels = ids if row.get("labels") is None else list(row["labels"])
+        if len(labels) != len(ids) or any(
+            label not in (_IGNORED, token) for token, label in zip(ids, labels, strict=True)
+        ):
+            raise ValueError(f"labels must be the input_ids, and {_IGNORED} where nothing is learned")
+        return {"input_ids": ids, "loss_mask": [int(label != _IGNORED) for label in labels]}
     if "messages" in row:
-        whole = templated(tokenizer, row["messages"])
-        before = templated(tokenizer, row["messages"][:-1], add_generation_prompt=True)
-        return {"input_ids": whole, "loss_mask": [0] * len(before) + [1] * (len(whole) - len(before))}
-    question, answer = _first(row, _QUESTIONS), _first(row, _ANSWERS)
+        return _conversation(row, list(row["messages"][:-1]), list(row["messages"]), tokenizer)
+    if _is_conversation(row.get("prompt")):
+        prompt, answer = list(row["prompt"]), next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
+        if answer is None:
+            raise KeyError(" or ".join(_ANSWERS))
+        turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
+        return _conversation(row, prompt, [*prompt, *turns], tokenizer)
+    question, answer = _question(row)[0], _first(row, _ANSWERS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
-    return {"input_ids": whole, "loss_mask": [0] * min(len(before), len(whole)) + [1] * (len(whole) - len(before))}
+    known = _in_common(before, whole)  # a token over the boundary is learned
+    return {"input_ids": whole, "loss_mask": [0] * known + [1] * (len(whole) - known)}
+
+
+def _conversation(row: Row, prompt: list[Any], messages: list[Any], tokenizer: Any) -> Row:
+    """The answer is what comes after ``prompt`` as the template begins an answer to it. Where the template writes the
+    beginning of a whole answer differently (without an empty thought, say), it is what comes after the prompt itself.
+    Raises ValueError for a template that writes the prompt differently once it has an answer."""
+    tools = {"tools": row["tools"]} if row.get("tools") else {}
+    whole = templated(tokenizer, messages, **tools)
+    before = templated(tokenizer, prompt, add_generation_prompt=True, **tools) if prompt else []
+    known = _in_common(before, whole)
+    if known < len(before) and known < len(templated(tokenizer, prompt, **tools)):
+        raise ValueError(
+            "the chat template writes the prompt differently once it has an answer: give input_ids and loss_mask"
+        )
+    return {"input_ids": whole, "loss_mask": [0] * known + [1] * (len(whole) - known)}
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
@@ -87,8 +119,10 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         lengths = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
         return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **lengths}
     sides = [row["chosen"], row["rejected"]]
+    if _is_conversation(row.get("prompt")):
+        sides = [[{"role": "assistant", "content": side}] if isinstance(side, str) else side for side in sides]
     if all(isinstance(side, str) for side in sides):
-        prompt = next((str(row[each]) for each in _QUESTIONS if each in row), "")
+        prompt = _question(row)[0] if any(row.get(each) is not None for each in _QUESTIONS) else ""
         ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
         before = list(tokenizer.encode(prompt)) if prompt else None
     else:
@@ -108,11 +142,35 @@ def _in_common(left: Sequence[Any], right: Sequence[Any]) -> int:
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
+def _is_conversation(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) and "role" in each for each in value)
+
+
+def _question(row: Row) -> tuple[str, tuple[str, ...]]:
+    """The question, and the columns that it is made of: of Alpaca's rows ``instruction`` and ``input``."""
+    if row.get("instruction") is not None and row.get("input") and not any(row.get(each) for each in _QUESTIONS[:3]):
+        return f"{_first(row, ('instruction',))}\n{_first(row, ('input',))}", ("instruction", "input")
+    name = next((each for each in _QUESTIONS if row.get(each) is not None), "")
+    return _first(row, _QUESTIONS), (name,)
+
+
 def _first(row: Row, names: Sequence[str]) -> str:
     for name in names:
         if row.get(name) is not None:
-            return str(row[name])
+            return _text(name, row[name])
     raise KeyError(" or ".join(names))
+
+
+def _answer(value: Any) -> Any:
+    """Several right answers stay a list, for a reward that takes one."""
+    return value if isinstance(value, list | tuple | dict) else str(value)
+
+
+def _text(name: str, value: Any) -> str:
+    """Raises ValueError for a list or a map, whose Python spelling is nobody's text."""
+    if isinstance(value, list | tuple | dict):
+        raise ValueError(f"{name} must be a text, not a {type(value).__name__}")
+    return str(value)
 
 
 def _length(row: Row, place: str, tokenizer: Any) -> int:

@@ -62,12 +62,25 @@ async def close_shared_http_client() -> None:
         await client.aclose()
 
 
-class SessionWorkflow(RolloutWorkflow):
-    """One recorded session an episode: run, reward, export, acknowledge. Without a reward (None) it is rejected."""
+Style = Literal["individual", "concat"]
 
-    def __init__(self, *, discount: float = 1.0, style: Literal["individual", "concat"] = "individual") -> None:
-        self._discount = discount
-        self._style = style
+
+class ExportingWorkflow(RolloutWorkflow):
+    """Its trajectories are exported from recorded sessions. ``discount``: how much a turn's reward counts for the turn
+    before it; ``style``: rows are turns, or conversations. None is the configuration's, else 1.0 and ``individual``."""
+
+    def __init__(self, *, discount: float | None = None, style: Style | None = None) -> None:
+        self._given = discount, style
+        self.set_export_defaults(1.0, "individual")
+
+    def set_export_defaults(self, discount: float, style: Style) -> None:
+        given_discount, given_style = self._given
+        self._discount = discount if given_discount is None else given_discount
+        self._style: Style = style if given_style is None else given_style
+
+
+class SessionWorkflow(ExportingWorkflow):
+    """One recorded session an episode: run, reward, export, acknowledge. Without a reward (None) it is rejected."""
 
     @abstractmethod
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
@@ -139,12 +152,14 @@ async def _discard(session: AsyncSession) -> None:
         await session.client.acknowledge(await session.export(format="json"))
 
 
-class OnlineEpisodes(RolloutWorkflow):
+class OnlineEpisodes(ExportingWorkflow):
     """Trajectories of real users. An episode waits until any online session has one ready."""
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
         while True:
-            leases = await engine.client.lend(1, wait_s=_ONLINE_WAIT_S, kind="tokens")
+            leases = await engine.client.lend(
+                1, wait_s=_ONLINE_WAIT_S, kind="tokens", discount=self._discount, style=self._style
+            )
             if leases:
                 trajectory = trajectory_rows(leases[0].trajectories)
                 await engine.client.acknowledge_leases(leases)
@@ -342,6 +357,7 @@ class WorkflowResolver:
             if size == group_size and _same(known, workflow) and _same(arguments, given):
                 return made
         made = self._single(workflow, given)
+        self._configure_export(made)
         if group_size > 1:
             drop = self._drop_incomplete_group or bool(getattr(given.get("gconfig"), "drop_incomplete_group", False))
             made = GroupedWorkflow(made, group_size, drop_incomplete_group=drop)
@@ -351,6 +367,19 @@ class WorkflowResolver:
     async def close(self) -> None:
         """Close the workflows and agents that were created here and have ``async close()``."""
         await self._closing.aclose()
+
+    def _configure_export(self, workflow: RolloutWorkflow) -> None:
+        """Sessions that a workflow exports are exported as the configuration says, unless its arguments do."""
+        config = self._agent
+        if config is None or (config.turn_discount, config.export_style) == (1.0, "individual"):
+            return
+        if isinstance(workflow, ExportingWorkflow):
+            workflow.set_export_defaults(config.turn_discount, config.export_style)
+            return
+        _log.warning(
+            "rollout.agent.turn_discount and export_style have no effect: %s exports no session",
+            type(workflow).__name__,
+        )
 
     def _single(self, workflow: Any, kwargs: dict[str, Any]) -> RolloutWorkflow:
         found = WORKFLOWS.resolve(workflow) if isinstance(workflow, str) else workflow
@@ -369,9 +398,7 @@ class WorkflowResolver:
             runs: RolloutWorkflow = found
             return runs
         if _has(found, "run"):
-            config = self._agent
-            options = {"discount": config.turn_discount, "style": config.export_style} if config else {}
-            return AgentEpisodes(found, **options)
+            return AgentEpisodes(found)
         raise UsageFault(
             f"{type(found).__name__} is no workflow: it has neither async arun_episode(engine, data) nor "
             "async run(data, **extra)"

@@ -6,14 +6,26 @@ Trainers are imported after the configuration and the data are loaded, so that t
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
-from areal.api.cli_args import DPOConfig, GRPOConfig, PPOConfig, RWConfig, SFTConfig, load_expr_config
+from areal.api.cli_args import (
+    DPOConfig,
+    GenerationHyperparameters,
+    GRPOConfig,
+    PPOConfig,
+    RWConfig,
+    SFTConfig,
+    load_expr_config,
+)
 from areal.api.config.experiment import BaseExperimentConfig
 from areal.errors import UsageFault
 from areal.rollout.workflows import WORKFLOWS, configured_workflow
+
+_log = logging.getLogger(__name__)
 
 
 def grpo(args: Sequence[str]) -> None:
@@ -73,9 +85,12 @@ def _online(config: PPOConfig) -> None:
 def _workflow(config: PPOConfig) -> dict[str, Any]:
     """The keyword arguments of ``train``. The workflow's parameters ``tokenizer``, ``gconfig``, ``reward_fn`` and
     ``reward_weights`` come from the configuration; ``workflow_kwargs`` take precedence. Raises UsageFault."""
-    if config.is_online and config.workflow == PPOConfig.workflow:
+    is_default = config.workflow == PPOConfig.workflow
+    if config.is_online and is_default:
         return {}  # users make the conversations
-    chosen = configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
+    agent = config.rollout.agent or config.rollout.openai
+    named = agent.agent_cls_path if agent is not None and is_default else ""
+    chosen = named or configured_workflow(config.workflow, PPOConfig.workflow, os.environ)
     workflow = WORKFLOWS.resolve(chosen)
     takes = inspect.signature(workflow).parameters if inspect.isclass(workflow) else {}
     common: dict[str, Any] = {
@@ -94,8 +109,23 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
             "nothing says what an answer is worth",
             hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
         )
+    if "gconfig" not in takes and (names := _said_of_sampling(config)):
+        _log.warning("%s: no effect, as the workflow %s takes no gconfig: it says itself how it samples", names, chosen)
     evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in takes else kwargs
     return {"workflow": chosen, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
+
+
+def _said_of_sampling(config: PPOConfig) -> str:
+    """The settings of ``gconfig`` and ``eval_gconfig`` that differ from what they are by default, by name."""
+    gconfig, evaluated, plain = config.gconfig, config.eval_gconfig, GenerationHyperparameters()
+    found = [f"gconfig.{name}" for name in _names_that_differ(gconfig, plain)]
+    found += [f"eval_gconfig.{name}" for name in _names_that_differ(evaluated or gconfig, gconfig)]
+    return ", ".join(found)
+
+
+def _names_that_differ(one: GenerationHyperparameters, other: GenerationHyperparameters) -> list[str]:
+    names = [each.name for each in fields(one) if each.name != "n_samples"]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
 
 
 def _tokenizer(config: BaseExperimentConfig) -> Any:

@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
@@ -51,7 +51,16 @@ class MetricsLog:
 
     def rewind(self, step: int) -> None:
         """Remove the lines of steps after ``step``: a resumed run repeats them."""
-        kept = [line for line in _lines(self._path) if line["step"] <= step]
+        self._replace([line for line in _lines(self._path) if line["step"] <= step])
+
+    def amend(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add what was measured later to the line of ``step``."""
+        numbers = _numbers(metrics)
+        self._replace([line | numbers if line["step"] == step else line for line in _lines(self._path)])
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+
+    def _replace(self, kept: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(OSError):
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
             self._file.close()
@@ -64,9 +73,8 @@ class MetricsLog:
             line["total_steps"] = total
         if text := bottleneck(metrics):
             line["bottleneck"] = text
-        numbers = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
         with contextlib.suppress(OSError):
-            self._file.write(json.dumps({**line, **numbers}) + "\n")
+            self._file.write(json.dumps({**line, **_numbers(metrics)}) + "\n")
             self._file.flush()
         for tracker in self._trackers:
             tracker.log(step, metrics)
@@ -76,6 +84,11 @@ class MetricsLog:
             self._file.close()
         for tracker in self._trackers:
             tracker.close()
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """As JSON, which has no infinity and no NaN."""
+    return {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -235,7 +248,8 @@ class Prometheus:
     def __init__(self, metrics: Registry, total_steps: int) -> None:
         gauge = metrics.gauge
         self._step = gauge("areal_trainer_step", "Steps that were taken.")
-        gauge("areal_trainer_total_steps", "Steps of the whole run.").set(total_steps)
+        self.total_steps = gauge("areal_trainer_total_steps", "Steps of the whole run.")
+        self.total_steps.set(total_steps)
         self._gauges = {name: gauge(*about) for name, about in _GAUGES.items()}
         self._kl = gauge("areal_trainer_kl_nats", "KL divergence.", ("kind",))
         self._age = gauge(

@@ -69,7 +69,7 @@ def gradient(**settings: Any) -> Tensor:
     logits, batch, reference = case()
     batch["versions"] = torch.where(batch["loss_mask"].bool(), 1, -1)
     batch["truncated"] = torch.tensor([False, True, False, False, False, True])
-    batch["turn_ids"] = torch.where(batch["loss_mask"].bool(), torch.arange(LONGEST + 1) // 3, -1)
+    batch["turn_ids"] = torch.where(batch["loss_mask"].bool(), torch.arange(LONGEST + 1) // LONGEST, -1)
     batch["rewards"] = torch.tensor([1.0, 0.0, 0.3, 1.0, 1.0, 0.0])
     config = PPOActorConfig(**{"max_new_tokens": LONGEST, "kl_ctl": 0.0, **settings})
     if config.use_decoupled_loss or config.recompute_logprob:

@@ -75,6 +75,78 @@ def test_sft_learns_the_answer_alone(tmp_path: Path, tokenizer: Any) -> None:
     assert tokenizer.decode(learned) == "friend<|im_end|>\n"
 
 
+QUESTION, ANSWER = [{"role": "user", "content": "Hello"}], [{"role": "assistant", "content": "friend"}]
+
+
+def learned_of(tmp_path: Path, tokenizer: Any, row: dict[str, Any]) -> tuple[str, str]:
+    """The whole text of a row for fine-tuning, and what of it is learned."""
+    (found,) = get_custom_dataset(path=str(lines(tmp_path / "r.jsonl", [row])), type="sft", tokenizer=tokenizer)
+    pairs = list(zip(found["input_ids"], found["loss_mask"], strict=True))
+    return tokenizer.decode(found["input_ids"]), tokenizer.decode([token for token, mask in pairs if mask])
+
+
+@pytest.mark.parametrize("answer", [ANSWER, "friend"])
+def test_prompt_that_is_a_conversation_is_one(tmp_path: Path, tokenizer: Any, answer: Any) -> None:
+    whole = learned_of(tmp_path, tokenizer, {"messages": [*QUESTION, *ANSWER]})
+    assert learned_of(tmp_path, tokenizer, {"prompt": QUESTION, "completion": answer}) == whole
+    row = {"prompt": QUESTION, "answer": "x", "data_source": "y"}
+    (found,) = get_custom_dataset(path=str(lines(tmp_path / "rl.jsonl", [row])))
+    assert found == {"messages": QUESTION, "answer": "x", "data_source": "y"}
+
+
+def test_text_answers_to_a_conversation_are_its_last_messages(tmp_path: Path, tokenizer: Any) -> None:
+    texts = {"prompt": QUESTION, "chosen": "friend", "rejected": "fox"}
+    turns = {**texts, **{name: [{"role": "assistant", "content": texts[name]}] for name in ("chosen", "rejected")}}
+    rows = [
+        get_custom_dataset(path=str(lines(tmp_path / f"{n}.jsonl", [row])), type="rw", tokenizer=tokenizer)[0]
+        for n, row in enumerate((texts, turns))
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_input_of_an_instruction_is_part_of_the_question(tmp_path: Path, tokenizer: Any) -> None:
+    row = {"instruction": "Add.", "input": "1 and 2", "output": "four"}
+    assert learned_of(tmp_path, tokenizer, row) == ("Add.\n1 and 2four<|im_end|>", "four<|im_end|>")
+    (found,) = get_custom_dataset(path=str(lines(tmp_path / "rl.jsonl", [row])))
+    assert found["messages"][0]["content"] == "Add.\n1 and 2" and found["answer"] == "four"
+    assert learned_of(tmp_path, tokenizer, {**row, "input": ""})[0] == "Add.four<|im_end|>"
+
+
+def test_labels_say_what_is_learned(tmp_path: Path, tokenizer: Any) -> None:
+    ids = tokenizer.encode("Hello friend")
+    labels = [-100, *ids[1:]]
+    (found,) = get_custom_dataset(
+        path=str(lines(tmp_path / "l.jsonl", [{"input_ids": ids, "labels": labels}])), type="sft", tokenizer=tokenizer
+    )
+    assert found["loss_mask"] == [0] + [1] * (len(ids) - 1)
+    shifted = lines(tmp_path / "s.jsonl", [{"input_ids": ids, "labels": [*ids[1:], -100]}])
+    with pytest.raises(BadData, match=r"s.jsonl:1: labels must be the input_ids"):
+        get_custom_dataset(path=str(shifted), type="sft", tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("generation", "whole", "learned"),
+    [
+        ("<|im_start|>", "<|im_start|>", "friend"),
+        ("<|im_start|>12", "<|im_start|>", "friend"),  # a thought that only an answer of its own begins with
+    ],
+)
+def test_answer_is_learned_from_its_first_token(tmp_path: Path, generation: str, whole: str, learned: str) -> None:
+    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "t")))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '" + whole + "' if m.role == 'assistant' else '' }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '" + generation + "' }}{% endif %}"
+    )
+    assert learned_of(tmp_path, tokenizer, {"messages": [*QUESTION, *ANSWER]})[1] == learned
+
+
+def test_template_that_writes_the_prompt_differently_is_refused(tmp_path: Path) -> None:
+    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "t")))
+    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(BadData, match="the chat template writes the prompt differently once it has an answer"):
+        learned_of(tmp_path, tokenizer, {"messages": [*QUESTION, *ANSWER]})
+
+
 def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
     rows = [{"prompt": "Hello ", "chosen": "friend", "rejected": "fox"}]
     (row,) = get_custom_dataset(path=str(lines(tmp_path / "a.jsonl", rows)), type="rw", tokenizer=tokenizer)
@@ -196,6 +268,7 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
         ({"messages": []}, "messages must be a list of at least one message"),
         ({"messages": [{"content": "x"}]}, "a message is a map with a role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a message has image: only text is"),
+        ({"question": ["what", "is it?"]}, "question must be a text, not a list"),
         ({"question": "what is it?", "images": ["x.png"]}, "the row has images: prompts of more than text are not"),
     ],
 )

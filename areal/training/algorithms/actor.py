@@ -61,9 +61,11 @@ class ActorLoss:
     version: int = 0
     share: float = 1.0
     kl_factor: float = 1.0
+    is_first_update: bool = True  # of the step: the policy is the one before the step
     loss_fn: LossFn | None = None  # replaces the built-in objectives
     _names: list[str] = field(default_factory=list)
     _sums: Tensor | None = None  # by name, over tokens; the last one is the number of tokens
+    _mismatch: Tensor | None = None  # behavior minus current log-probabilities of the first update, and its tokens
 
     def __post_init__(self) -> None:
         self._objective = objective(self.config)
@@ -91,18 +93,23 @@ class ActorLoss:
             per_token = per_token + config.kl_loss_coef * self.kl_factor * kl
         # Rejected tokens stay in the denominator: the others must not count for more.
         loss = self._aggregation.mean(per_token, mask) * self.share
-        approximation = {}
+        measured = {}
         if config.prox_logp_method == "metrics":
             interpolated = interpolate_proximal(micro["logprobs"], logprobs, micro["versions"], self.version)
-            approximation = {"prox_logp_error": (interpolated - proximal).abs()}
+            measured["prox_logp_error"] = (interpolated - proximal).abs()
+        if config.use_decoupled_loss or "proximal" in micro:
+            measured["mismatch_kl"] = micro["logprobs"] - proximal
+        elif self.is_first_update:  # the proximal policy is the behavior policy: only the current one tells
+            difference = torch.where(mask, micro["logprobs"] - logprobs.detach(), 0.0).sum()
+            sums = torch.stack([difference, mask.sum()]).double()
+            self._mismatch = sums if self._mismatch is None else self._mismatch + sums
         self._record(
             mask,
-            **approximation,
+            **measured,
             importance_weight=result.ratio,
             clip_ratio=result.clipped.float(),
             behave_imp_weight=corrected.weights,
             rejected_ratio=(mask & ~corrected.kept).float(),
-            mismatch_kl=micro["logprobs"] - proximal,
             approx_kl=proximal - logprobs.detach(),
             entropy=entropies.detach(),
         )
@@ -133,6 +140,12 @@ class ActorLoss:
         sums = torch.where(mask, values, 0.0).sum((1, 2)).double()
         self._sums = sums if self._sums is None else self._sums + sums
         self._names = list(per_token)
+
+    def pop_mismatch(self) -> Tensor | None:
+        """The sum over the tokens of the first update, and their number [2], where ``pop_sums`` has no
+        ``mismatch_kl``."""
+        sums, self._mismatch = self._mismatch, None
+        return sums
 
     def pop_sums(self) -> tuple[list[str], Tensor]:
         """The names and their sums over tokens, with the number of tokens last; resets them."""

@@ -47,6 +47,15 @@ def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> T
     return ((rewards + config.reward_bias) * config.reward_scaling).clamp(-config.reward_clip, config.reward_clip)
 
 
+def longest_answers(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
+    """[B]: generated tokens of each row's longest turn. ``turn_ids`` [B, T]: -1 outside turns; None: one turn a row."""
+    if turn_ids is None or not loss_mask.numel():
+        return loss_mask.sum(1)
+    places = turn_ids.long().clamp(min=0)
+    counts = torch.zeros(len(places), int(places.max()) + 1, dtype=torch.long, device=places.device)
+    return counts.scatter_add_(1, places, loss_mask.long()).amax(1)
+
+
 def kl_estimate(logprobs: Tensor, reference: Tensor, estimator: KLEstimator = "k1") -> Tensor:
     """Estimate of KL(policy || reference) for each sampled token (http://joschu.net/blog/kl-approx.html).
 
@@ -116,7 +125,10 @@ def normalize(
     if norm.mean_level == "group":
         centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
     if norm.std_level is not None:
-        centred = centred / (_deviations(flat, counted, groups, norm, reduce) + norm.eps)
+        deviations = _deviations(flat, counted, groups, norm, reduce)
+        centred = centred / (deviations + norm.eps)
+        if norm.std_level == "group" and norm.mean_level != "group":  # a group of equal values is not centred on them
+            centred = torch.where(deviations > norm.eps, centred, torch.zeros_like(centred))
     return (centred * active).to(values.dtype).reshape(values.shape)
 
 
@@ -267,7 +279,7 @@ def prepare(
     assert not isinstance(config.adv_norm, bool), "the configuration has replaced the older flag by a norm"
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
-    rewards = shape_rewards(batch["rewards"].float(), mask.sum(1), config)
+    rewards = shape_rewards(batch["rewards"].float(), longest_answers(mask, batch.get("turn_ids")), config)
     if config.reward_norm is not None:
         everything, samples = torch.ones_like(rewards), batch.get("sample_ids")
         rewards = normalize(rewards, everything, groups, config.reward_norm, reduce, samples)

@@ -6,6 +6,7 @@ by torch.distributed.checkpoint as one shard for each rank, which any number of 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,8 +210,8 @@ class FSDPEngine:
         tied = bool(getattr(model.config, "tie_word_embeddings", False))
         merged = _merged_adapters(model) if self.config.use_lora else {}
         for name, tensor in model.state_dict().items():
-            plain = name.replace(".base_layer.", ".")
-            if ".lora_" in name or (tied and plain == "lm_head.weight"):
+            plain = name.replace(".base_layer.", ".").replace(".modules_to_save.default.", ".")
+            if ".lora_" in name or ".original_module." in name or (tied and plain == "lm_head.weight"):
                 continue
             whole = _gathered(tensor)
             if plain in merged:
@@ -224,7 +225,9 @@ class FSDPEngine:
             return
         model: Any = base_model(self.model)
         generation = getattr(model, "generation_config", None)
-        configs = [model.config, *([generation] if generation is not None else [])]
+        about = copy.deepcopy(model.config)
+        about.dtype = self.dtype  # that of the file, not that of the master weights
+        configs = [about, *([generation] if generation is not None else [])]
         write_model(weights, configs, folder, tokenizer)
 
     # -- checkpoints

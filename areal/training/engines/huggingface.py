@@ -45,10 +45,14 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     about = _load_config(AutoConfig, path)
     if config.is_critic:
         about.num_labels = 1
+        if getattr(about, "classifier_dropout", None) is None:  # else transformers puts dropout of 0.1 before the head
+            about.classifier_dropout = 0.0
     settings = _attention_arguments(config.attn_impl)
     dtype = dtype_by_name(config.optimizer_dtype)
     if config.init_from_scratch:
-        model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng():  # a reference of the actor as it begins is the same model
+            torch.manual_seed(torch.initial_seed())
+            model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
     else:
         folder = Path(path).expanduser()
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
@@ -57,7 +61,6 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
                 hint="init_from_scratch: true makes new ones",
             )
         model = loader.from_pretrained(path, config=about, dtype=dtype, **settings)
-    model.config.use_cache = False
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5 deprecates names that peft still uses
         if config.gradient_checkpointing:
@@ -252,6 +255,16 @@ def _with_adapters(model: nn.Module, config: TrainEngineConfig) -> nn.Module:
         adapted: nn.Module = get_peft_model(model, adapters)
     except ValueError as error:
         raise UsageFault(f"target_modules {named} do not fit {type(model).__name__}: {error}") from error
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    for name, module in adapted.named_modules():
+        if not hasattr(module, "get_delta_weight"):
+            continue
+        if isinstance(module.base_layer, nn.Embedding) or (tied and name.endswith(".lm_head")):
+            what = "embeddings" if isinstance(module.base_layer, nn.Embedding) else "a head that is the embeddings, too"
+            raise UsageFault(
+                f"target_modules {named}: adapters of {what} are not supported",
+                hint="all-linear is every other layer",
+            )
     return adapted
 
 

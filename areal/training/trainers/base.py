@@ -11,7 +11,7 @@ import contextlib
 import copy
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -28,7 +28,7 @@ from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine, without_optimizer
 from areal.training.frontier import DataOrder
-from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Timings, open_trackers, prometheus
+from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Prometheus, Timings, open_trackers, prometheus
 from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout, require_shared
 from areal.training.run_folder import run_folder
 
@@ -92,6 +92,9 @@ class Trainer(abc.ABC):
         self.step = 0  # completed steps
         self.timings = Timings()
         self.engines: dict[str, TrainEngine] = {}
+        self._updates: dict[str, int] = {}  # optimizer steps in a step, by role
+        self._prometheus: Prometheus | None = None
+        self._skipped: set[str] = set()  # due after this step, and not done because of a stop
         self.stack = contextlib.ExitStack()
         try:
             self._open()
@@ -124,8 +127,8 @@ class Trainer(abc.ABC):
             self.metrics_url: str | None = None
             if self.config.stats_logger.prometheus.enabled:
                 scraped = prometheus(self.config, self.folder.root, self.total_steps)
-                tracker, self.metrics_url = self.stack.enter_context(scraped)
-                trackers.append(tracker)
+                self._prometheus, self.metrics_url = self.stack.enter_context(scraped)
+                trackers.append(self._prometheus)
             self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
             self.stack.callback(self.log.close)
             self.stack.callback(self.progress.close)
@@ -165,6 +168,11 @@ class Trainer(abc.ABC):
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluate() | self.timings.pop())
+        if self._skipped:
+            metrics = self._after_step(self._skipped) | self.timings.pop()
+            self._skipped = set()
+            if self.ranks.is_first:
+                self.log.amend(self.step, metrics)
         gc.collect()
         gc.freeze()  # a collection over the objects of torch and transformers takes 0.16 s
         with stopping.deferred():
@@ -177,10 +185,12 @@ class Trainer(abc.ABC):
                     raise
                 self.step += 1
                 stop = bool(self.ranks.all_max(int(stopping.requested())))
+                due = self._due()
                 if stop and self.step < self.total_steps:
+                    self._skipped = due & {"save", "eval"}
                     self._checkpoint_to_stop()
                 else:
-                    metrics |= self._after_step()
+                    metrics |= self._after_step(due)
                 metrics |= self.timings.pop() | {
                     "time/step": time.monotonic() - began,
                     "epoch": self.step / self.steps_per_epoch,
@@ -194,11 +204,14 @@ class Trainer(abc.ABC):
         if self.config.recover.enabled and self.step and (newest is None or newest.step != self.step):
             self.checkpoint()
 
-    def _after_step(self) -> Metrics:
-        """Save, evaluate and checkpoint where due, on all ranks."""
+    def _due(self) -> set[str]:
+        """What the timers have come to after this step, the same on all ranks."""
         ended = self.step % self.steps_per_epoch == 0
         now = float(self.ranks.broadcast(time.monotonic()))
-        due = {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
+        return {name for name, timer in self._timers.items() if timer.due(epoch_ended=ended, now=now)}
+
+    def _after_step(self, due: Collection[str]) -> Metrics:
+        """Save, evaluate and checkpoint where due, on all ranks."""
         last = self.step == self.total_steps
         metrics: Metrics = {}
         if "save" in due or (last and not self._timers["save"].is_disabled):
@@ -263,8 +276,16 @@ class Trainer(abc.ABC):
         if config.backend:
             require_layout(self.ranks, train_backend(config.backend), role)
         engine = open_engine(config, self.ranks, total_updates, str(self.ranks.layout))
-        self.engines[role] = engine
+        self.engines[role], self._updates[role] = engine, updates
         return engine
+
+    def set_total_steps(self, steps: int) -> None:
+        """The length of the run, and of the engines' learning rate schedules."""
+        self.total_steps = self.progress.total = steps
+        for role, engine in self.engines.items():
+            engine.total_steps = max(1, steps * self._updates[role])
+        if self.ranks.is_first and self._prometheus is not None:
+            self._prometheus.total_steps.set(steps)
 
     def add_reference(self, config: TrainEngineConfig, path: str) -> TrainEngine:
         """A frozen model ``ref``, by default the one of ``path``."""
@@ -288,6 +309,7 @@ class Trainer(abc.ABC):
                 "total_steps": self.total_steps,
                 "data": asdict(self.order),
                 "timers": {name: timer.state() for name, timer in self._timers.items()},
+                "skipped": sorted(self._skipped),
                 "algorithm": self.state(),
             }
 
@@ -302,6 +324,7 @@ class Trainer(abc.ABC):
         self.step = int(state["step"])
         for name, timer in self._timers.items():
             timer.restore(state["timers"][name])
+        self._skipped = set(state.get("skipped", ()))  # absent in older checkpoints
         self.restore(state["algorithm"])
         changed = {name: value for name, value in asdict(self.order).items() if value != state["data"][name]}
         if self.ranks.is_first and changed:

@@ -86,7 +86,9 @@ class PPOTrainer(Trainer):
                     "no KL penalty: actor.%s is %g, and there is no ref to be near to", name, coefficients[name]
                 )
         self._check_batch_size()
-        self.actor = self.add_engine("actor", config.actor, config.actor.ppo_n_minibatches * config.actor.ppo_epochs)
+        most = config.train_dataset.batch_size * config.gconfig.n_samples // self.ranks.data_size  # rows to share
+        updates = min(config.actor.ppo_n_minibatches, max(1, most)) * config.actor.ppo_epochs
+        self.actor = self.add_engine("actor", config.actor, updates)
         self.critic = None
         if config.critic is not None:
             self.critic_epochs = config.critic.ppo_epochs or config.actor.ppo_epochs
@@ -134,8 +136,7 @@ class PPOTrainer(Trainer):
         """``workflow``: an instance, a class, or ``module:name``. ``dynamic_filter_fn`` accepts or rejects
         trajectories, after ``actor.dynamic_sampling``."""
         if total_epochs is not None and self.config.total_train_steps is None:
-            self.total_steps = total_epochs * self.steps_per_epoch
-            self.progress.total = self.total_steps
+            self.set_total_steps(total_epochs * self.steps_per_epoch)
         accept = dynamic_filter_fn
         if self.config.actor.dynamic_sampling:
             accept = _all_of(has_reward_spread, dynamic_filter_fn)
@@ -279,22 +280,31 @@ class PPOTrainer(Trainer):
         config = self.config.actor
         self.loss.version = self.actor.version
         parts = self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs
-        updates = [self._update_minibatch(select(batch, part)) for part in parts]
+        updates, weights = list[Update](), torch.zeros(2, dtype=torch.float64)
+        for number, part in enumerate(parts):
+            self.loss.is_first_update = number == 0
+            update, computed = self._update_minibatch(select(batch, part))
+            updates.append(update)
+            weights += computed
         metrics = _update_metrics(updates) | {"lr": updates[-1].learning_rate}
         names, sums = self.loss.pop_sums()
         totals = self.ranks.all_sum(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
         metrics |= dict(zip(names, means, strict=True))
-        metrics["trained_share"] = self.loss.share
+        if (mismatch := self.loss.pop_mismatch()) is not None:
+            total, tokens = self.ranks.all_sum(mismatch).tolist()
+            metrics["mismatch_kl"] = total / max(tokens, 1.0)
+        metrics["trained_share"] = float(weights[0] / weights[1].clamp(min=1.0))
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
-    def _update_minibatch(self, batch: Batch) -> Update:
-        """Zero-advantage rows are skipped but stay in the denominator."""
+    def _update_minibatch(self, batch: Batch) -> tuple[Update, Tensor]:
+        """The update, and the weights [2] of the rows that were computed and of all. Zero-advantage rows are skipped
+        but stay in the denominator."""
         chosen = select(batch, rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None))
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
-        chosen_weight, total_weight = self.ranks.all_sum(counts).tolist()
-        self.loss.share = chosen_weight / max(total_weight, 1.0)
-        return self.actor.train_batch(chosen, self.loss, self.loss.weight)
+        weights = self.ranks.all_sum(counts).cpu()
+        self.loss.share = float(weights[0] / weights[1].clamp(min=1.0))
+        return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
         """Every rank takes as many steps as the one with the fewest rows."""
@@ -350,7 +360,8 @@ class PPOTrainer(Trainer):
                 episodes = [sample for each in rollouts for sample in episodes_of(each, model, step=self.step)]
                 write_step(self.folder.trajectories, self.step, episodes, is_eval=True)
             rewards = torch.cat([sample_rewards(each.trajectory) for each in rollouts] or [torch.tensor([math.nan])])
-            metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards))}
+            failed = max(0, len(rows) * samples - sum(len(sample_rewards(each.trajectory)) for each in rollouts))
+            metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards)), "failed": float(failed)}
         shared: Metrics = self.ranks.broadcast(metrics)
         return shared
 

@@ -324,8 +324,8 @@ def rollout_controller(config: PPOConfig, folder: RunFolder) -> RolloutControlle
 
 
 class Evaluation:
-    """Rewards of rollouts of ``dataset`` from the served weights: ``eval_gconfig.n_samples`` responses to each row
-    where that is above 1, else ``gconfig.n_samples``."""
+    """Rewards of rollouts of ``dataset`` from the served weights: ``eval_gconfig.n_samples`` responses to each row,
+    or ``gconfig.n_samples`` without an ``eval_gconfig``."""
 
     def __init__(self, config: PPOConfig, dataset: Sequence[Any] | None) -> None:
         if not dataset:
@@ -357,8 +357,8 @@ class Evaluation:
     ) -> Metrics:
         """Evaluate the data set in batches; the metrics over all samples."""
         size = max(self.config.rollout.consumer_batch_size, self.config.rollout.concurrency)
-        samples = self.config.eval_gconfig.n_samples if self.config.eval_gconfig is not None else 1
-        samples = samples if samples > 1 else self.config.gconfig.n_samples
+        stated, plain = self.config.eval_gconfig, self.config.gconfig.new(n_samples=1)
+        samples = self.config.gconfig.n_samples if stated is None or stated == plain else stated.n_samples
         progress, rewards = ProgressLine(len(self.dataset)), list[float]()
         for first in range(0, len(self.dataset), size):
             rows = number_rows([self.dataset[n] for n in range(first, min(first + size, len(self.dataset)))], first)
@@ -373,7 +373,7 @@ class Evaluation:
             "eval/reward/mean": _mean(rewards),
             "eval/reward/std": statistics.pstdev(rewards) if rewards else math.nan,
             "eval/rollouts": float(len(rewards)),
-            "eval/failed": float(len(self.controller.failures())),
+            "eval/failed": float(max(0, len(self.dataset) * samples - len(rewards))),
         }
         self.log.write(0, stats.numbers_of(stats.taken()) | metrics)
         (self.folder.root / "evaluation.json").write_text(json.dumps(metrics, indent=1) + "\n")

@@ -29,7 +29,7 @@ from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import TrajectoryTurns
-from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz
+from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz, parse_rows
 from areal.services.inference.recorder.session import (
     HITL,
     ExportName,
@@ -322,7 +322,7 @@ class TrajectoryRoutes:
         kind = parse_kind(request.query.get("kind"))
         if limit == 0:
             return json_response({"items": [], "ready": await self._leases.wait_for_any(wait_s, kind)})
-        leased = await self._leases.lease(limit, wait_s, kind)
+        leased = await self._leases.lease(limit, wait_s, kind, *parse_rows(request.query))
         try:
             items = [
                 {

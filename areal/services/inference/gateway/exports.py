@@ -20,7 +20,7 @@ from areal.services.http.errors import bad_request
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.inference.gateway.sessions import JournalClient, WorkerReply, to_response
-from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz
+from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz, parse_rows
 from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, SessionName, parse_kind
 from areal.services.journal.storage import CorruptRecord
 from areal.wire.routing import WorkerEntry
@@ -116,9 +116,11 @@ class ExportRoutes:
         limit = query_int(request, "limit", 1, 1, 1024)
         wanted = parse_kind(request.query.get("kind"))
         kind = f"&kind={wanted.name.lower()}" if wanted is not None else ""
+        style, discount = parse_rows(request.query)
+        rows = f"&style={style.value}&discount={discount!r}"
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
-            items, more = await self._lend_now(recorders, limit, kind, headers)
+            items, more = await self._lend_now(recorders, limit, kind + rows, headers)
             left = deadline - asyncio.get_running_loop().time()
             if items or left <= 0:
                 return json_response({"items": items, **more})
@@ -126,7 +128,7 @@ class ExportRoutes:
             recorders = self._journals.recorders()
 
     async def _lend_now(
-        self, recorders: Sequence[WorkerEntry], limit: int, kind: str, headers: Mapping[str, str]
+        self, recorders: Sequence[WorkerEntry], limit: int, query: str, headers: Mapping[str, str]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Leased items, and the answer's other fields: skipped trajectories, and journals of silent data proxies."""
         items: list[Any] = []
@@ -136,7 +138,7 @@ class ExportRoutes:
         for worker in recorders:
             if len(items) == limit:
                 break
-            path = f"/trajectories?limit={limit - len(items)}{kind}"
+            path = f"/trajectories?limit={limit - len(items)}{query}"
             reply = await self._journals.request(worker, "GET", path, headers, 60.0)
             if reply is None or reply.status != 200:
                 away += worker.journals

@@ -387,7 +387,7 @@ class SessionJournal(Journal):
         return await self._change(lambda now: exporting.forget(self._write, name))
 
     async def online(
-        self, items: Sequence[TrajectoryKey]
+        self, items: Sequence[TrajectoryKey], style: Style = Style.INDIVIDUAL, discount: float = 1.0
     ) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
         """Each item's rows, or why it has none; None where it was released meanwhile. Nothing is taken."""
 
@@ -395,7 +395,7 @@ class SessionJournal(Journal):
             tables: SessionTables, item: TrajectoryKey
         ) -> TrajectoryExport | CorruptRecord | RewardOverflow | None:
             try:
-                return self._part(tables, item, Style.INDIVIDUAL, 1.0)
+                return self._part(tables, item, style, discount)
             except CorruptRecord as error:
                 self._note(error)
                 return error

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from areal.services.inference.recorder.exporting import TrajectoryKey, error_entry
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.rows import Export, TrajectoryExport, join_exports
+from areal.services.inference.recorder.rows import Export, Style, TrajectoryExport, join_exports
 from areal.services.inference.recorder.session import LeaseName, TrajectoryKind
 from areal.services.journal.store import JournalStore
 
@@ -40,8 +40,16 @@ class TrajectoryLeases:
         self.skipped: dict[tuple[str, TrajectoryKey], dict[str, Any]] = {}
         self._until: dict[tuple[str, TrajectoryKey], float] = {}  # by tag and trajectory, loop time
 
-    async def lease(self, limit: int, wait_s: float, kind: TrajectoryKind | None = None) -> list[LeasedTrajectory]:
-        """Up to ``limit`` trajectories (of ``kind``), waiting for the first of them up to ``wait_s``."""
+    async def lease(
+        self,
+        limit: int,
+        wait_s: float,
+        kind: TrajectoryKind | None = None,
+        style: Style = Style.INDIVIDUAL,
+        discount: float = 1.0,
+    ) -> list[LeasedTrajectory]:
+        """Up to ``limit`` trajectories (of ``kind``) as an export has them, waiting for the first of them up to
+        ``wait_s``."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -52,7 +60,7 @@ class TrajectoryLeases:
                 ):
                     until = loop.time() + journal.retention.visibility_timeout
                     self._until |= {(journal.tag, item): until for item in chosen}
-                    leased += await self._load(journal, chosen)
+                    leased += await self._load(journal, chosen, style, discount)
             left = deadline - loop.time()
             if leased or left <= 0:
                 return leased
@@ -69,9 +77,11 @@ class TrajectoryLeases:
                 return count
             await self._wait_ready(min(left, self._next_return()))
 
-    async def _load(self, journal: SessionJournal, chosen: list[TrajectoryKey]) -> list[LeasedTrajectory]:
+    async def _load(
+        self, journal: SessionJournal, chosen: list[TrajectoryKey], style: Style, discount: float
+    ) -> list[LeasedTrajectory]:
         try:
-            loaded = await journal.online(chosen)
+            loaded = await journal.online(chosen, style, discount)
         except BaseException:
             self.give_back([LeaseName(journal.tag, *item) for item in chosen])
             raise
