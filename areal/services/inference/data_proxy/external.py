@@ -372,7 +372,8 @@ def api_failures() -> Iterator[None]:
         message = f"the external API does not answer: {connection_error(error)}"
         raise ApiError(503, message, code="engine_unavailable", headers=_FINAL) from error
     except Redirected as error:
-        raise ApiError(502, f"the external API's URL is not right: {error}", code="engine_failed") from error
+        message = f"the external API's URL is not right: {error}"
+        raise ApiError(502, message, code="engine_failed", headers=_FINAL) from error
     except TimeoutError as error:
         raise ApiError(504, "the external API made no progress", code="progress_timeout") from error
     except (aiohttp.ClientError, OSError) as error:

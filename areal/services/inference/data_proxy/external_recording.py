@@ -81,17 +81,21 @@ class CompletionAssembler:
                 self._completion[name] = data[name]
         for chosen in items_of(data, "choices"):
             index = field_of(chosen, "index", int, 0)
-            blank = {"index": index, "message": {"role": "assistant", "content": ""}, "finish_reason": None}
-            choice = self._choices.setdefault(index, blank)
+            blank = {"text": ""} if "text" in chosen else {"message": {"role": "assistant", "content": ""}}
+            choice = self._choices.setdefault(index, {"index": index, **blank, "finish_reason": None})
             choice["finish_reason"] = chosen.get("finish_reason") or choice["finish_reason"]
-            _join(choice["message"], field_of(chosen, "delta", dict, {}))
+            if "text" in choice:
+                choice["text"] += field_of(chosen, "text", str, "")
+            else:
+                _join(choice["message"], field_of(chosen, "delta", dict, {}))
 
     def completion(self) -> dict[str, Any] | None:
         """The completion; None when the answer is not complete."""
         if not self._choices or any(choice.get("finish_reason") is None for choice in self._choices.values()):
             return None
         choices = [self._choices[index] for index in sorted(self._choices)]
-        return {"object": "chat.completion", **self._completion, "choices": choices}
+        kind = "text_completion" if "text" in choices[0] else "chat.completion"
+        return {"object": kind, **self._completion, "choices": choices}
 
 
 def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
@@ -138,8 +142,13 @@ def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, Any]:
 
 def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:
     """A completion as stream events."""
-    head = {name: completion.get(name) for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    is_text = any("text" in choice for choice in completion["choices"])
+    head = {name: completion.get(name) for name in ("id", "created", "model")}
+    head["object"] = "text_completion" if is_text else "chat.completion.chunk"
     for choice in completion["choices"]:
+        if is_text:
+            yield sse_data({**head, "choices": [choice]})
+            continue
         message = dict(choice["message"])
         if "tool_calls" in message:
             message["tool_calls"] = [{"index": at, **call} for at, call in enumerate(message["tool_calls"])]

@@ -365,7 +365,7 @@ class Relay:
         call.elsewhere += time.perf_counter() - waiting_since
         headers[names.OVERHEAD] = self._overhead(call, theirs)
         answer = Response(upstream.status, body, headers=headers)
-        final = upstream.status == 503 and theirs.get(names.FINAL) is not None
+        final = theirs.get(names.FINAL) is not None
         if not final and (reason := _RETRIED.get(upstream.status)) is not None:
             return FailedAttempt(begun=upstream.status == 502, reason=reason, answer=answer)
         return answer

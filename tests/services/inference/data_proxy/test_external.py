@@ -81,6 +81,18 @@ def test_external_wrong_key_is_why_it_is_not_ready(shared_service: Service, proc
     assert "wrong" not in proxy.call("GET", "/ready").body.decode()
 
 
+def test_external_failure_is_no_reason_to_call_the_provider_again(
+    service: Service, friend: Process, module_processes: Processes
+) -> None:
+    router = module_processes.router()
+    gateway = module_processes.gateway(router)
+    module_processes.register(router, friend, model="friend")
+    wait_until(lambda: gateway.call("POST", CHAT, BODY, key=module_processes.key).status == 200)
+    script(service.engine, cut_after=0)
+    answer = gateway.call("POST", CHAT, BODY, key=module_processes.key)
+    assert answer.status == 502 and answer.headers["x-areal-attempts"] == "1"
+
+
 def test_external_api_that_does_not_answer_is_503(processes: Processes) -> None:
     proxy = external(processes, "http://127.0.0.1:9", "k")
     answer = proxy.call("POST", CHAT, BODY, key=processes.key)

@@ -69,6 +69,7 @@ def test_messages_and_the_assistants_answer_are_exported(rollout: Rollout) -> No
         (CHAT, {"messages": [{"role": "user", "content": "a"}]}),
         ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 99}),
         ("/v1/responses", {"input": "a"}),
+        ("/v1/completions", {"prompt": "a"}),
     ],
 )
 def test_repeated_call_is_said_again(
@@ -81,7 +82,10 @@ def test_repeated_call_is_said_again(
     assert len(engine_calls(friend[0].engine)) == 1
     for answer in (first, second):
         assert b"Hello there, friend!" in b"".join(_TEXTS.findall(answer.body))
+        assert (b'"object":"text_completion"' in answer.body) is (path == "/v1/completions")
     assert rollout.reward(1.0)["interaction_count"] == 1
+    (recorded,) = interactions(rollout)
+    assert "Hello there, friend!" in str(recorded["response"]["content"])
 
 
 def test_failures_of_the_api_are_counted_not_recorded(friend: tuple[Service, Process], rollout: Rollout) -> None:
