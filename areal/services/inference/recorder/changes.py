@@ -1,16 +1,15 @@
-"""The changes that a session goes through, and the sessions in use, in memory.
+"""The changes of a session, and the cache of sessions in use.
 
-Each change decides first (``session``, pure), then writes: it runs inside one change of the journal's group commit, on
-the writer's tables.
+Each change first decides (``session``, pure) and then writes to the writer's tables, inside the journal's group commit.
 
-A turn of a running conversation needs no disk read. Readers see committed rows. A change also sees what its batch has
-written so far (``PendingSession``); that takes its place when the batch is committed and is dropped when it is rolled
-back (``settle``). A session that changes other than by a new turn is evicted then, and read again when it is next used.
-The cache is bounded by turns, not by sessions.
+With the cache, a turn of a running conversation needs no disk read. Readers see committed rows. A change also sees the
+turns that its batch has written so far (``PendingSession``): ``settle`` moves them to the cache when the batch is
+committed, and drops them when it is rolled back. A session whose own row or trajectories change other than by a new
+turn is evicted at that point, and read again at its next use. The cache's limit counts sessions and turns together.
 
-The parent of a call is found by messages first: the longest prefix of the call's conversation that some turn's answer
-completes. Where there is none (plain completions, clients that rewrite messages), by tokens: the longest turn whose
-tokens the prompt begins with. A conversation without an answer in it continues nothing.
+The parent of a call is found by messages first: it is the turn whose answer completes the longest prefix of the call's
+conversation. If there is none (plain completions, clients that rewrite messages), it is found by tokens: the longest
+turn whose tokens begin the prompt. A conversation that contains no answer has no parent.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ _PREFIXES_AT_A_TIME = 32
 _TOKEN_CANDIDATES = 64  # by tokens alone only the newest turns are tried
 
 Candidate = tuple[int, int, bytes | None]
-"""A turn: its row id, how many tokens it has, their digest (None: it has messages only)."""
+"""A turn: its row id, its number of tokens, and their digest (None if it has only messages)."""
 
 
 @dataclass(frozen=True)
 class Parent:
-    """``shared``: how many tokens the prompt has in common with it: all of the parent's, or 0."""
+    """The turn that a call continues. ``shared``: all its tokens if the prompt begins with them, else 0."""
 
     seq: int
     shared: int
@@ -72,7 +71,7 @@ class TurnIndex(Protocol):
     """The turns of one trajectory that can be continued."""
 
     def completing(self, prefixes: Sequence[bytes]) -> list[Candidate]:
-        """Every turn whose answer completes the longest prefix that any completes."""
+        """The turns whose answer completes one of ``prefixes``: all those of the longest such prefix."""
         ...
 
     def newest(self, limit: int) -> list[Candidate]: ...
@@ -80,7 +79,7 @@ class TurnIndex(Protocol):
 
 @dataclass(frozen=True)
 class StoredTurns:
-    """The turns of ``session`` from row ``low`` on, on disk."""
+    """The ``TurnIndex`` of the turns of ``session`` from row ``low`` on, read from disk."""
 
     tables: SessionTables
     session: int
@@ -111,7 +110,7 @@ def kind_of(turns: TurnIndex) -> TrajectoryKind:
 
 
 def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, prompt: array[int] | None) -> Parent | None:
-    """The parent among ``turns``. ``prompt`` None: a call without tokens."""
+    """The parent among ``turns``. ``prompt`` is None for a call without tokens."""
     answered = conversation.answered if conversation is not None else ()
     if conversation is not None and not answered:
         return None
@@ -123,13 +122,13 @@ def find_parent(turns: TurnIndex, conversation: ConversationDigest | None, promp
 
 
 def continued_turn(turns: TurnIndex, conversation: ConversationDigest) -> int | None:
-    """The row of the turn that this conversation would continue; of several with the same answer the newest."""
+    """The row id of the turn that this conversation continues; the newest if several have the same answer."""
     candidates = turns.completing(conversation.answered)
     return max(candidates)[0] if candidates else None
 
 
 def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) -> Parent | None:
-    """The candidate with the most tokens that the prompt begins with; of equals the newest."""
+    """The candidate whose tokens form the prompt's longest prefix; the newest if several are equal."""
     if prompt is None:
         return None
     digests = prefix_digests(prompt, (total for _, total, digest in candidates if digest is not None))
@@ -143,7 +142,7 @@ def _longest_joined(candidates: Sequence[Candidate], prompt: array[int] | None) 
 # -- cache
 
 _MOST = 2**15  # sessions and turns together
-LONGEST = 2**11  # turns of a session that is kept here
+LONGEST = 2**11  # turns of a session that is cached
 
 TurnEntry = tuple[Candidate, bytes | None]
 """A turn, and the digest of the conversation that its answer completes."""
@@ -151,7 +150,8 @@ TurnEntry = tuple[Candidate, bytes | None]
 
 @dataclass(slots=True, eq=False)
 class CachedSession:
-    """``newest`` is the row of its newest turn. ``turns`` are those of ``last`` while that is open, in order."""
+    """A session in memory. ``newest``: row id of its newest turn. ``turns``: those of its last trajectory while that is
+    open, in order; ``answers``: the same turns by the digest of the conversation that their answer completes."""
 
     session: SessionRecord
     key: bytes | None
@@ -173,7 +173,7 @@ class CachedSession:
 
 @dataclass(slots=True, eq=False)
 class PendingSession:
-    """A cached session as a change finds it, after what its batch has added."""
+    """A cached session together with the turns that the current batch has added. ``base``: ``newest`` before them."""
 
     held: CachedSession
     base: int | None
@@ -188,7 +188,7 @@ class PendingSession:
 
 @dataclass(frozen=True, slots=True)
 class CachedTurns:
-    """``TurnIndex`` of a cached session's trajectory, from row ``low`` on."""
+    """The ``TurnIndex`` of the turns of a cached session from row ``low`` on."""
 
     held: CachedSession
     low: int
@@ -208,14 +208,14 @@ class CachedTurns:
 
 
 class SessionCache:
-    """Sessions by number and by the digest of their keys; evicts the least recently used."""
+    """LRU cache of sessions, by number and by the digest of their keys."""
 
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._weight = 0
         self._sessions: OrderedDict[int, CachedSession] = OrderedDict()
         self._keys: dict[bytes, int] = {}
-        self._pending: dict[int, PendingSession | None] = {}  # None: to be forgotten
+        self._pending: dict[int, PendingSession | None] = {}  # None: evict
         self._started: list[CachedSession] = []
 
     def __iter__(self) -> Iterator[CachedSession]:
@@ -233,7 +233,7 @@ class SessionCache:
         return self._keys.get(digest)
 
     def put(self, held: CachedSession) -> None:
-        """A session read from disk."""
+        """Add a session that was read from disk."""
         self._drop(held.session.number)
         self._sessions[held.session.number] = held
         self._weight += held.weight
@@ -253,8 +253,8 @@ class SessionCache:
     # -- for changes
 
     def pending(self, number: int) -> PendingSession | None:
-        """The session's pending changes; None for a session that is not cached, or that this batch has changed
-        otherwise: the tables know it."""
+        """The session with its pending turns; None if it is not cached, or if this batch has changed it in another way:
+        then read the tables."""
         held = self._sessions.get(number)
         pending = self._pending.get(number)
         if held is None or (pending is None and number in self._pending):
@@ -264,7 +264,7 @@ class SessionCache:
         return pending if pending.held is held else None
 
     def follow(self, pending: PendingSession, last: Trajectory, turns: Sequence[TurnEntry]) -> None:
-        """The session went on by ``turns``, which lie in ``last``."""
+        """Note that this batch has added ``turns`` to the session, in trajectory ``last``."""
         pending.last, pending.newest = last, turns[-1][0][0]
         pending.added += turns
         self._pending[pending.session.number] = pending
@@ -276,7 +276,7 @@ class SessionCache:
         self._pending[number] = None
 
     def settle(self, *, committed: bool) -> None:
-        """The batch is over."""
+        """Apply the pending changes of a committed batch, or drop those of one that was rolled back."""
         pending_sessions, self._pending = self._pending, {}
         started, self._started = self._started, []
         if not committed:
@@ -305,7 +305,7 @@ class SessionCache:
 
 
 def read_session(tables: SessionTables, number: int) -> CachedSession | None:
-    """A session from disk. None where there is none, or where it is too long."""
+    """Read a session from disk. None if it does not exist, or is too long to be cached."""
     session, last = tables.session(number), tables.last_trajectory(number)
     if session is None:
         return None
@@ -324,7 +324,7 @@ _NEXT_SESSION = "next_session"
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """``first`` is the row of the first choice; the others follow it."""
+    """``first`` is the row id of the first choice; the other choices have the next row ids."""
 
     session: int
     trajectory: int
@@ -357,7 +357,8 @@ def start_hitl(tables: SessionTables, now: float) -> None:
 def start(
     tables: SessionTables, cache: SessionCache, task: str, keys: Sequence[bytes], online: bool, now: float
 ) -> list[SessionRecord]:
-    """One session a key digest, as one group. Raises 409 when a key is in use; a key that is not moves here."""
+    """Start one session per key digest, as one group. A key that another session no longer needs moves to the new
+    session. Raises 409 for a key that is in use."""
     old = [(number, key) for key in keys if (number := tables.session_by_key(key)) is not None]
     for number, _ in old:
         holder = _open_session(tables, number)
@@ -379,7 +380,7 @@ def start(
 def record(
     tables: SessionTables, cache: SessionCache, number: int, call: ModelCall, now: float, hitl_limit: int
 ) -> RecordedCall:
-    """Raises 409 for a session that ended."""
+    """Record each choice of a call as a turn. Raises 404 if the session was removed, 409 if it has ended."""
     pending = cache.pending(number)
     if pending is not None:
         session, newest, last = pending.session, pending.newest, pending.last
@@ -462,7 +463,8 @@ def _row(number: int, turns: TurnIndex, seq: int, call: ModelCall, choice: int, 
 def reward(
     tables: SessionTables, number: int, value: float, interaction_id: str | None, now: float, finish_timeout_s: float
 ) -> RewardAnswer:
-    """Raises 400 without an interaction to reward, 409 when it is sealed with another value."""
+    """Reward an interaction, by default the newest. Raises 400 if it does not exist, 404 if the session was removed,
+    409 if its trajectory is sealed and the interaction has another reward."""
     session = _open_session(tables, number)
     target = tables.newest(*session_rows(number)) if interaction_id is None else tables.find(number, interaction_id)
     if target is None:
@@ -494,14 +496,14 @@ def reward(
 
 
 def check_exported_reward(tables: SessionTables, number: int, place: int, value: float) -> None:
-    """Raises 409 when the last interaction of a trajectory that was exported has another reward than ``value``."""
+    """Raises 409 if the last interaction of an exported trajectory has a reward other than ``value``."""
     trajectory = tables.trajectory(number, place)
     target = tables.newest(*tables.bounds(number, trajectory)) if trajectory is not None else None
     check_sealed(value, tables.reward(target) if target is not None else None)
 
 
 def end(tables: SessionTables, number: int, now: float) -> EndedSession:
-    """Idempotent."""
+    """End a session: all its trajectories become ready. Idempotent. Raises 404 if the session was removed."""
     session = _open_session(tables, number)
     before = tables.trajectories(number)
     ended, trajectories = end_session(session, before, now)
@@ -515,7 +517,7 @@ def end(tables: SessionTables, number: int, now: float) -> EndedSession:
 
 
 def note_failure(tables: SessionTables, number: int, code: str, now: float) -> None:
-    """A call failed that would have been an interaction: counted beside the trajectory, never scored."""
+    """Count a failed call with the trajectory that it would have joined. Failures are never scored."""
     session = _open_session(tables, number)
     last = tables.last_trajectory(number)
     if last is None:

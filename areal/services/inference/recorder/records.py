@@ -1,17 +1,17 @@
 """Recorded model calls: the values, the digests that link a call to the turn it continues, and the stored bytes.
 
-A conversation is digested message by message, each digest including the one before. A turn stores the digest of
-everything up to and including its answer (``after``); a call has the digests of all its prefixes that end with an
-answer, and its parent is the turn whose ``after`` equals the longest of them. Only what a client sends back unchanged
-counts: role, text, tool calls. Tokens are digested as a whole; a turn is a token parent when the call's prompt begins
-with all its tokens.
+A conversation is digested message by message; each digest includes the previous one. A turn stores the digest of
+everything up to and including its answer (``after``). A call has a digest for each prefix of its messages that ends
+with an answer; its parent is the turn whose ``after`` equals the longest of them. The digests cover only the parts of
+a message that clients send back unchanged: role, text and tool calls. All tokens of a turn have one digest, and a call
+can also continue the turn whose tokens, all of them, begin the call's prompt.
 
-One interaction is stored as a checksummed header in JSON, followed by the arrays::
+One interaction is stored as a checksummed JSON header, followed by the arrays::
 
     magic (4) | crc32 of the rest (4) | header length (4) | header | prompt int32 | output int32 | logprobs float32
 
-A prompt that begins with all the parent's tokens is stored without them: the header's ``shared`` counts them. So a
-conversation of n turns takes the space of its longest prompt, not of the sum.
+A prompt that begins with all the parent's tokens is stored without them; the header's ``shared`` is their number. So a
+conversation of n turns takes the space of its longest prompt, not of the sum of its prompts.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ DIGEST_BYTES = 16
 
 @dataclass(frozen=True)
 class ConversationDigest:
-    """``answered``: the digests up to and with each assistant message; ``whole``: that of all messages."""
+    """``answered``: the digest of each prefix that ends with an assistant message; ``whole``: that of all messages."""
 
     answered: tuple[bytes, ...]
     whole: bytes
 
     def after(self, answer: Mapping[str, Any]) -> bytes:
-        """The digest of the conversation with ``answer`` at its end."""
+        """The digest of the conversation followed by ``answer``."""
         return _following(self.whole, answer)
 
 
@@ -61,7 +61,7 @@ def digest_conversation(messages: Iterable[Mapping[str, Any]]) -> ConversationDi
 
 def _following(before: bytes, message: Mapping[str, Any]) -> bytes:
     content = message.get("content") or ""
-    if isinstance(content, list):  # one text part, or several, weigh the same as their text
+    if isinstance(content, list):  # a list of text parts has the digest of its text
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         texts = [text for text in parts if isinstance(text, str)]
         if len(texts) == len(parts):
@@ -88,8 +88,8 @@ def body_digest(body: bytes) -> bytes:
 
 
 def prefix_digests(tokens: array[int], lengths: Iterable[int]) -> dict[int, bytes]:
-    """Digests of a prompt's prefixes by their length, each token hashed about once. Lengths that the prompt does not
-    have are left out."""
+    """Digests of the prompt's prefixes by length, in one pass over the tokens. Lengths above the prompt's are
+    omitted."""
     data, width = memoryview(tokens).cast("B"), tokens.itemsize
     found, state, done = {}, blake2b(digest_size=DIGEST_BYTES), 0
     for length in sorted(set(lengths)):
@@ -109,7 +109,7 @@ def token_digest(*parts: array[int]) -> bytes:
 
 
 def text_digest(text: str) -> tuple[int, bytes]:
-    """Length and digest of a text, by which a longer one is known to begin with it."""
+    """Length and digest of a text, by which ``begins_with`` tells whether a longer text begins with it."""
     return len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
 
 
@@ -122,11 +122,11 @@ TRUNCATED = "length"
 
 @dataclass(frozen=True)
 class TokenSample:
-    """One choice, token for token as the engine saw and sampled it. The last three lists have equal lengths.
+    """One choice with the engine's own tokens. ``output_ids``, ``logprobs`` and ``versions`` have equal lengths.
 
-    ``after`` digests the conversation including this answer; ``text`` is the length and digest of the prompt and
-    answer as text, by which a next turn knows that it may go on with these very tokens. ``temperature`` is that of the
-    logprobs and of the sampling, 0 for a greedy answer.
+    ``after`` is the digest of the conversation including this answer. ``text`` is the ``text_digest`` of prompt and
+    answer; a next turn whose prompt text begins with that text reuses these tokens. ``temperature`` is that of sampling
+    and log-probabilities, 0 for greedy decoding.
     """
 
     prompt_ids: Sequence[int]
@@ -137,12 +137,12 @@ class TokenSample:
     temperature: float = 1.0
     after: bytes | None = None
     text: tuple[int, bytes] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what a replay needs besides, as JSON
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further data that a replay needs, as JSON
 
 
 @dataclass(frozen=True)
 class TextSample:
-    """One choice of an external model: messages in, the assistant's message out."""
+    """One choice of an external model: the request's messages and the assistant's message."""
 
     messages: Sequence[Mapping[str, Any]]
     response: Mapping[str, Any]
@@ -156,10 +156,10 @@ Sample = TokenSample | TextSample
 
 @dataclass(frozen=True)
 class ModelCall:
-    """One answered model call: all its choices, recorded together or not at all.
+    """One answered model call. All its choices are recorded together or not at all.
 
     ``conversation`` is None for a call without messages. ``digest`` is that of the request body, ``idempotency``
-    that of the caller's Idempotency-Key. ``call_id``: the relay's id of the call.
+    that of the client's Idempotency-Key. ``call_id`` is the id that the relay gave the call.
     """
 
     answer_id: str
@@ -177,9 +177,9 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class RecordedTurn:
-    """One recorded interaction, read back. ``parent`` is the sequence number of the turn it continues.
+    """One recorded interaction, read back. ``parent`` is the sequence number of the turn that it continues.
 
-    ``joined``: its prompt begins with exactly the parent's tokens.
+    ``joined``: the prompt begins with all the parent's tokens. ``at``: when it was recorded, in Unix seconds.
     """
 
     seq: int
@@ -198,7 +198,7 @@ class RecordedTurn:
         return self.finish_reason == TRUNCATED
 
     def size(self) -> dict[str, int]:
-        """Lengths of the entry, for logs."""
+        """The turn's lengths by name, for the session's description."""
         return {}
 
 
@@ -243,7 +243,7 @@ _FRONT = struct.Struct("<4sII")
 
 @dataclass(frozen=True)
 class PackedInteraction:
-    """An interaction as stored. ``prompt`` is what follows the ``shared`` tokens of the parent."""
+    """An interaction as stored. ``prompt`` begins after the ``shared`` tokens, which the parent stores."""
 
     header: Mapping[str, Any]
     prompt: array[int]
@@ -269,7 +269,7 @@ def pack(header: Mapping[str, Any], prompt: array[int], output: array[int], logp
 
 
 def unpack(data: bytes, what: str) -> PackedInteraction:
-    """Raises CorruptRecord, naming ``what``."""
+    """Parse and check stored bytes. Raises CorruptRecord, naming ``what``."""
     try:
         magic, crc, length = _FRONT.unpack_from(data)
         if magic != _MAGIC or zlib.crc32(memoryview(data)[8:]) != crc:
@@ -288,7 +288,7 @@ def unpack(data: bytes, what: str) -> PackedInteraction:
 
 
 def token_array(values: Sequence[int]) -> array[int]:
-    """The same as ``array("i", values)``, in a quarter of its time; an array is returned unchanged."""
+    """Equals ``array("i", values)`` in a quarter of the time; an array is returned unchanged."""
     if isinstance(values, array):
         return values
     tokens = array("i")
@@ -297,12 +297,12 @@ def token_array(values: Sequence[int]) -> array[int]:
 
 
 def version_runs(versions: Sequence[int]) -> list[tuple[int, int]]:
-    """Versions change rarely: (version, how many tokens in a row)."""
+    """Run-length encoding of versions, which change rarely: pairs of version and number of tokens."""
     return [(version, len(list(group))) for version, group in groupby(versions)]
 
 
 def checksum(*values: object) -> int:
-    """The checksum of a control row's columns, stored beside them."""
+    """The checksum of a row's columns, stored in the same row."""
     return zlib.crc32(repr(values).encode())
 
 
@@ -313,14 +313,14 @@ _MOST_TOKENS = 2**21
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """All tokens of a turn, prompt and answer, and the mark of their text (``text_digest``)."""
+    """All tokens of a turn, prompt and answer, and the ``text_digest`` of their text."""
 
     tokens: array[int]
     text: tuple[int, bytes]
 
 
 class RecentTurns:
-    """Turns by row id; evicts the least recently used."""
+    """LRU cache of turns by row id, bounded by their tokens."""
 
     def __init__(self) -> None:
         self._held = 0
@@ -346,18 +346,18 @@ class RecentTurns:
 
 # -- retries that join the call in flight instead of sampling again
 #
-# A call repeats another one of its session when it has the same Idempotency-Key, when it is a relay's next attempt at
-# the same call, or when it is an SDK's retry of the same body. The first one leads; one that comes while it runs waits
-# for it. When the leader is recorded the follower replays what is on disk; when the leader failed, or its caller left,
-# the follower leads.
+# A call repeats another call of its session when it has the same Idempotency-Key, when it is a relay's next attempt at
+# the same call, or when it is an SDK's retry of the same body. The first call is the leader; a repetition that arrives
+# while the leader runs is a follower and waits. Once the leader is recorded, the follower replays the stored answer. If
+# the leader fails or its client disconnects, the follower becomes the leader.
 
 _LONGEST_CALL_ID = 64
 
 
 @dataclass(frozen=True)
 class CallIdentity:
-    """Two calls of one identity are one call. ``retry``: the caller says that it repeats the same body. ``call_id``:
-    the relay's id of the call. ``again``: the relay has attempted it before."""
+    """Identifies a call and its repetitions. ``digest``: of the request body. ``retry``: an SDK sends the body again.
+    ``call_id``: the relay's id of the call. ``again``: the relay has attempted the call before."""
 
     session: tuple[str, int]  # the journal's tag and the session's number
     digest: bytes
@@ -375,12 +375,12 @@ class CallIdentity:
 
 
 def check_call_id(text: str | None) -> str | None:
-    """A relay's id of a call; None for what is none."""
+    """``text`` if it is a valid call id of a relay, else None."""
     return text if text is not None and text.isascii() and len(text) <= _LONGEST_CALL_ID else None
 
 
 def read_retry_count(text: str | None) -> bool:
-    """Whether an SDK says that this is not its first try."""
+    """Whether an SDK's retry header says that this is not the first attempt."""
     return text is not None and text.isascii() and text.isdecimal() and int(text) > 0
 
 
@@ -394,15 +394,15 @@ def check_idempotency_key(text: str | None) -> str | None:
 
 
 class CallsInFlight:
-    """The calls of all sessions that run now, by body and by key. The newest of equal ones is the one to join."""
+    """The running calls of all sessions, by body and by Idempotency-Key. A repetition joins the newest equal call."""
 
     def __init__(self) -> None:
         self._by_digest: dict[tuple[tuple[str, int], bytes], list[CallInFlight]] = {}
         self._by_key: dict[tuple[tuple[str, int], bytes], CallInFlight] = {}
 
     async def join(self, call: CallIdentity) -> int | None:
-        """Wait for a call in flight that this one repeats, and return where its answer is recorded. None when there is
-        none, or when it failed. Raises 422 for a key used with another body."""
+        """Wait for a call in flight that this one repeats, and return the row id of its answer. None if there is no
+        such call, or if it failed. Raises 422 for an Idempotency-Key used with another body."""
         while (flight := self._leader(call)) is not None:
             if flight.call.digest != call.digest:
                 raise other_body()
@@ -412,7 +412,8 @@ class CallsInFlight:
         return None
 
     def running(self, call: CallIdentity) -> bool:
-        """Whether a call that this one repeats is in flight. If not, this one may lead, before anything else runs."""
+        """Whether a call that this one repeats is in flight. If not, this one may lead, if it does so before any
+        ``await``."""
         return self._leader(call) is not None
 
     def _leader(self, call: CallIdentity) -> CallInFlight | None:
@@ -425,7 +426,7 @@ class CallsInFlight:
 
     @contextlib.contextmanager
     def leading(self, call: CallIdentity) -> Iterator[CallInFlight]:
-        """Lead a call: others that repeat it wait until it is over, whether it succeeds or fails."""
+        """Lead a call: repetitions wait until the block ends, whether the call succeeds or fails."""
         flight = CallInFlight(call)
         same = self._by_digest.setdefault((call.session, call.digest), [])
         same.append(flight)
@@ -447,7 +448,7 @@ class CallsInFlight:
 
 @dataclass(eq=False)
 class CallInFlight:
-    """``recorded``: the row of its answer, once that is durable."""
+    """A running call. ``over`` is set at its end; ``recorded``: the row id of its answer, once that is durable."""
 
     call: CallIdentity
     over: asyncio.Event = field(default_factory=asyncio.Event)

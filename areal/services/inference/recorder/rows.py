@@ -1,21 +1,21 @@
-"""Training rows from recorded turns: one a turn (``individual``) or one a leaf of the tree (``concat``).
+"""Training rows from recorded turns: one per turn (``individual``) or one per leaf of the tree (``concat``).
 
-Columns, right-padded to the longest row with 0, or -1 in ``versions`` and ``turn_ids``, where 0 means something:
+Columns, right-padded to the longest row with 0, or with -1 in ``versions`` and ``turn_ids``, where 0 is a value:
 
     input_ids int64       prompt and generated tokens, including the one that ended the answer
     loss_mask int64       0 prompt, 1 generated
     logprobs float32      0 on prompt
     versions int64        weights that sampled the token, -1 on prompt
-    turn_ids int32        0, 1, 2... by generated turn of the row, -1 on prompt
+    turn_ids int32        0, 1, 2... for the turns of the row that generated the tokens, -1 on prompt
     attention_mask bool   true on tokens, false on padding
     rewards, original_rewards float32 [B]   the second without discount
-    temperatures float32 [B]   of the row's sampling and its logprobs, 0 greedy; NaN where its turns differ
+    temperatures float32 [B]   of sampling and log-probabilities, 0 greedy; NaN if the row's turns differ
 
-Where a row's turns differ in their temperature there is one more column, ``token_temperatures`` float32 [B, T], 1 on
-prompt and padding.
+If the turns of any row differ in temperature, there is also a column ``token_temperatures`` float32 [B, T], 1 on prompt
+and padding.
 
 Turns come in recording order, so a parent precedes its children. A turn is *joined* to its parent when its prompt
-begins with exactly the parent's tokens; only then can both share one training row.
+begins with all the parent's tokens; only then can both share one training row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def own_reward(turn: RecordedTurn) -> float:
 
 
 def discounted_rewards(turns: Sequence[RecordedTurn], discount: float) -> dict[int, float]:
-    """Returns by sequence number: ``r_i += discount * r_child``, over every child along the tree."""
+    """The return of each turn, by sequence number: its reward plus ``discount`` times the return of each child."""
     rewards = {turn.seq: own_reward(turn) for turn in turns}
     for turn in reversed(turns):
         if turn.parent is not None and turn.parent in rewards:
@@ -53,8 +53,8 @@ def discounted_rewards(turns: Sequence[RecordedTurn], discount: float) -> dict[i
 class TreePath:
     """Joined turns from a root to a leaf: one row of the ``concat`` style.
 
-    The row's ``reward`` is the sum of its turns' own rewards, and of what turns that continue it in other rows
-    give back, discounted. With a reward on the last turn only, that is this reward.
+    ``own`` is the sum of the turns' own rewards. ``reward`` adds ``discount`` times the return of each child that is
+    not joined, and so begins another row. If only the last turn has a reward, both equal that reward.
     """
 
     turns: tuple[RecordedTurn, ...]
@@ -67,7 +67,7 @@ class TreePath:
 
 
 def tree_paths(turns: Sequence[RecordedTurn], discount: float) -> list[TreePath]:
-    """One path a leaf, in the order of the leaves."""
+    """One path per leaf, in the order of the leaves."""
     by_seq = {turn.seq: turn for turn in turns}
     continued = {turn.parent for turn in turns if turn.joined}
     returns = discounted_rewards(turns, discount)
@@ -109,7 +109,7 @@ def parse_rows(query: Mapping[str, str]) -> tuple[Style, float]:
 
 @dataclass(frozen=True)
 class TrainingRow:
-    """Unpadded. ``about`` is the row's entry in ``rows``."""
+    """One row without padding. ``about`` is its entry in ``Export.rows``."""
 
     input_ids: array[int]
     loss_mask: array[int]
@@ -126,13 +126,13 @@ class TrainingRow:
         return self.temperatures[0] if len(set(self.temperatures)) == 1 else math.nan
 
     def token_temperatures(self) -> array[float]:
-        of_turn = (*self.temperatures, 1.0)  # the last one for -1, on prompt
+        of_turn = (*self.temperatures, 1.0)  # index -1, on prompt, is the 1.0
         return array("f", [of_turn[turn] for turn in self.turn_ids])
 
 
 @dataclass(frozen=True)
 class ArrayColumn:
-    """One array of the answer: ``data`` is little-endian and row-major; ``kind`` is NumPy's type string."""
+    """One array of an export: ``data`` is little-endian and row-major; ``kind`` is NumPy's type string."""
 
     name: str
     kind: str
@@ -173,7 +173,7 @@ PADDINGS: dict[str, int | bool] = {
 
 
 def token_rows(trajectory: TrajectoryTurns, style: Style, discount: float) -> list[TrainingRow]:
-    """Training rows of a trajectory whose turns have tokens."""
+    """Training rows of a trajectory. All its turns must be ``TokenTurn``."""
     abouts = _abouts(trajectory)
     if style is Style.INDIVIDUAL:
         returns = discounted_rewards(trajectory.turns, discount)
@@ -254,14 +254,14 @@ def _token_column(name: str, kind: str, padding: int, values: Sequence[array[Any
 
 
 class RewardOverflow(Exception):
-    """A trajectory whose returns do not fit the float32 of a training row."""
+    """The returns of a trajectory exceed the float32 range of a training row."""
 
     code = "reward_overflow"
 
 
 @dataclass(frozen=True)
 class TrajectoryExport:
-    """The rows of one trajectory: those of token models and, beside them, the interactions of external ones."""
+    """One trajectory's export: training rows of token turns, and interactions of external models."""
 
     session_id: str
     tokens: list[TrainingRow]
@@ -271,10 +271,10 @@ class TrajectoryExport:
 
 @dataclass(frozen=True)
 class Export:
-    """The answer of an export: columns of token rows and, beside them, the interactions of external models.
+    """The response to an export request: columns of token rows, and interactions of external models.
 
-    ``rows`` has an entry for each row of the columns, then one for each interaction. ``errors`` names what was
-    requested and is left out.
+    ``rows`` has an entry for each row of the columns, then one for each interaction. ``errors`` has an entry for each
+    requested trajectory or session that is left out.
     """
 
     rows: list[dict[str, Any]]
@@ -344,7 +344,7 @@ _ALIGNMENT = 64
 
 
 def npz(columns: Iterable[ArrayColumn], more: Mapping[str, bytes]) -> bytes:
-    """A ``.npz`` with one array a column. ``more``: members that are no arrays, which NumPy gives as bytes."""
+    """A ``.npz`` file with one array per column. ``more``: members that are not arrays; NumPy loads them as bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for column in columns:

@@ -1,14 +1,13 @@
 """The tables of a journal of recorded model calls, and the disposal of a model's journals.
 
-Idle sessions cost no memory: they are looked up by key, by interaction and by conversation on disk. What an
-interaction costs, ``benchmarks/recording.py`` measures: between 100 and 200 us of CPU, of which the statements
-themselves are less than half.
+Idle sessions use no memory: they are found on disk by key, interaction or conversation. Recording an interaction costs
+100 to 200 us of CPU (``benchmarks/recording.py``), of which the SQL statements are less than half.
 
-``interactions.id`` is session * 2^32 + sequence number: one session's rows lie together and in order, and a trajectory
+``interactions.id`` is session * 2^32 + sequence number, so a session's rows are adjacent and in order, and a trajectory
 is a range of them. ``rewards.value`` has no type: a REAL column stores -0.0 as the integer 0.
 
 ``python -m areal.services.inference.recorder.storage FOLDER`` deletes the journals of a deleted model (``dispose``) and
-prints what it left, as JSON.
+prints a ``DisposalReport`` as JSON.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from areal.services.journal import storage
 from areal.services.journal.storage import other_folders, wait_for_lock
 
 SEQUENCES = 2**32
-REGISTRATIONS = ".models.json"  # beside the folders: what was registered at the run of this uid
-PUBLISHED = "published.json"  # beside the folders: the weights that the model's workers are to serve
+REGISTRATIONS = ".models.json"  # a file beside each folder: the models registered at the run with this uid
+PUBLISHED = "published.json"  # a file beside the folders: the weights that the model's workers are to serve
 _FORMAT = 1
 
 _TABLES = """
@@ -58,7 +57,7 @@ CREATE TABLE exports (
 
 
 def open_writer(file: Path) -> sqlite3.Connection:
-    """The one connection that writes, the tables made if need be. Raises sqlite3.Error."""
+    """The journal's only writing connection. Creates missing tables. Raises sqlite3.Error."""
     return storage.open_writer(file, _TABLES, _FORMAT)
 
 
@@ -70,8 +69,8 @@ _FINISHED = "SELECT count(*) FROM trajectories WHERE phase IN (1, 2)"
 
 @dataclass(frozen=True)
 class DisposalReport:
-    """``finished``: trajectories that were never fetched. ``unreadable`` and ``served``: journals that cannot be
-    read, and those that a process serves."""
+    """The journals that ``dispose`` did not delete. ``finished``: their number of finished trajectories that were not
+    fetched. ``unreadable`` and ``served``: names of journals that cannot be read, or that a process serves."""
 
     finished: int = 0
     unreadable: tuple[str, ...] = ()
@@ -83,8 +82,8 @@ class DisposalReport:
 
 
 def dispose(root: Path) -> DisposalReport:
-    """Delete every journal under ``root`` from which nothing would be lost, and ``root`` itself if that is all. What
-    was registered at its data proxies goes always (there may be keys in it), and what a trainer published for it."""
+    """Delete every free, readable journal under ``root`` without finished trajectories, and ``root`` itself if no
+    journal remains. Always deletes the records of registered models, which may hold keys, and of published weights."""
     for beside in (*root.glob(f"*{REGISTRATIONS}"), root / PUBLISHED):
         beside.unlink(missing_ok=True)
     finished, unreadable, served = 0, [], []

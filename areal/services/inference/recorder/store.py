@@ -1,9 +1,9 @@
 """The journals of one data proxy, and the leases of online mode.
 
-In online mode ready trajectories are leased to any caller, and offered again until they are acknowledged. A lease
+In online mode any client can lease ready trajectories, and a trajectory is offered until it is acknowledged. A lease
 exists in memory only: after a restart, or when the visibility timeout has passed, the trajectory is offered again, so
-each is delivered at least once. Acknowledging is durable, and works with any lease of the trajectory. A trajectory that
-cannot be handed out is skipped, and every answer names it.
+each is delivered at least once. An acknowledgement is durable and works with any lease of the trajectory. A trajectory
+that cannot be exported is skipped, and every response names it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class LeasedTrajectory:
 
 
 class TrajectoryLeases:
-    """``skipped``: what cannot be handed out, by tag and trajectory, as answers name it (``exporting.error_entry``).
-    ``on_skip`` is called with the code of each, once."""
+    """Leases of ready trajectories. ``skipped``: by tag and trajectory, the ``exporting.error_entry`` of each that
+    cannot be exported; ``on_skip`` is called once with the code of each."""
 
     def __init__(self, store: TrajectoryStore, on_skip: Callable[[str], None] = lambda code: None) -> None:
         self._store = store
@@ -67,7 +67,8 @@ class TrajectoryLeases:
             await self._wait_ready(min(left, self._next_return()))
 
     async def wait_for_any(self, wait_s: float, kind: TrajectoryKind | None = None) -> int:
-        """The number that could be leased now, waiting for the first of them up to ``wait_s``; none is leased."""
+        """The number of journals with a trajectory that could be leased; waits up to ``wait_s`` seconds for the first.
+        Leases nothing."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -98,12 +99,12 @@ class TrajectoryLeases:
         return leased
 
     def give_back(self, leases: Iterable[LeaseName]) -> None:
-        """The response did not reach the caller."""
+        """End leases whose response did not reach the client."""
         for lease in leases:
             self._until.pop((lease.tag, (lease.session, lease.trajectory)), None)
 
     async def acknowledge(self, leases: Iterable[LeaseName]) -> int:
-        """Forget what was received, durably. How many of them were here."""
+        """Delete received trajectories, durably. Returns how many were found here."""
         done = 0
         for lease in leases:
             journal = self._store.journal(lease.tag)
@@ -113,7 +114,7 @@ class TrajectoryLeases:
         return done
 
     def _not_now(self, journal: SessionJournal) -> frozenset[TrajectoryKey]:
-        """Trajectories that are leased already, or cannot be handed out."""
+        """Trajectories that are leased, or that cannot be exported."""
         now = asyncio.get_running_loop().time()
         self._until = {key: until for key, until in self._until.items() if until > now}
         return frozenset(item for tag, item in (*self._until, *self.skipped) if tag == journal.tag)
@@ -122,10 +123,10 @@ class TrajectoryLeases:
         """Return when a trajectory may have become ready, or after ``timeout_s``."""
         now = self._store.own.clock()
         due = [at for journal in self._store if (at := journal.next_due()) is not None]
-        # the upkeep wakes us for those that are over already
+        # for trajectories that are already due, the upkeep sends news
         await self._store.wait_news(min([timeout_s, *(at - now for at in due if at > now)]))
 
     def _next_return(self) -> float:
-        """Seconds until the next lease runs out."""
+        """Seconds until the next lease expires, at least 0.01."""
         now = asyncio.get_running_loop().time()
         return max(0.01, min(self._until.values(), default=now + 3600.0) - now)

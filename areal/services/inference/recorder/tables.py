@@ -1,6 +1,7 @@
-"""Rows in and out of one journal, every one with its checksum: plain synchronous SQL on one connection.
+"""The SQL of one journal: synchronous reads and writes on one connection. Every row has a checksum, except counters.
 
-The writer's tables are used inside changes (``storage.CommitQueue``); a reader's see committed rows.
+The ``SessionTables`` of the writer are used inside changes (``journal.storage.CommitQueue``); those of a reader see
+committed rows.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ def row_id(session: int, seq: int) -> int:
 
 
 def session_rows(session: int) -> tuple[int, int]:
-    """Row ids from, and before which, a session's interactions lie."""
+    """The range of row ids of a session's interactions: the first id, and the end (exclusive)."""
     return row_id(session, 0), row_id(session + 1, 0)
 
 
 Report = Callable[[CorruptRecord], None]
-"""Called with each damaged row of several; reading continues."""
+"""Called with the error of each damaged row when several rows are read; reading continues."""
 
 
 def _refuse(error: CorruptRecord) -> None:
@@ -56,7 +57,8 @@ def _refuse(error: CorruptRecord) -> None:
 
 
 class SessionTables:
-    """``changed`` is called with each session of which anything but a new turn is written."""
+    """Reads and writes the rows of sessions. ``changed`` is called with the number of each session whose own row or
+    trajectory rows are changed."""
 
     def __init__(self, db: sqlite3.Connection, tag: str, changed: Callable[[int], None] = lambda number: None) -> None:
         self.db = db
@@ -67,7 +69,7 @@ class SessionTables:
         return str(SessionName(session.task, self.tag, session.number))
 
     def _value(self, query: str, *values: object) -> Any:
-        """The first column of the first row; None where there is none."""
+        """The first column of the first row; None if there is no row."""
         row = self.db.execute(query, values).fetchone()
         return row[0] if row else None
 
@@ -96,7 +98,7 @@ class SessionTables:
         return list(islice(_read_each(_session, rows, report), limit))
 
     def members(self, first: int, size: int, group: str) -> list[tuple[int, str]]:
-        """Number and name of the sessions of a group that were not removed, damaged or not."""
+        """Number and id of each session of a group that was not removed, damaged ones included."""
         query = "SELECT number, task FROM sessions WHERE number>=? AND number<? AND grp=? AND life!=? ORDER BY number"
         rows = self.db.execute(query, (first, first + size, group, int(SessionState.REMOVED)))
         return [(number, str(SessionName(task, self.tag, number))) for number, task in rows]
@@ -144,7 +146,7 @@ class SessionTables:
         return self._trajectory("session=? AND number=?", session, number)
 
     def trajectory_of(self, session: int, seq: int) -> Trajectory | None:
-        """The one that turn ``seq`` lies in."""
+        """The trajectory that holds turn ``seq``."""
         return self._trajectory("session=? AND first<=? ORDER BY number DESC LIMIT 1", session, seq)
 
     def _trajectory(self, condition: str, *values: int) -> Trajectory | None:
@@ -158,14 +160,14 @@ class SessionTables:
         self.db.execute(query, (*told, checksum(session, *map(_plain, told)), session, export))
 
     def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
-        """Row ids from, and before which, the trajectory's interactions lie."""
+        """The range of row ids of the trajectory's interactions: the first id, and the end (exclusive)."""
         query = "SELECT first FROM trajectories WHERE session=? AND number>? ORDER BY number LIMIT 1"
         following = self._value(query, session, trajectory.number)
         end = row_id(session + 1, 0) if following is None else row_id(session, following)
         return row_id(session, trajectory.first), end
 
     def release(self, number: int, trajectory: Trajectory) -> None:
-        """Forget a trajectory. A removed session goes with its last one."""
+        """Delete a trajectory and its interactions. A REMOVED session is deleted with its last trajectory."""
         session = self.session(number)
         if session is None:
             return
@@ -186,18 +188,19 @@ class SessionTables:
         self.db.execute("DELETE FROM interactions WHERE id>=? AND id<?", (low, high))
 
     def newest(self, low: int, high: int) -> int | None:
-        """The newest interaction's row id in a range."""
+        """The row id of the newest interaction in a range; None if the range is empty."""
         newest: int | None = self._value("SELECT max(id) FROM interactions WHERE id>=? AND id<?", low, high)
         return newest
 
     def recorded_at(self, row: int) -> float:
-        """When the interaction in ``row`` was recorded. Raises CorruptRecord."""
+        """When the interaction in ``row`` was recorded, in Unix seconds. Raises CorruptRecord."""
         name, data = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (row,)).fetchone()
         at: float = unpack(data, f"interaction {name}").header["at"]
         return at
 
     def answered(self, low: int, high: int, limit: int) -> list[tuple[tuple[int, int, bytes | None], bytes | None]]:
-        """The turns in a range: each one's row id, number of tokens and their digest; what its answer completes."""
+        """The first ``limit`` turns in a range: row id, number of tokens and their digest; and the digest of the
+        conversation that the turn's answer completes."""
         query = "SELECT id, total, tokens, after FROM interactions WHERE id>=? AND id<? ORDER BY id LIMIT ?"
         rows = self.db.execute(query, (low, high, limit))
         return [((found, total, tokens), after) for found, total, tokens, after in rows]
@@ -207,13 +210,13 @@ class SessionTables:
         return count
 
     def totals(self, session: int) -> tuple[int, float | None]:
-        """Interactions that a session holds, and the sum of the rewards given; None when none was."""
+        """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
         rows = session_rows(session)
         query = "SELECT sum(value) FROM rewards WHERE interaction>=? AND interaction<?"
         return self.count(*rows), self._value(query, *rows)
 
     def recorded_bytes(self, session: int) -> int:
-        """The size of what its interactions recorded."""
+        """The size of the session's recorded interactions in bytes."""
         each = "length(data) + coalesce(length(tokens), 0)"
         query = f"SELECT coalesce(sum({each}), 0) FROM interactions WHERE id>=? AND id<?"
         size: int = self._value(query, *session_rows(session))
@@ -225,7 +228,7 @@ class SessionTables:
         return row
 
     def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
-        """The newest interaction of a call, by Idempotency-Key or else by body, and the digest of its body."""
+        """Row id and body digest of a call's newest interaction, found by Idempotency-Key or else by body."""
         if idempotency is not None:
             of_call, values = "session=? AND idempotency=?", [session, idempotency]
         else:
@@ -235,7 +238,7 @@ class SessionTables:
         return row
 
     def find_attempt(self, session: int, digest: bytes, call_id: str | None) -> int | None:
-        """The newest interaction of a call, by the relay's id of it. Raises CorruptRecord."""
+        """The row id of a call's newest interaction, found by body and the relay's call id. Raises CorruptRecord."""
         query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? AND call=? ORDER BY id DESC"
         for row, name, data in self.db.execute(query, (*session_rows(session), digest)):
             if unpack(data, f"interaction {name}").header.get("call") == call_id:
@@ -255,13 +258,13 @@ class SessionTables:
         return dict(self.db.execute(query, (session, trajectory)).fetchall())
 
     def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
-        """Raises CorruptRecord."""
+        """The trajectory with all its turns. Raises CorruptRecord."""
         low, high = self.bounds(session.number, trajectory)
         query = "SELECT interaction, value, at, crc FROM rewards WHERE interaction>=? AND interaction<?"
         rewards = {row[0]: _reward(*row) for row in self.db.execute(query, (low, high)).fetchall()}
         try:
             turns = list(self._turns(session, low, high, rewards))
-        except (LookupError, TypeError, ValueError) as error:  # its checksum is right: another version wrote it
+        except (LookupError, TypeError, ValueError) as error:  # the checksum matches: another version wrote it
             what = f"trajectory {trajectory.number} of session {self.name(session)}"
             raise CorruptRecord(f"{what} cannot be read: {error!r}") from error
         return TrajectoryTurns(
@@ -269,7 +272,7 @@ class SessionTables:
         )
 
     def answer(self, number: int, seq: int) -> list[RecordedTurn] | None:
-        """All choices of the answer that turn ``seq`` belongs to; None when it was removed meanwhile."""
+        """All choices of the answer that turn ``seq`` belongs to; None if the turn has been deleted."""
         session, trajectory = self.session(number), self.trajectory_of(number, seq)
         if session is None or trajectory is None:
             return None
@@ -278,7 +281,8 @@ class SessionTables:
         return [turn for turn in turns if turn.answer_id == answer_id] if answer_id else None
 
     def known(self, row: int) -> PrefixMatch | None:
-        """All tokens of the turn in ``row``, its ancestors' included. None where it has no text to go on from."""
+        """All tokens of the turn in ``row``, including those stored with its ancestors. None if the turn has been
+        deleted, or has no text digest by which a next turn could continue it."""
         parts: list[array[int]] = []
         text: tuple[int, bytes] | None = None
         at: int | None = row
@@ -303,7 +307,7 @@ class SessionTables:
     def _turns(
         self, session: SessionRecord, low: int, high: int, rewards: Mapping[int, float]
     ) -> Iterator[RecordedTurn]:
-        whole: dict[int, array[int]] = {}  # by sequence number, all tokens of the turn
+        whole: dict[int, array[int]] = {}  # all tokens of each turn, by sequence number
         query = "SELECT id, name, data FROM interactions WHERE id>=? AND id<? ORDER BY id"
         for found, name, data in self.db.execute(query, (low, high)):
             item = unpack(data, f"interaction {name} of session {self.name(session)}")
@@ -336,7 +340,7 @@ class SessionTables:
                 output_ids=item.output,
                 logprobs=item.logprobs,
                 versions=item.versions(),
-                temperature=head.get("temperature", 1.0),  # before it was written down, logprobs were those of 1
+                temperature=head.get("temperature", 1.0),  # older records have none: theirs is 1
             )
 
 
@@ -350,7 +354,7 @@ def _read_each(read: Callable[[tuple[Any, ...]], _T], rows: Iterable[tuple[Any, 
             yield value
 
 
-# ``dataclasses.astuple`` copies each value, and costs as much as the statement.
+# ``dataclasses.astuple`` copies each value, which costs as much as the SQL statement.
 _session_values = attrgetter(*(each.name for each in fields(SessionRecord)))
 _trajectory_values = attrgetter(*(each.name for each in fields(Trajectory)))
 
@@ -380,7 +384,7 @@ def _trajectory(row: tuple[Any, ...]) -> Trajectory:
 
 def _reward(interaction: int, value: float, at: float, crc: int) -> float:
     if checksum(interaction, value, at) != crc:
-        if value == 0.0 and checksum(interaction, -0.0, at) == crc:  # a column of type REAL has lost the sign
+        if value == 0.0 and checksum(interaction, -0.0, at) == crc:  # older journals' column of type REAL lost the sign
             return -0.0
         raise CorruptRecord(f"reward of interaction {interaction}: the checksum does not match")
     return value
