@@ -1,15 +1,15 @@
 """Exports, and the periodic upkeep of a journal.
 
-An export hands each trajectory out once, and gives the same answer to every repetition of its request. It takes its
-trajectories durably before it answers, and they stay on disk until it is acknowledged or its retention has passed; its
-answer is built again each time from what is on disk, which no longer changes. A trajectory that cannot be handed out is
-named among the ``errors`` of the answer and is not taken. A session is removed only when all of it was exported. Until
-then, what an export took that removes none is there for other requests too, in another style say: the newest of them
-has it.
+An export delivers each trajectory once, and a repeated request gets the same response. The trajectories are marked as
+TAKEN, durably, before the response is sent. They stay on disk until the export is acknowledged or its retention has
+passed; each response is built from the stored rows, which no longer change. A trajectory that cannot be exported is
+listed in the response's ``errors`` and is not taken. A session is removed only when all its trajectories were exported.
+The trajectories of an export with ``remove=False`` are shared: until its retention has passed, other requests (in
+another style, for example) can export them again. They then belong to the newest export.
 
-Upkeep applies finish timeouts, drops exports past their retention and expires idle sessions. An idle session that was
-never rewarded is dropped: abandoned, not scored. Sessions are visited in slices, in the order in which they were
-started; one pass reads no more than a slice.
+Upkeep applies finish timeouts, deletes exports past their retention and deletes idle sessions: after ``session_ttl``,
+or after ``ready_ttl`` if a trajectory is no longer open. An abandoned session is deleted without a score. Upkeep visits
+sessions in slices, in the order in which they were started; one pass reads at most one slice.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ NOTHING_TO_EXPORT = "nothing_to_export"
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """``trajectory`` None: every ready one. ``remove``: the sessions go too, once nothing else is left in them."""
+    """``trajectory`` is None for every ready one. ``remove``: remove sessions whose trajectories are all exported."""
 
     session_ids: tuple[str, ...]
     trajectory: int | None = None
     discount: float = 1.0
     style: Style = Style.INDIVIDUAL
     remove: bool = True
-    columns_only: bool = False  # the answer holds no text; no part of what tells one request from another
+    columns_only: bool = False  # the response format cannot hold text; not part of ``digest``
 
     @property
     def digest(self) -> bytes:
@@ -69,15 +69,15 @@ class ExportRequest:
 
 @dataclass(frozen=True)
 class StoredExport:
-    """An export that can be repeated. ``recovered``: its record is damaged, and ``items`` are the trajectories whose
-    own rows name it; it stays until it is acknowledged."""
+    """An export that can be repeated, with its trajectories (``items``). ``recovered``: its own record is damaged;
+    ``items`` are the trajectories whose rows name it, and it is kept until it is acknowledged."""
 
     name: ExportName
     items: tuple[TrajectoryKey, ...]
     until: float
     errors: Errors = ()
     recovered: bool = False
-    shared: bool = False  # other requests may take its trajectories over
+    shared: bool = False  # other requests may take over its trajectories
 
 
 def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExport | None:
@@ -86,7 +86,7 @@ def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExpor
 
 
 def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExport | None:
-    """Raises CorruptRecord where its record is damaged, and no trajectory's row names it."""
+    """Raises CorruptRecord if the export's record is damaged and no trajectory's row names it."""
     query = f"SELECT number, nonce, request, until, crc FROM exports WHERE {condition}"
     row = tables.db.execute(query, values).fetchone()
     if row is None:
@@ -113,8 +113,8 @@ def error_entry(session_id: str, trajectory: int | None, error: CorruptRecord | 
 
 
 def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[tuple[TrajectoryKey, ...], Errors]:
-    """The trajectories that the request takes, in its order, and the damaged ones. Raises 404 for a session or
-    trajectory that is not there, or a session that ended with nothing left; 425 for one that is not ready yet."""
+    """The trajectories that the request takes, in its order, and an entry for each damaged one. Raises 404 for an
+    unknown session or trajectory, or a session that ended with nothing left; 425 for one that is not ready yet."""
     items: list[TrajectoryKey] = []
     errors: list[dict[str, Any]] = []
     for session_id in request.session_ids:
@@ -141,7 +141,7 @@ def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[t
 
 
 def session_named(tables: SessionTables, session_id: str) -> SessionRecord:
-    """Raises 404."""
+    """The session with this id. Raises 404; 400 for the id that human-in-the-loop sessions share."""
     name = SessionName.parse(session_id)
     session = tables.session(name.number) if name is not None and name.tag == tables.tag else None
     if session is None or session.state is SessionState.REMOVED or name is None or session.task != name.task:
@@ -169,7 +169,7 @@ def _is_ready(trajectory: Trajectory, now: float) -> bool:
 
 
 def _shared(tables: SessionTables, session: int, now: float) -> set[int]:
-    """Trajectories that an export has taken which leaves them to other requests."""
+    """Trajectories of the session that a shared export took: other requests may take them too."""
     taken: dict[int, set[int]] = {}
     query = "SELECT export, number FROM trajectories WHERE session=? AND export IS NOT NULL"
     for export, number in tables.db.execute(query, (session,)).fetchall():
@@ -184,7 +184,7 @@ def _shared(tables: SessionTables, session: int, now: float) -> set[int]:
 
 
 def _export_of(tables: SessionTables, session: int, trajectory: int) -> int | None:
-    """The export that has taken a trajectory, the newest of several."""
+    """The number of the newest export that took a trajectory."""
     query = "SELECT export FROM trajectories WHERE session=? AND number=?"
     row = tables.db.execute(query, (session, trajectory)).fetchone()
     return row[0] if row is not None else None
@@ -203,10 +203,10 @@ def take(
     retention_s: float,
     now: float,
 ) -> StoredExport | None:
-    """Hand out ``items``, those of ``chosen`` that can be: their trajectories are taken, their sessions removed where
-    nothing else is left. ``errors`` says of the others why not.
+    """Take ``items``, the trajectories of ``chosen`` that can be exported, and remove sessions with no other left if
+    the request says so. ``errors`` has an entry for each of the others.
 
-    None when something changed since they were chosen: the caller looks again.
+    Returns None if ``choose`` has another result by now: the caller then retries.
     """
     if (kept := find_export(tables, request.digest, now)) is not None:
         return kept
@@ -242,8 +242,8 @@ def take(
 
 
 def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
-    """Delete the trajectories that an acknowledged or expired export took, but for damaged ones and those that a newer
-    one has. False when the export is gone already."""
+    """Delete an export that was acknowledged, or that has expired at ``now``, and its trajectories, except damaged ones
+    and those that a newer export took. False if the export does not exist, or has not expired."""
     kept = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
     if kept is None or kept.until > now:
         return False
@@ -288,7 +288,7 @@ def is_spent(tables: SessionTables) -> bool:
 
 
 def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int) -> bool:
-    """Whether ``sweep`` has any work; if not, nothing is written and no waiter is woken."""
+    """Whether ``sweep`` has work to do. If not, the caller writes nothing and wakes no waiter."""
     query = (
         "SELECT EXISTS (SELECT 1 FROM trajectories WHERE phase=1 AND due<=:now)"
         " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now)"
@@ -318,8 +318,8 @@ def _free_pages(tables: SessionTables) -> int:
 
 
 def sweep(tables: SessionTables, now: float, retention: Retention, cursor: int, report: Report) -> tuple[int, int]:
-    """One slice: how much was done, and the session at which the next slice starts. Damaged rows are reported and
-    left as they are."""
+    """Process one slice. Returns the number of changes, and the session at which the next slice starts. Damaged rows
+    are reported and left as they are."""
     done = 0
     query = "SELECT session, number FROM trajectories WHERE phase=1 AND due<=? LIMIT ?"
     for key in tables.db.execute(query, (now, _SLICE)).fetchall():
@@ -358,7 +358,7 @@ def _expire(tables: SessionTables, session: SessionRecord, now: float, retention
     if session.hitl:
         return _expire_hitl(tables, session, trajectories, newest or 0, now, retention, report)
     if session.state is SessionState.REMOVED or any(item.phase is TrajectoryPhase.TAKEN for item in trajectories):
-        return 0  # its exports say when it goes
+        return 0  # deleted with its exports
     waiting = bool(damaged) or any(item.phase is not TrajectoryPhase.OPEN for item in trajectories)
     last_at = session.created
     if newest is not None:
@@ -380,7 +380,7 @@ def _expire_hitl(
     retention: Retention,
     report: Report,
 ) -> int:
-    """Drop trajectories that nobody rewarded or fetched. ``last``: the row of the session's newest interaction."""
+    """Delete trajectories that were not rewarded or fetched in time. ``last``: row id of the newest interaction."""
     dropped = 0
     for item in trajectories:
         low, high = tables.bounds(session.number, item)

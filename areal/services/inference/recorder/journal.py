@@ -1,7 +1,7 @@
-"""One journal: sessions recorded in one folder, served by the one process that holds it.
+"""One journal: sessions recorded in one folder, served by the process that holds its lock.
 
-All changes go through the group commit and return when they are durable. Light reads use a connection of their own on
-the event loop; exports read in a thread. Sessions not in use cost disk only: what is held in memory is bounded.
+All changes go through the group commit and return when they are durable. Short reads use a separate connection on the
+event loop; exports read in a thread. Idle sessions use only disk; the caches in memory are bounded.
 """
 
 from __future__ import annotations
@@ -74,20 +74,21 @@ from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_AT_ONCE_BYTES = 32 * 1024  # of a session: to build its rows takes no longer than a thread's beginning
-_MOST_NOTED = 100  # damaged records, by name
+_AT_ONCE_BYTES = 32 * 1024  # of a session: its rows are built in less time than a thread takes to start
+_MOST_NOTED = 100
 
 
 @dataclass(frozen=True)
 class StartedSession:
-    """``key`` is the capability of the session; only its digest is stored."""
+    """``key`` authenticates calls of the session; only its digest is stored."""
 
     session_id: str
     key: str
 
 
 class SessionJournal(Journal):
-    """Open with ``open_journal``. Its news: a trajectory may have become ready. ``cache`` are the sessions in use."""
+    """Open with ``open_journal``. ``on_news`` is called when a trajectory may have become ready. ``cache``: the
+    sessions in use."""
 
     def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str, retention: Retention) -> None:
         super().__init__(folder, db, tag, lambda committed: self.cache.settle(committed=committed))
@@ -95,7 +96,7 @@ class SessionJournal(Journal):
         self._recent = RecentTurns()
         self.cache = SessionCache()
         self._cursor = 0
-        self._live: int | None = None  # how many sessions live, until one begins or ends
+        self._live: int | None = None  # number of live sessions; None after one may have started or ended
         self._write = SessionTables(db, tag, self.cache.forget)
         self._read = SessionTables(self._reader(), tag)
         self._far = SessionTables(self._reader(), tag)
@@ -109,7 +110,7 @@ class SessionJournal(Journal):
     # -- changes
 
     async def start(self, task: str, count: int, key: str | None, online: bool) -> tuple[str, list[StartedSession]]:
-        """A group of sessions: its id, and each one's name and key. ``key``: the caller's, for the first one."""
+        """Start a group of sessions; returns its id and the sessions. ``key``: the client's own, for the first."""
         keys = [new_session_key(self.tag) for _ in range(count)]
         if key is not None:
             keys[0] = key
@@ -128,7 +129,7 @@ class SessionJournal(Journal):
             if isinstance(sample, TokenSample) and sample.text is not None:
                 tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
                 self._recent.put(recorded.first + place, PrefixMatch(tokens, sample.text))
-        self.on_news()  # the chat may have sealed the trajectory before
+        self.on_news()  # the call may have sealed the previous trajectory
         return recorded
 
     async def reward(self, session: int, value: float, interaction_id: str | None = None) -> RewardAnswer:
@@ -148,7 +149,7 @@ class SessionJournal(Journal):
         await self._change(lambda now: changes.note_failure(self._write, session, code, now))
 
     async def release(self, session: int, number: int) -> bool:
-        """An online trajectory was received: forget it. False when it is not here, or not ready, or exported."""
+        """Delete an online trajectory that a client received. False if it is unknown, not ready, or exported."""
 
         def forget(now: float) -> bool:
             trajectory = self._write.trajectory(session, number)
@@ -160,7 +161,7 @@ class SessionJournal(Journal):
         return await self._change(forget)
 
     async def _change(self, apply: Callable[[float], _T]) -> _T:
-        """A change by which a session may begin or end."""
+        """Commit a change that may start or end a session."""
         try:
             return await self._commit(apply)
         finally:
@@ -183,7 +184,7 @@ class SessionJournal(Journal):
         return self._look(lambda tables: exporting.session_named(tables, str(name)))
 
     def members(self, group: GroupName) -> list[tuple[int, str]]:
-        """Number and id of the sessions of a group that are still here."""
+        """Number and id of each session of a group that was not removed."""
         return self._look(lambda tables: tables.members(group.first, group.size, str(group)))
 
     def session(self, number: int) -> SessionRecord | None:
@@ -191,7 +192,7 @@ class SessionJournal(Journal):
         return held.session if held is not None else self._look(lambda tables: tables.session(number))
 
     def sessions(self, after: int, limit: int) -> list[SessionRecord]:
-        """All but damaged ones."""
+        """Up to ``limit`` sessions with numbers above ``after``, without damaged ones."""
         return self._look(lambda tables: tables.sessions(after, limit, self._note))
 
     def name(self, session: SessionRecord) -> str:
@@ -210,11 +211,11 @@ class SessionJournal(Journal):
         return count
 
     def totals(self, session: int) -> tuple[int, float | None]:
-        """Interactions that it holds, and the sum of the rewards given; None when none was."""
+        """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
         return self._look(lambda tables: tables.totals(session))
 
     def spoke_at(self, session: int) -> float | None:
-        """When the newest interaction of a session was recorded; None where it has none any more."""
+        """When the newest interaction of a session was recorded, in Unix seconds; None if it has no interaction."""
 
         def read(tables: SessionTables) -> float | None:
             newest = tables.newest(*session_rows(session))
@@ -223,7 +224,7 @@ class SessionJournal(Journal):
         return self._look(read)
 
     async def known(self, session: int, conversation: ConversationDigest) -> PrefixMatch | None:
-        """The turn that this conversation continues, with its tokens, where one does."""
+        """The tokens of the turn that this conversation continues; None if it continues none."""
         held = self._held(session)
         last = held.last if held else self._look(lambda tables: tables.last_trajectory(session))
         if last is None or apply_timeout(last, self.clock()).phase is not TrajectoryPhase.OPEN:
@@ -243,7 +244,7 @@ class SessionJournal(Journal):
         return known
 
     def _held(self, number: int) -> CachedSession | None:
-        """The session in memory, read now if need be; None where there is none, or it is too long to be kept there."""
+        """The session from the cache, or from disk into the cache. None if it is unknown, or too long to be cached."""
         held = self.cache.get(number)
         if held is None:
             held = self._look(lambda tables: read_session(tables, number))
@@ -252,15 +253,16 @@ class SessionJournal(Journal):
         return held
 
     def trajectories(self, session: int) -> list[Trajectory]:
-        """All but damaged ones."""
+        """The session's trajectories, without damaged ones."""
         return self._look(lambda tables: tables.trajectories(session, self._note))
 
     async def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
         return await self._read_apart(lambda tables: tables.turns(session, trajectory))
 
     async def replay(self, call: CallIdentity) -> list[RecordedTurn] | None:
-        """The turns of a call that is recorded already, by its choices. A retry that names its body only gets those of
-        an open trajectory: each one may begin with the same body. Raises 422 for a key used with another body."""
+        """The turns of a repeated call that is already recorded, one per choice. A retry that is matched by body alone
+        gets turns of an open trajectory only, because each trajectory may begin with the same body. Raises 422 for an
+        Idempotency-Key used with another body."""
         session = call.session[1]
 
         def find(tables: SessionTables) -> tuple[int, bytes] | None:
@@ -283,7 +285,7 @@ class SessionJournal(Journal):
         return await self.answer(found[0])
 
     async def answer(self, row: int) -> list[RecordedTurn] | None:
-        """All choices of the answer in ``row``; None when it was removed meanwhile."""
+        """All choices of the answer in ``row``; None if it has been deleted."""
         return await self._read_apart(lambda tables: tables.answer(row // SEQUENCES, row % SEQUENCES))
 
     # -- exports
@@ -291,9 +293,10 @@ class SessionJournal(Journal):
     async def seal(
         self, name: SessionName, value: float, request: ExportRequest
     ) -> tuple[bool, tuple[StoredExport, Export] | None]:
-        """Give the last interaction of the session that is exported its reward, without waiting for others; not where
-        ``request`` is answered from what was exported already. Whether it was given, and the export of a short session,
-        taken with it in one commit. Raises 404, and as ``reward``."""
+        """Reward the last interaction of a session that is about to be exported, without a finish timeout. A short
+        session is exported in the same commit. If ``request`` repeats an earlier export, nothing is written and the
+        reward is only compared. Returns whether the reward was set, and the export if there is one. Raises 404, and as
+        ``reward``."""
         kept = self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
         if kept is not None:
             for number, place in kept.items[-1:]:
@@ -306,8 +309,8 @@ class SessionJournal(Journal):
     def _seal(
         self, number: int, value: float, request: ExportRequest | None, now: float
     ) -> tuple[StoredExport, Export] | None:
-        """Reward the trajectory and export it; None where the session has to be exported apart. The reward stays in
-        either case."""
+        """Set the reward and export the session. Returns None if the export has to be done separately; the reward is
+        set in either case."""
         changes.reward(self._write, number, value, None, now, 0.0)
         if request is None:
             return None
@@ -320,7 +323,8 @@ class SessionJournal(Journal):
         return (kept, built) if kept is not None else None
 
     async def export(self, request: ExportRequest) -> tuple[StoredExport, Export]:
-        """Raises 404, 425, 400, and 500 where all of it is damaged; nothing is taken then."""
+        """Take and return the requested trajectories. Raises 400, 404, 425; 422 or 500 if none of them can be exported
+        (rewards overflow, records damaged). After an error nothing is taken."""
         retention = self.retention.export_retention
         while True:
             chosen, items, built = await self._read_apart(lambda tables: self._build(tables, request))
@@ -330,19 +334,19 @@ class SessionJournal(Journal):
                 return kept, built
 
     def has_removed(self, session_ids: Iterable[str]) -> bool:
-        """Whether none of these sessions is there any more."""
+        """Whether all these sessions were removed."""
         names = [name for each in session_ids if (name := SessionName.parse(each)) is not None]
         found = self._look(lambda tables: [tables.session(name.number) for name in names])
         return all(session is None or session.state is SessionState.REMOVED for session in found)
 
     async def check_export(self, request: ExportRequest) -> Export:
-        """The answer that ``export`` would give, or its error; takes nothing."""
+        """The response of ``export``, or its error, without taking anything."""
         return (await self._read_apart(lambda tables: self._build(tables, request)))[2]
 
     def _build(
         self, tables: SessionTables, request: ExportRequest
     ) -> tuple[tuple[TrajectoryKey, ...], tuple[TrajectoryKey, ...], Export]:
-        """The trajectories that the request means, those that can be handed out, and the answer."""
+        """The trajectories that the request names, those of them that can be exported, and the response."""
         now = self.clock()
         try:
             kept = exporting.find_export(tables, request.digest, now)
@@ -377,7 +381,7 @@ class SessionJournal(Journal):
         return chosen, tuple(items), join_exports(parts, errors)
 
     def _part(self, tables: SessionTables, item: TrajectoryKey, style: Style, discount: float) -> TrajectoryExport:
-        """Raises CorruptRecord, RewardOverflow, and 404 where it is gone meanwhile."""
+        """The export of one trajectory. Raises CorruptRecord, RewardOverflow, and 404 if it has been deleted."""
         session, trajectory = tables.session(item[0]), tables.trajectory(*item)
         if session is None or trajectory is None:
             raise ApiError(404, "the export was released meanwhile", code="export_not_found")
@@ -389,7 +393,7 @@ class SessionJournal(Journal):
     async def online(
         self, items: Sequence[TrajectoryKey], style: Style = Style.INDIVIDUAL, discount: float = 1.0
     ) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
-        """Each item's rows, or why it has none; None where it was released meanwhile. Nothing is taken."""
+        """For each item its export, the error that prevents it, or None if it has been deleted. Takes nothing."""
 
         def load(
             tables: SessionTables, item: TrajectoryKey
@@ -407,23 +411,23 @@ class SessionJournal(Journal):
         return await self._read_apart(lambda tables: [load(tables, item) for item in items])
 
     def session_id(self, number: int) -> str | None:
-        """The id of a session, damaged or not; None where there is none."""
+        """The id of a session, even of a damaged one; None if it is unknown."""
         return self._look(lambda tables: tables.session_id(number))
 
     def ready_online(
         self, limit: int, but: frozenset[TrajectoryKey], kind: TrajectoryKind | None = None
     ) -> list[TrajectoryKey]:
-        """Ready trajectories of online sessions, the oldest first."""
+        """Up to ``limit`` ready trajectories of online sessions, oldest first, without those in ``but``."""
         return self._look(lambda tables: exporting.ready_online(tables, self.clock(), limit, but, kind))
 
     def next_due(self) -> float | None:
-        """When the next trajectory becomes ready by its finish timeout."""
+        """When the next finish timeout of a trajectory passes, in Unix seconds; None if none is set."""
         return self._look(exporting.next_due)
 
     # -- upkeep
 
     async def sweep(self) -> int:
-        """One slice of the upkeep: how much was done. Repeat until it is 0."""
+        """Process one slice of the upkeep. Returns the number of changes."""
         if not self._look(lambda tables: exporting.is_due(tables, self.clock(), self.retention, self._cursor)):
             self._cursor = 0
             return 0
@@ -435,7 +439,7 @@ class SessionJournal(Journal):
         return found
 
     def is_spent(self) -> bool:
-        """Whether it holds no session, trajectory or export any more."""
+        """Whether the journal holds no session (except the human-in-the-loop one), trajectory or export."""
         return self._look(exporting.is_spent)
 
     def _look(self, read: Callable[[SessionTables], _T]) -> _T:
@@ -443,7 +447,7 @@ class SessionJournal(Journal):
             return read(self._read)
 
     async def _read_apart(self, read: Callable[[SessionTables], _T]) -> _T:
-        """Read in a thread, on one snapshot: the event loop writes between two queries of it."""
+        """Read in a thread, in one transaction: the event loop may write between two queries of ``read``."""
 
         def read_at_once() -> _T:
             db = self._far.db
@@ -451,7 +455,7 @@ class SessionJournal(Journal):
             try:
                 return read(self._far)
             finally:
-                if db.in_transaction:  # an error of the store may have ended it
+                if db.in_transaction:  # SQLite may have ended the transaction after an error
                     db.execute("ROLLBACK")
 
         with self._reading():
@@ -461,7 +465,7 @@ class SessionJournal(Journal):
 async def open_journal(
     folder: JournalFolder, retention: Retention, clock: Callable[[], float] = time.time
 ) -> SessionJournal:
-    """Recovers the journal of a killed predecessor. Raises sqlite3.Error."""
+    """Open the journal of a locked folder; recovers it after a crash. Raises sqlite3.Error."""
     db = open_writer(folder.database)
     tag = journal_tag(db, lambda tag: changes.start_hitl(SessionTables(db, tag), clock()))
     journal = SessionJournal(folder, db, tag, retention)

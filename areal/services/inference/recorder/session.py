@@ -1,19 +1,19 @@
-r"""Session and trajectory state, its transitions as pure functions, and the identifiers of sessions. No I/O, no clock.
+r"""Session and trajectory state, its transitions as pure functions, and identifiers. No I/O, no clock.
 
-A session is a row of trajectories, numbered from 0. A chat joins the last one, or opens the next when that is
-sealed::
+A session is a sequence of trajectories, numbered from 0. A model call joins the last trajectory, or opens the next one
+if the last is sealed::
 
     OPEN --reward on its newest interaction--> SEALING --finish timeout, next chat or end--> READY --export--> TAKEN
       \______________(no finish timeout)_______________________________________________^
       \______________________________end: unrewarded______________________________________^
 
-An interaction belongs to the trajectory that is open when it is recorded, that is when its answer is complete. A
-trajectory has calls of token models or of external ones, never both: a change of kind opens the next, and leaves the
-last one open until it is rewarded or the session ends.
+An interaction belongs to the trajectory that is open when it is recorded, that is, when its answer is complete. A
+trajectory has calls of token models or of external models, never both: a change of kind opens the next trajectory, and
+leaves the last one open until it is rewarded or the session ends.
 
-Each journal has a random tag. Session ids, session keys, group, export and lease ids and answer ids carry the tag of
-their journal (``areal.services.journal.keys``), so a relay that knows which data proxy serves which journals routes all
-of them without a session table.
+Each journal has a random tag. The ids of sessions, groups, exports, leases and answers, and session keys, contain the
+tag of their journal (``areal.services.journal.keys``). So a relay that knows which data proxy serves which journal can
+route them all without a table of sessions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrajectoryPhase(IntEnum):
 
 
 class TrajectoryKind(IntEnum):
-    """A trajectory has tokens of an engine, or messages of an external model."""
+    """Whether a trajectory has tokens of an engine or messages of an external model."""
 
     TOKENS = 0
     TEXT = 1
@@ -62,8 +62,8 @@ class SessionState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in
-    online mode. ``next_trajectory``: no number is used again."""
+    """``hitl``: the human-in-the-loop session, which never ends. ``online``: its trajectories are offered in online
+    mode. ``next_trajectory``: the least number of a new trajectory, so that no number is used twice."""
 
     number: int
     task: str
@@ -77,7 +77,8 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """``first`` is the sequence number of its first interaction. ``due``: when a SEALING one is ready."""
+    """``first`` is the sequence number of its first interaction. ``due``: when a SEALING one becomes READY, in Unix
+    seconds. ``sealed``: why it became READY."""
 
     number: int
     first: int
@@ -89,7 +90,8 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlacement:
-    """The trajectory of a new interaction, new or not; ``before`` is what became of the last one."""
+    """The trajectory of a new interaction; ``opened`` if it is new. ``before``: the previous trajectory, if the
+    interaction made it READY."""
 
     trajectory: Trajectory
     opened: bool
@@ -98,7 +100,8 @@ class TurnPlacement:
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """``changed`` false: the same reward again, only answered. ``transition``: this reward made it ready."""
+    """A trajectory after a reward. ``changed`` is false for a repeated request, which writes nothing. ``transition``:
+    this reward made the trajectory READY."""
 
     trajectory: Trajectory
     changed: bool
@@ -110,7 +113,7 @@ class RewardOutcome:
 
 
 def apply_timeout(trajectory: Trajectory, now: float) -> Trajectory:
-    """The trajectory as it is at ``now``: one whose finish timeout has passed is ready."""
+    """The trajectory at ``now``: READY if it was SEALING and its finish timeout has passed."""
     if trajectory.phase is TrajectoryPhase.SEALING and trajectory.due is not None and trajectory.due <= now:
         return _ready(trajectory, SealReason.TIMEOUT, trajectory.due)
     return trajectory
@@ -123,9 +126,9 @@ def _ready(trajectory: Trajectory, how: SealReason, at: float) -> Trajectory:
 def place_turn(
     session: SessionRecord, last: Trajectory | None, seq: int, now: float, limit: int | None, *, same_kind: bool = True
 ) -> TurnPlacement:
-    """The trajectory of the interaction with number ``seq``. ``limit``: how many interactions a trajectory of the
-    human-in-the-loop session may hold. A fuller one, and one of another kind, stays open. Raises 409 for a session that
-    ended."""
+    """The trajectory of the new interaction ``seq``. ``limit``: the most interactions of a trajectory in the
+    human-in-the-loop session. An open trajectory that is full, or of another kind, stays open and the next one is
+    opened. Raises 409 if the session has ended."""
     if session.state is not SessionState.ACTIVE:
         raise ApiError(409, "the session has ended", code="session_ended")
     if last is None:
@@ -141,7 +144,7 @@ def place_turn(
 
 
 def parse_kind(text: str | None) -> TrajectoryKind | None:
-    """The kind of trajectory in a query. Raises 400."""
+    """The trajectory kind of a query parameter. Raises 400."""
     if text is None:
         return None
     try:
@@ -166,8 +169,8 @@ def check_reward(value: object) -> float:
 def apply_reward(
     trajectory: Trajectory, value: float, now: float, finish_timeout_s: float, *, newest: bool, before: float | None
 ) -> RewardOutcome:
-    """``newest``: the reward is for the trajectory's newest interaction; ``before`` is the reward that it has. Raises
-    409 when the trajectory is sealed and the value is another one."""
+    """The trajectory after a reward for one of its interactions. ``newest``: for its newest interaction. ``before``:
+    the interaction's present reward. Raises 409 if the trajectory is sealed and ``value`` differs from ``before``."""
     trajectory = apply_timeout(trajectory, now)
     if trajectory.phase >= TrajectoryPhase.READY:
         check_sealed(value, before)
@@ -181,7 +184,7 @@ def apply_reward(
 
 
 def check_sealed(value: float, before: float | None) -> None:
-    """A reward for an interaction of a sealed trajectory, which has ``before``. Raises 409 where it is another one."""
+    """Raises 409 if a reward for an interaction of a sealed trajectory differs from its present one, ``before``."""
     if before != value:
         what = "without a reward on it" if before is None else f"with reward {before:g}"
         raise ApiError(409, f"the trajectory is sealed, {what}", code="trajectory_sealed", param="reward")
@@ -190,8 +193,8 @@ def check_sealed(value: float, before: float | None) -> None:
 def end_session(
     session: SessionRecord, trajectories: Sequence[Trajectory], now: float
 ) -> tuple[SessionRecord, list[Trajectory]]:
-    """The session and its trajectories after its end: all are ready. Ending it again changes nothing. The
-    human-in-the-loop session continues with its next trajectory."""
+    """The session and its trajectories after its end: all trajectories are READY or TAKEN. Ending it again changes
+    nothing. The human-in-the-loop session stays active and continues with its next trajectory."""
     ended = [apply_timeout(each, now) for each in trajectories]
     ended = [each if each.phase >= TrajectoryPhase.READY else _ready(each, SealReason.END, now) for each in ended]
     if session.hitl or session.state is not SessionState.ACTIVE:
@@ -200,7 +203,8 @@ def end_session(
 
 
 def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: float) -> bool:
-    """Whether its key is in use, so that no other session may start with it: until its first trajectory is ready."""
+    """Whether the session still uses its key, so that no other session may start with that key. It does until its first
+    trajectory is ready."""
     if session.state is not SessionState.ACTIVE or session.next_trajectory > 0:
         return False
     return not any(apply_timeout(each, now).phase >= TrajectoryPhase.READY for each in trajectories)
@@ -218,7 +222,7 @@ _ANSWER = re.compile(rf"[a-z]+-(?P<tag>{TAG})[0-9a-f]{{24}}(-[0-9]+)?")
 
 @dataclass(frozen=True)
 class SessionName:
-    """``str()`` is the session id that callers see."""
+    """``str()`` is the session id that clients see."""
 
     task: str
     tag: str
@@ -243,7 +247,7 @@ class SessionName:
 
 @dataclass(frozen=True)
 class GroupName:
-    """The sessions of one group are numbered in a row."""
+    """The sessions of one group have consecutive numbers, from ``first``."""
 
     tag: str
     first: int
@@ -266,7 +270,7 @@ class GroupName:
         return name
 
     def check_members(self, session_ids: Iterable[str]) -> None:
-        """Raises 400 for a session of another group, 404 for what is no session id."""
+        """Raises 400 for a session of another group, 404 for an invalid session id."""
         for session_id in session_ids:
             name = SessionName.require(session_id, "session_ids")
             if name.tag != self.tag or not self.first <= name.number < self.first + self.size:
@@ -304,7 +308,7 @@ class LeaseName:
 
 
 def new_answer_id(prefix: str, tag: str | None) -> str:
-    """``chatcmpl-`` and the like, with the journal's tag where the answer is recorded."""
+    """A random id with ``prefix`` (such as ``chatcmpl-``) and, if the answer is recorded, the journal's tag."""
     return unique_id(prefix + (tag or ""))
 
 
