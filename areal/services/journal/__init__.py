@@ -1,6 +1,7 @@
-"""Journals: what service processes keep on disk, and how it changes hands when one dies or drains.
+"""Journals: the durable state of service processes, and its adoption by other processes when one dies or drains.
 
-``keys`` names journals and the keys that carry those names, ``storage`` is one journal's folder, lock, SQLite file and
-group commit, ``store`` the journals that one process serves. What a journal holds is its service's business: recorded
-model calls (``areal.services.inference.recorder``), conversations of agents (``areal.services.agent.data_proxy``).
+``keys``: tags of journals, and session keys that contain a tag. ``storage``: one journal's folder, lock, SQLite file
+and group commit. ``store``: the journals that one process serves. The service defines the contents of its journals:
+recorded model calls (``areal.services.inference.recorder``), conversations of agents
+(``areal.services.agent.data_proxy``).
 """

@@ -1,6 +1,6 @@
-"""The tag that names a journal, and the session keys that carry it: whoever knows which process serves which journals
-finds a session by its key without a table of sessions. A tag is not secret. A session key is: its secret is the 256
-random bits behind its tag."""
+"""Tags of journals, and session keys that contain a tag. A relay that knows which process serves which journal routes a
+session key without a table of sessions. A tag is not secret. A session key is: its secret is the 256 random bits after
+the tag."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def new_session_key(tag: str) -> str:
 
 
 def tag_of_key(key: str) -> str | None:
-    """The journal of a session key. None for a key that a caller chose itself."""
+    """The tag in a session key. None for a key that a client chose itself."""
     met = _KEY.fullmatch(key)
     return met["tag"] if met else None
 

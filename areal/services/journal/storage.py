@@ -1,9 +1,9 @@
 """A journal on disk: its folder and lock, its SQLite file, group commit.
 
-Why SQLite and no log of our own: a session changes state, is looked up in several ways, and is removed. All of that
-needs an index that survives a crash. Write-ahead mode with ``synchronous=FULL`` gives exactly what is promised: a
-transaction is on disk when its commit returns, a torn tail is cut off at the next open, a full disk fails the
-transaction and leaves nothing of it. SQLite checks its log but not its tables, so every row carries its own CRC.
+Why SQLite instead of our own log: a session changes state, is found by several keys, and is removed, which needs an
+index that survives a crash. Write-ahead mode with ``synchronous=FULL`` gives the required guarantees: a transaction is
+on disk when its commit returns, a torn tail is truncated at the next open, and a full disk fails the whole transaction.
+SQLite checksums its log but not its tables, so rows carry their own CRC.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from typing import Any, Self, TypeVar
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
 
-_PAGES_A_CHECKPOINT = 1000  # a log that is written over again costs half of one that grows
+_PAGES_A_CHECKPOINT = 1000  # overwriting the log costs half as much as growing it
 _WRITER_CACHE_KB = 4096
 _READER_CACHE_KB = 1024
 _BUSY_S = 10.0
 _ABOUT = "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
-_text = partial(str, encoding="utf-8", errors="replace")  # damaged text is read, and fails its row's checksum
+_text = partial(str, encoding="utf-8", errors="replace")  # damaged text is readable, and fails its row's checksum
 
 
 class CorruptRecord(Exception):
-    """Stored bytes that are not those that were written, or that this version cannot read. Names what they belong
-    to."""
+    """Stored bytes are damaged, or this version cannot read them. The message names the record."""
 
     code = "record_corrupted"
 
 
 def open_writer(file: Path, tables: str, version: int) -> sqlite3.Connection:
-    """The one connection that writes; ``tables`` are made in a new file. Raises sqlite3.Error, also for a file of
-    another format ``version``."""
+    """Open the journal's only writing connection, and create ``tables`` in a new file. Raises sqlite3.Error, also for a
+    file of another format ``version``."""
     file.touch(mode=0o600)  # SQLite gives its log the same mode
     db = _connect(file, _WRITER_CACHE_KB)
     (found,) = db.execute("PRAGMA user_version").fetchone()
@@ -63,7 +62,7 @@ def open_writer(file: Path, tables: str, version: int) -> sqlite3.Connection:
 
 
 def journal_tag(db: sqlite3.Connection, fill: Callable[[str], object] = lambda tag: None) -> str:
-    """The tag of the journal; a new one gets it now, and ``fill`` writes what it begins with."""
+    """The tag of the journal. A new journal gets its tag now, and ``fill(tag)`` writes its first rows."""
     row: tuple[str] | None = db.execute("SELECT value FROM about WHERE name='tag'").fetchone()
     if row is not None:
         return row[0]
@@ -76,14 +75,14 @@ def journal_tag(db: sqlite3.Connection, fill: Callable[[str], object] = lambda t
 
 
 def open_reader(file: Path) -> sqlite3.Connection:
-    """Sees committed rows, and never waits for a lock."""
+    """Open a connection that sees committed rows and never waits for a lock."""
     db = _connect(file, _READER_CACHE_KB)
     db.execute("PRAGMA query_only=1")
     return db
 
 
 def _connect(file: Path, cache_kb: int) -> sqlite3.Connection:
-    # Statements run on the event loop's thread and commits in another, but never at the same time.
+    # Statements run on the event loop's thread and commits on another thread, but never at the same time.
     db = sqlite3.connect(file, isolation_level=None, check_same_thread=False, timeout=_BUSY_S, cached_statements=128)
     db.text_factory = _text
     db.execute(f"PRAGMA cache_size=-{cache_kb}")
@@ -99,7 +98,7 @@ _TAG = "tag"
 
 @dataclass(frozen=True)
 class JournalFolder:
-    """A folder that this process holds. ``left``: its last holder gave it up."""
+    """A journal's folder that this process has locked. ``left``: the previous holder gave it up."""
 
     path: Path
     descriptor: int
@@ -118,18 +117,18 @@ class JournalFolder:
         os.close(self.descriptor)
 
     def leave(self) -> None:
-        """Release it for good: another process may adopt it at once."""
+        """Give the folder up and release the lock: another process may adopt it at once."""
         os.ftruncate(self.descriptor, 0)
         self.release()
 
     def remove(self) -> None:
-        """Delete it, then release the lock: a process that waits for it finds the folder gone."""
+        """Delete the folder, then release the lock: a process that waits for the lock finds the folder gone."""
         shutil.rmtree(self.path)
         self.release()
 
 
 def lock_folder(path: Path) -> JournalFolder | None:
-    """Take the folder, made if need be. None when another process holds it. Raises OSError."""
+    """Lock the folder, and create it if it does not exist. None if another process holds it. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = path / _LOCK
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -149,7 +148,7 @@ def lock_folder(path: Path) -> JournalFolder | None:
 
 
 def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:
-    """Lock the folder as ``lock_folder`` does, waiting for a process that only tests the lock."""
+    """As ``lock_folder``, but wait up to ``patience_s`` seconds for a process that holds the lock only to test it."""
     deadline = time.monotonic() + patience_s
     while (folder := lock_folder(path)) is None and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -157,7 +156,7 @@ def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:
 
 
 def is_left(path: Path) -> bool:
-    """Whether its last holder gave it up, and nobody has taken it since."""
+    """Whether the last holder gave the folder up, and no process has taken it since."""
     try:
         return (path / _LOCK).stat().st_size == 0
     except FileNotFoundError:
@@ -173,7 +172,7 @@ def read_tag(path: Path) -> str | None:
 
 
 def other_folders(root: Path, held: set[Path]) -> list[Path]:
-    """Folders under ``root`` with a journal that this process does not hold."""
+    """Folders under ``root`` with a journal, except those in ``held``."""
     with contextlib.suppress(FileNotFoundError):
         return sorted(path for path in root.iterdir() if path not in held and (path / DATABASE).is_file())
     return []
@@ -183,7 +182,7 @@ def other_folders(root: Path, held: set[Path]) -> list[Path]:
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_AT_A_TIME = 16  # changes between two looks at the event loop
+_AT_A_TIME = 16  # changes before the event loop runs other tasks
 _MOST = 1024
 
 
@@ -195,8 +194,8 @@ class _PendingChange:
 
 
 class CommitThread:
-    """Commits beside the event loop, one at a time: what an executor does for that, with its locks and its futures,
-    costs as much again as the commit of a short turn."""
+    """A thread that commits, one transaction at a time. An executor's locks and futures would cost as much again as the
+    commit of a short turn."""
 
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db = db
@@ -206,7 +205,7 @@ class CommitThread:
         self._thread.start()
 
     async def commit(self) -> None:
-        """Raises sqlite3.Error."""
+        """Commit the open transaction. Raises sqlite3.Error."""
         done = self._loop.create_future()
         self._asked.put(done)
         await done
@@ -235,8 +234,9 @@ def _settle(done: asyncio.Future[None], failure: sqlite3.Error | None) -> None:
 
 
 class CommitQueue:
-    """Runs changes on ``db``, whose only writer this is. ``failing``: why the last commit failed, or None.
-    ``settled`` is called with whether the batch was committed, before its callers resume."""
+    """Group commit: runs waiting changes on ``db``, as its only writer, and commits them in one transaction.
+    ``failing``: why the last commit failed, or None. ``settled`` is called with whether the batch was committed, before
+    its callers resume."""
 
     def __init__(
         self, db: sqlite3.Connection, name: str, settled: Callable[[bool], None] = lambda committed: None
@@ -253,7 +253,8 @@ class CommitQueue:
         self.observe: Callable[[float], None] = lambda seconds: None
 
     async def run(self, apply: Callable[[], _T]) -> _T:
-        """``apply()``'s value, once it is durable. Raises what it raises; ApiError 507 or 500 when the store fails."""
+        """Return the value of ``apply()`` once its change is durable. Raises what ``apply`` raises, ApiError 507 or 500
+        if the write fails, and 421 after ``close``."""
         if self._closing:
             raise held_elsewhere()
         change = _PendingChange(apply, asyncio.get_running_loop().create_future())
@@ -263,7 +264,7 @@ class CommitQueue:
         return value
 
     async def close(self) -> None:
-        """Commit what waits, then stop."""
+        """Commit the waiting changes, then stop."""
         self._closing = True
         self._wake.set()
         await self._task
@@ -323,7 +324,7 @@ class CommitQueue:
         self._settled(False)
         self.failing = str(error)
         _log.error("the journal could not be written, %d changes were refused: %s", len(batch), error)
-        if not batch:  # the transaction did not begin: fail the waiting changes, or this would loop for ever
+        if not batch:  # BEGIN failed: fail the waiting changes, or the loop would never end
             batch = list(self._waiting)
             self._waiting.clear()
         for change in batch:
@@ -344,13 +345,13 @@ def store_failure(error: sqlite3.Error) -> ApiError:
 
 # -- one journal
 
-_MOST_NOTED = 100  # damaged records, by name
+_MOST_NOTED = 100
 
 
 class Journal(ABC):
-    """Sessions recorded in one folder, served by the one process that holds it. Subclasses know the tables. All changes
-    go through ``commits``. ``on_news`` is called when others may find something new; ``corrupt`` names damaged
-    records."""
+    """Sessions recorded in one folder, served by the process that holds its lock. Subclasses define the tables. All
+    changes go through ``commits``. ``on_news`` is called when waiting readers may find something new. ``corrupt`` lists
+    the first 100 damaged records."""
 
     def __init__(
         self,
@@ -364,7 +365,7 @@ class Journal(ABC):
         self.clock: Callable[[], float] = time.time
         self.on_news: Callable[[], None] = lambda: None
         self.corrupt: list[str] = []
-        self.released = False  # the folder
+        self.released = False  # whether the folder's lock is
         self.commits = CommitQueue(db, tag, settled)
         self._db = db
         self._readers: list[sqlite3.Connection] = []
@@ -376,14 +377,14 @@ class Journal(ABC):
 
     @abstractmethod
     def session_by_key(self, digest: bytes) -> int | None:
-        """The number of the session with this key, by the key's digest."""
+        """The number of the session whose key has this digest; None if there is none."""
 
     def knows(self, digest: bytes) -> bool:
-        """Whether a session with this key is here, or was."""
+        """Whether a session whose key has this digest is here, or was."""
         return self.session_by_key(digest) is not None
 
-    async def inherit(self, other: Self) -> None:  # noqa: B027 - most have nothing
-        """Take what is to outlive ``other``, an adopted journal, where that has no sessions any more."""
+    async def inherit(self, other: Self) -> None:  # noqa: B027 - optional
+        """Take over the records that must outlive ``other``, an adopted journal, once it has no sessions."""
 
     @abstractmethod
     def live_sessions(self) -> int:
@@ -391,15 +392,16 @@ class Journal(ABC):
 
     @abstractmethod
     def is_spent(self) -> bool:
-        """Whether it holds nothing that anybody may ask for."""
+        """Whether the journal holds nothing that a client may request."""
 
     @abstractmethod
     async def sweep(self) -> int:
-        """One slice of the upkeep: how much was done. Repeat until it is 0."""
+        """Process one slice of the upkeep. Returns the number of changes."""
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Hold the journal open during a call of a session. Raises 421 where another process has the journal now."""
+        """Keep the journal open during a call of a session. Raises 421 if the journal is closed: another process may
+        have it by now."""
         if self._closed:
             raise held_elsewhere()
         self._uses += 1
@@ -412,14 +414,14 @@ class Journal(ABC):
                 self._idle.set()
 
     async def check_writable(self) -> None:
-        """Try a commit after a failed one, so that nothing begins that cannot be recorded. Raises 507, 500."""
+        """After a failed commit, try another one, so that no call starts that cannot be recorded. Raises 507, 500."""
         if self.commits.failing is not None:
             await self.commits.run(
                 lambda: self._db.execute("INSERT OR REPLACE INTO about VALUES ('tried_at', ?)", (str(self.clock()),))
             )
 
     async def wait_idle(self) -> None:
-        """Return when no call runs."""
+        """Return when no call is running."""
         while self._uses:
             await self._idle.wait()
 
@@ -455,7 +457,7 @@ class Journal(ABC):
         return ApiError(500, f"the journal is damaged: {error}", code=error.code)
 
     def _note(self, error: CorruptRecord) -> None:
-        """Count damage, and log each kind once."""
+        """Note a damaged record, and log it once."""
         text = str(error)
         if text not in self.corrupt and len(self.corrupt) < _MOST_NOTED:
             self.corrupt.append(text)

@@ -1,10 +1,10 @@
 """The journals that one process serves.
 
-``root`` holds one folder a process, by its run's uid. A process restarted under the same uid finds its own journal
-again. Any other journal whose process left, or whose lock stays free for longer than its own process needs to come
-back, is adopted; it is served in place, under its own tag, and deleted once it is empty. New sessions go to the own
-journal. A process that is drained leaves its journals to the others (``hand_over``), each as soon as none of its calls
-runs, and continues with a new one.
+``root`` holds one folder per process, named by the uid of its run. A process restarted under the same uid finds its own
+journal again. A process adopts every other journal that its holder gave up, or whose lock stays free for longer than a
+restart takes: it serves the journal in place, under its own tag, and deletes it once it is empty. New sessions go to
+the process's own journal. A draining process gives its journals up to other processes (``hand_over``), each when none
+of its calls is running, and continues with a new one.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _SWEEP_S = 1.0
 _LOOKED_AT_S = 0.2
 ADOPT_AFTER_S = 5.0
 _MOST_OWN_FOLDERS = 100
-_TAKE_BACK_S = 30.0  # a journal that was left and not adopted for so long is taken back
+_TAKE_BACK_S = 30.0  # a journal that was given up, and that no process has adopted in this time, is taken back
 _COMMIT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
 class JournalStore(Generic[J]):
-    """Open with ``serve_journals``; ``run`` is its background work. ``open_journal`` opens the journal of a locked
-    folder, and raises sqlite3.Error. ``elsewhere``: tags of the journals under the same root that this process does not
-    hold. ``leaving``: the process is about to end, and adopts nothing. ``on_left`` is awaited after a journal was left
-    to others."""
+    """The journals of this process, by tag. Open with ``serve_journals``; ``run`` is the background work.
+    ``open_journal`` opens the journal of a locked folder, and raises sqlite3.Error. ``elsewhere``: tags of the journals
+    under ``root`` that this process does not hold. ``leaving``: whether the process is draining, and so adopts nothing.
+    ``on_left`` is awaited after a journal was given up."""
 
     def __init__(self, root: Path, own: J, open_journal: OpenJournal[J], adopt_after_s: float) -> None:
         self.root = root
@@ -67,7 +67,7 @@ class JournalStore(Generic[J]):
         self._held_elsewhere: set[Path] = set()
         self._siblings = False
         self._uid = own.folder.path.name
-        self._left: dict[Path, float] = {}  # journals that were left to others, and when, in loop time
+        self._left: dict[Path, float] = {}  # journals that were given up, and when, in loop time
         self._departed: list[J] = []
         self._handing: asyncio.Task[None] | None = None
         self.journals: dict[str, J] = {own.tag: own}
@@ -83,15 +83,15 @@ class JournalStore(Generic[J]):
         return self.journals.get(tag)
 
     def others(self) -> tuple[str, ...]:
-        """Tags of the journals under the root that this process does not hold and can read, as they are now."""
+        """Tags of the journals under the root that this process does not hold and that can be read, at present."""
         return self._tags(other_folders(self.root, {journal.folder.path for journal in self}))
 
     def _tags(self, folders: Iterable[Path]) -> tuple[str, ...]:
         return tuple(tag for path in folders if path not in self.unreadable and (tag := read_tag(path)) is not None)
 
     def holder_of_key(self, key: bytes) -> tuple[J, int] | None:
-        """The journal and number of the session that this key opens. A session of one journal may have a key that
-        another one made: keys are used again."""
+        """The journal and number of the session with this key. The key's tag is only tried first: a client may reuse
+        the key of another journal's session for a new session."""
         digest = key_digest(key)
         first = self.journals.get(tag_of_key(key.decode("ascii", "replace")) or "")
         for journal in (*((first,) if first else ()), *self):
@@ -103,10 +103,10 @@ class JournalStore(Generic[J]):
         return next((journal for journal in self if journal.knows(digest)), None)
 
     def departed_journal(self, digest: bytes) -> str | None:
-        """The tag of the journal with this session that was left to others, while none of them has taken it."""
+        """The tag of the given-up journal that has the session with this key digest, until a process adopts it."""
         self._departed = [each for each in self._departed if not each.released or is_left(each.folder.path)]
         for journal in self._departed:
-            with contextlib.suppress(ApiError):  # it is closed: what it has in memory it tells
+            with contextlib.suppress(ApiError):  # a closed journal answers only from memory
                 if journal.session_by_key(digest) is not None:
                     return journal.tag
         return None
@@ -118,7 +118,7 @@ class JournalStore(Generic[J]):
         self._news = asyncio.Event()
 
     async def wait_news(self, timeout_s: float) -> None:
-        """Return when a journal has something new, or another journal was adopted, or after ``timeout_s``."""
+        """Return when a journal has news, when a journal was adopted, or after ``timeout_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._news.wait()
@@ -126,7 +126,7 @@ class JournalStore(Generic[J]):
     # -- upkeep
 
     async def run(self) -> None:
-        """Sweep, and adopt what stays free, for as long as the process lives."""
+        """Sweep the journals and adopt free ones, until cancelled."""
         while True:
             for journal in self:
                 try:
@@ -136,21 +136,22 @@ class JournalStore(Generic[J]):
                         del self.journals[journal.tag]
                         await journal.close(remove=True)
                         _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
-                except ApiError as error:  # of this journal's store; the others have their upkeep
+                except ApiError as error:  # of this journal; the others still get their upkeep
                     _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
             if not self.leaving():
                 await self.adopt(self._adopt_after_s)
             await asyncio.sleep(until_beat(_SWEEP_S))
 
     async def adopt(self, after_s: float = 0.0) -> list[str]:
-        """Take over every journal that was left, or whose lock has been free for ``after_s``: their tags. Where others
-        live it is one at a time, so that all get some. One that cannot be read is reported and left."""
+        """Adopt every journal that was given up, or whose lock has been free for ``after_s`` seconds; returns their
+        tags. If other processes hold journals under ``root``, adopt one per call, so that each process gets a share. A
+        journal that cannot be read is logged and skipped."""
         async with self._adopting:
             candidates = other_folders(self.root, {journal.folder.path for journal in self})
             adopted: list[str] = []
             for path in candidates:
                 if adopted and self._siblings:
-                    break  # they take their share
+                    break  # the rest is for the other processes
                 if (tag := await self._adopt(path, after_s)) is not None:
                     adopted.append(tag)
             self._siblings = any(path in self._held_elsewhere for path in candidates)
@@ -162,8 +163,8 @@ class JournalStore(Generic[J]):
     # -- draining
 
     async def hand_over(self) -> list[str]:
-        """Leave the journals that have sessions to other processes: their tags. Returns at once; each goes when none of
-        its calls runs any more."""
+        """Give the journals that hold sessions up to other processes; returns their tags. Does not wait: each journal
+        is closed when none of its calls is running."""
         leaving = [journal for journal in self if not journal.is_spent()]
         if self._handing is not None and not self._handing.done():
             return [journal.tag for journal in leaving]
@@ -182,7 +183,7 @@ class JournalStore(Generic[J]):
         return [journal.tag for journal in leaving]
 
     async def keep(self) -> None:
-        """The drain is over: what was not left yet stays."""
+        """Cancel the hand-over: journals that are not closed yet stay."""
         if self._handing is not None:
             self._handing.cancel()
             await asyncio.wait([self._handing])
@@ -231,7 +232,7 @@ class JournalStore(Generic[J]):
         return journal.tag
 
     async def close(self) -> None:
-        """Leave every journal to other processes, and delete empty ones."""
+        """Close every journal: delete empty ones, and give the others up to other processes."""
         await self.keep()
         for journal in self:
             await journal.close(remove=_is_spent(journal))
@@ -244,14 +245,14 @@ async def _do_nothing(journal: Journal) -> None:
 def _is_spent(journal: Journal) -> bool:
     try:
         return journal.is_spent()
-    except ApiError:  # it cannot be read: somebody else may
+    except ApiError:  # unreadable here; another process may be able to read it
         return False
 
 
 async def open_journal_store(
     root: Path, uid: str, open_journal: OpenJournal[J], *, adopt_after_s: float = ADOPT_AFTER_S
 ) -> JournalStore[J]:
-    """The store with this process's own journal. Raises UsageFault when that cannot be opened."""
+    """Open the store with this process's own journal. Raises UsageFault if that journal cannot be opened."""
     try:
         folder = _first_free(root, uid)
         store = JournalStore(root, await open_journal(folder), open_journal, adopt_after_s)
@@ -263,7 +264,7 @@ async def open_journal_store(
 
 
 def _first_free(root: Path, uid: str) -> JournalFolder:
-    """The first folder that can be locked: a sibling may have adopted our folder while we were away."""
+    """Lock the folder ``uid``, or the first free ``uid-N``: another process may have adopted ours before a restart."""
     names = [uid, *(f"{uid}-{number}" for number in range(2, _MOST_OWN_FOLDERS))]
     return next(filter(None, (wait_for_lock(root / name, _LOOKED_AT_S) for name in names)))
 
@@ -272,7 +273,7 @@ def _first_free(root: Path, uid: str) -> JournalFolder:
 async def serve_journals(
     state_dir: str, open_journal: OpenJournal[J], adopt_after_s: float
 ) -> AsyncIterator[JournalStore[J]]:
-    """The journals under ``state_dir``, maintained while the body runs. Raises UsageFault."""
+    """The journals under ``state_dir``, with their upkeep while the block runs. Raises UsageFault."""
     root = Path(state_dir)
     try:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -287,11 +288,11 @@ async def serve_journals(
         await store.close()
 
 
-# -- what the router and the scrapers are told
+# -- status for the router, and metrics
 
 
 def store_details(store: JournalStore[J]) -> dict[str, Any]:
-    """The store as the router needs it: the journals here, those elsewhere, the number of live sessions."""
+    """The store's status for the router: the journals here and elsewhere, the number of live sessions, and damage."""
     failing = next((journal.commits.failing for journal in store if journal.commits.failing), None)
     damaged = sum(len(journal.corrupt) for journal in store) + len(store.unreadable)
     return {
@@ -304,11 +305,11 @@ def store_details(store: JournalStore[J]) -> dict[str, Any]:
 
 
 def track_journals(metrics: Metrics, store: JournalStore[J]) -> None:
-    """Gauges are computed when they are scraped."""
+    """Register metrics of the journals. Gauges are computed when they are scraped."""
     commits = metrics.histogram(
         "areal_commit_seconds", "One group commit of the journal, until it is on disk.", _COMMIT_SECONDS, ()
     )
-    for journal in store:  # adopted journals take it from our own
+    for journal in store:  # adopted journals get it from ``_serve``
         journal.commits.observe = commits.observe
     metrics.gauge("areal_sessions_open", "Sessions that have not ended.").set_function(
         lambda: sum(journal.live_sessions() for journal in store)
@@ -325,7 +326,7 @@ _BODY_BYTES = 64 * 1024
 
 
 class JournalRoutes(Generic[J]):
-    """The routes by which a router finds sessions and moves journals."""
+    """HTTP routes by which a router finds sessions and moves journals."""
 
     def __init__(self, store: JournalStore[J]) -> None:
         self._store = store
@@ -338,8 +339,8 @@ class JournalRoutes(Generic[J]):
         service.route("POST", "/rl/find_key", self.find_key, Access.ADMIN)
 
     async def drain(self, request: Request) -> Response:
-        """The sessions move to other data proxies: ``journals`` are handed over, each when its running calls have
-        ended."""
+        """Move the sessions to other data proxies. Each of the returned ``journals`` is given up when its running calls
+        have ended."""
         await request.read(_BODY_BYTES)
         return json_response({"status": "ok", "journals": await self._store.hand_over()})
 
@@ -349,7 +350,7 @@ class JournalRoutes(Generic[J]):
         return json_response({"status": "ok", "journals": list(self._store.journals)})
 
     async def find_key(self, request: Request) -> Response:
-        """The journal of the session whose key, chosen by its caller, has this digest."""
+        """The tag of the journal with the session whose key, chosen by the client, has this SHA-256 digest."""
         digest = (await read_object(request, _BODY_BYTES)).get("digest")
         try:
             wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
