@@ -1,6 +1,7 @@
-"""The weight-update service: what a trainer has learned goes into running inference workers, as one operation.
+"""The weight-update service: transfers a trainer's weights to running inference workers, as one operation.
 
-A pair is a training side and an inference side. An update pauses the inference workers, has the training side publish
-its weights, has every worker take them, and lets generation go on: with the new version where all took it, with the old
-one where any step failed. Its failure is the caller's error: nobody trains on against stale weights unknowingly.
+A pair is a training side and an inference side. In an update the training side publishes its weights, every worker
+prepares them while it generates, and each worker then pauses to swap them in. Generation continues with the new version
+if every worker took it, and with the old version if any step failed. The caller gets the failure as an error, so that
+no trainer continues against stale weights without notice.
 """

@@ -32,7 +32,7 @@ _NOT_HONOURED = {
     "lora_name": "adapters are loaded by the engines' own routes; a pair carries the whole model",
     "use_lora": "adapters are loaded by the engines' own routes; a pair carries the whole model",
     "colocate": "mode shm is for trainers and engines on one machine",
-}  # fields of AReaL's clients that would change what an update does; what asks for nothing is taken
+}  # fields that AReaL's clients send and that would change an update; null, false and "" are accepted
 
 
 class WeightUpdateRoutes:
@@ -78,21 +78,21 @@ class WeightUpdateRoutes:
                 raise bad_request(message, param="inference_gateway_url")
             pair.inference_gateway = _url(gateway, "inference_gateway_url")
         async with pair.lock:
-            if pair.ahead is not None and version == pair.ahead:  # carried over by a sync
+            if pair.ahead is not None and version == pair.ahead:  # a sync has transferred it already
                 done, pair.ahead = UpdateResult.of(pair), None
             else:  # checked again: another update may have run while this one waited
                 done = await self._updater.update(pair, check_version(pair, version))
         return json_response(done.to_json())
 
     async def force_sync(self, request: Request) -> Response:
-        """Carry over the newest staged version now, also to workers that are not known to have it."""
+        """Transfer the newest staged version now, also to workers that are not known to have it."""
         pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
         async with pair.lock:
             done = await self._updater.sync(pair)
         return json_response(done.to_json())
 
     async def join(self, request: Request) -> Response:
-        """An inference worker that has started asks for what the others serve."""
+        """Give an inference worker that has started the version that the others serve."""
         data = await read_object(request, _BODY_BYTES)
         pair, worker = self._pairs.get(data.get("pair_name")), _url(data.get("worker_addr"), "worker_addr")
         pair.joining_workers.add(worker)
@@ -104,8 +104,8 @@ class WeightUpdateRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": pair.version})
 
     async def disconnect(self, request: Request) -> Response:
-        """``left``: {"path", "version"} of what the trainer leaves for workers that start later; null: nothing. Where
-        it does not say, workers that start wait for another trainer."""
+        """Disconnect a pair. ``left``: {"path", "version"} of the weights that workers load if they start later; null
+        for none. Without ``left``, workers that start wait for another trainer."""
         data = await read_object(request, _BODY_BYTES)
         pair, left = self._pairs.get(data.get("pair_name")), data.get("left")
         if not (left is None or isinstance(left, dict)):
@@ -151,7 +151,7 @@ def _place(request: Request) -> tuple[str, str]:
 
 
 def read_pair(data: Mapping[str, Any]) -> Pair:
-    """Raises 400 naming the field."""
+    """Parse the body of ``/connect``. Raises 400 naming the field."""
     name = data.get("pair_name")
     if not isinstance(name, str) or not name or "/" in name:
         raise bad_request("pair_name must be a text, not an empty one, without a slash", param="pair_name")
@@ -201,7 +201,7 @@ async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOption
 
 @contextlib.contextmanager
 def _discovery_file(path: Path, config: WeightUpdateConfig) -> Iterator[None]:
-    """The file by which ``areal weight-update`` finds this gateway. Removed at exit while it is still ours."""
+    """The file by which ``areal weight-update`` finds this gateway. Removed at exit if no other gateway replaced it."""
     about = {
         "url": base_url(config.host, config.port),
         "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""Pairs of a training and an inference side: what is known of each, and what may happen to it next."""
+"""Pairs of a training side and an inference side: their state, and the checks on it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from areal.services.http.errors import ApiError, bad_request
 
 
 class Mode(StrEnum):
-    """The transport of weights: a folder that both sides reach, shared memory of one machine, a process group."""
+    """The transport of weights: a folder that both sides reach, shared memory of one machine, or a process group."""
 
     DISK = "disk"
     SHM = "shm"
@@ -23,13 +23,13 @@ class Mode(StrEnum):
 class PairState(StrEnum):
     CONNECTED = "connected"
     UPDATING = "updating"
-    FAILED = "failed"  # the last update; the next may succeed
+    FAILED = "failed"  # the last update failed; the next may succeed
 
 
 @dataclass
 class Pair:
-    """``version`` is the one that the inference side serves, -1 before the first update. ``inference_gateway`` instead
-    of fixed workers: whoever serves ``model`` there when an update begins."""
+    """``version`` is the one that the inference side serves, -1 before the first update. With ``inference_gateway``
+    there are no fixed workers: an update goes to the workers that serve ``model`` there when it begins."""
 
     name: str
     mode: Mode
@@ -40,9 +40,9 @@ class Pair:
     settings: dict[str, Any] = field(default_factory=dict)
     state: PairState = PairState.CONNECTED
     version: int = -1
-    connected: set[str] = field(default_factory=set)  # inference workers that know of the pair
-    joining_workers: set[str] = field(default_factory=set)  # inference workers that asked for what is published
-    ahead: int | None = None  # a version that was carried over before its trainer said so
+    connected: set[str] = field(default_factory=set)  # inference workers that are connected to the pair
+    joining_workers: set[str] = field(default_factory=set)  # inference workers that requested the published version
+    ahead: int | None = None  # a version that a sync transferred before its trainer requested the update
     updated_at: float | None = None
     duration_ms: float | None = None
     paused_ms: float | None = None
@@ -51,8 +51,8 @@ class Pair:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def to_json(self, present: Sequence[Mapping[str, Any]] | None = None) -> dict[str, Any]:
-        """``present``: who serves the model now ("url", "state", "version"), where that could be asked; else those that
-        took part last."""
+        """``present``: the workers that serve the model now ("url", "state", "version"). If None, they are unknown and
+        the workers of the last update are listed."""
         urls = sorted(self.connected) or list(self.inference)
         workers = [{"url": url, "state": None, "version": None} for url in urls] if present is None else list(present)
         return {
@@ -82,13 +82,13 @@ class Pair:
 
 
 class Pairs:
-    """The connected pairs, by name. A name is taken as soon as a connection begins."""
+    """The connected pairs, by name. A name is reserved when its connection begins."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, Pair] = {}
 
     def reserve(self, pair: Pair) -> None:
-        """Raises 409."""
+        """Add a pair. Raises 409 if its name is taken."""
         if pair.name in self._pairs:
             message = f"the pair {pair.name!r} is connected already; disconnect it first"
             raise ApiError(409, message, code="pair_exists", param="pair_name")
@@ -114,7 +114,7 @@ class Pairs:
 
 
 def check_version(pair: Pair, version: object) -> int:
-    """A version that may follow the pair's. Raises 400, and 409 for one that does not grow."""
+    """``version``, if it may follow the pair's version. Raises 400, and 409 if it does not grow."""
     if type(version) is not int or not 0 <= version < 2**63:
         raise ApiError(
             400, f"version must be a whole number from 0, not {version!r}", code="invalid_value", param="version"
@@ -125,7 +125,7 @@ def check_version(pair: Pair, version: object) -> int:
     return version
 
 
-# Small values and barriers that the two sides of a pair exchange while they set a transfer up.
+# Small values, and sets that serve as barriers, which the two sides of a pair exchange to set up a transfer.
 
 _MOST_VALUES = 10_000  # of one pair: a transfer needs a few for each rank
 
@@ -136,7 +136,7 @@ class PairMetadata:
         self._sets: dict[str, dict[str, set[str]]] = {}
 
     def get(self, pair: str, key: str) -> Any:
-        """Raises 404; a value that is null exists."""
+        """The stored value, which may be None. Raises 404."""
         try:
             return self._values[pair][key]
         except KeyError:
@@ -152,7 +152,7 @@ class PairMetadata:
         return self._values.get(pair, {}).pop(key, self) is not self
 
     def add(self, pair: str, key: str, member: str) -> int:
-        """The size of the set with ``member`` in it."""
+        """Add ``member`` to a set; returns the size of the set. Raises 413 if the set is full."""
         members = self._sets.setdefault(pair, {}).setdefault(key, set())
         if member not in members and len(members) >= _MOST_VALUES:
             raise ApiError(413, f"the set {key!r} has {_MOST_VALUES} members already", code="too_many_values")

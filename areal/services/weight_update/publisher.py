@@ -1,7 +1,8 @@
-"""The trainer's end of a pair: stage a version's weights, have the gateway carry them over, hear the outcome.
+"""The trainer's end of a pair: stages the weights of a version, and requests updates from the gateway.
 
-The trainer's own thread writes the weights, for all of its ranks take part. Its endpoint, a server on a thread of its
-own, answers for what is staged already. So nothing there waits for training, and training never waits for a request.
+The trainer's main thread writes the weights, because all its ranks take part. Its endpoint, an HTTP server on a
+separate thread, serves the weights that are staged. So requests never wait for training, and training never waits for a
+request.
 """
 
 from __future__ import annotations
@@ -28,53 +29,54 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher(Protocol):
-    """Publish a trainer's weights in one mode. The endpoint's threads call all but ``write`` and ``settle``."""
+    """Publishes a trainer's weights in one mode. The endpoint's threads call all methods but ``write`` and
+    ``settle``."""
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
-        """The answer to workers of the pair ``name``: how they reach us. ``size`` counts them and the trainer."""
+        """The connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
         ...
 
     def join(self) -> None:
-        """Returns when all workers are connected."""
+        """Return when all workers are connected. Raises RuntimeError if one does not connect."""
         ...
 
     def leave(self) -> None:
-        """Idempotent."""
+        """Close the connections to workers. Idempotent."""
         ...
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None) -> None:
-        """Begin to stage them; on the trainer's thread. They stay what they are until ``settle``."""
+        """Begin to stage ``weights``; on the trainer's thread. The caller must not change them until ``settle``."""
         ...
 
     def settle(self) -> None:
-        """Return when they are staged whole; on the trainer's thread. Raises what went wrong."""
+        """Return when all weights are staged; on the trainer's thread. Raises the error of the staging."""
         ...
 
     def published(self, version: int) -> dict[str, Any]:
-        """``{"source", "bytes", "probe"?}`` of the staged version. Raises ApiError 409 when another one is staged."""
+        """``{"source", "bytes", "probe"?}`` of the staged version. Raises ApiError 409 if another version is staged."""
         ...
 
     def send(self, version: int) -> None:
-        """Send the version to workers that receive a broadcast; workers that read the weights themselves need nothing.
-        Raises RuntimeError where a worker is lost."""
+        """Send the version to workers that receive a broadcast; do nothing for workers that read the weights
+        themselves. Raises RuntimeError if a worker is lost."""
         ...
 
     @property
     def staged_version(self) -> int | None:
-        """The newest; None before the first."""
+        """The newest staged version; None before the first."""
         ...
 
     def staged_file(self, version: int) -> Path | None:
-        """The safetensors file that is staged as ``version``; None where that is another one."""
+        """The safetensors file that is staged as ``version``; None if that version is not staged."""
         ...
 
     def remove(self) -> None:
-        """Removes what was staged."""
+        """Delete all staged weights."""
         ...
 
 
 class WeightEndpoint:
-    """``publishers`` by pair name: a trainer with several models has a pair for each."""
+    """The trainer's HTTP endpoint. ``publishers`` by pair name: a trainer with several models has a pair for each."""
 
     def __init__(self, publishers: dict[str, WeightPublisher], key: AdminKey | None, *, loopback: bool) -> None:
         self._publishers = publishers
@@ -104,7 +106,7 @@ class WeightEndpoint:
         return json_response({"status": "ok", "pair_name": name})
 
     async def staged(self, request: Request) -> Response:
-        """The newest version that ``publish`` could send, which nobody may have asked for yet."""
+        """The newest version that ``publish`` could send. Its update may not have been requested yet."""
         name = (await read_object(request)).get("pair_name")
         return json_response({"status": "ok", "version": self._publisher(name).staged_version})
 
@@ -151,7 +153,7 @@ def _lost_workers() -> Iterator[None]:
 def serve_endpoint(
     publishers: dict[str, WeightPublisher], key: AdminKey | None, host: str = "127.0.0.1"
 ) -> contextlib.AbstractContextManager[str]:
-    """The endpoint's address while the block runs."""
+    """Serve the endpoint while the block runs; yields its address."""
     return serve_in_thread(WeightEndpoint(publishers, key, loopback=is_loopback(host)).service, host)
 
 
@@ -161,12 +163,13 @@ _DISCONNECT_S = 60.0
 
 
 class WeightUpdateFailed(ArealError):
-    """The inference side does not have the version that was published; it serves the one before."""
+    """An update failed: the inference side serves the previous version."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Times are the gateway's: of the whole update, and of how long generation stood still."""
+    """The result of an update. The gateway measures ``duration_ms``, the whole update, and ``paused_ms``, the longest
+    pause of generation."""
 
     version: int
     bytes: int
@@ -176,8 +179,11 @@ class Delivery:
 
 @dataclass
 class TrainerPair:
-    """``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}; of the
-    latter, ``current_address`` gives the gateway's address as it is before an update."""
+    """A trainer's connection to one pair of the weight-update gateway.
+
+    ``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}. For the
+    latter, ``current_address`` returns the inference gateway's address before each update, as it may change.
+    """
 
     name: str
     mode: str
@@ -191,7 +197,7 @@ class TrainerPair:
     delivered: int | None = field(default=None, init=False)  # the version that is served
 
     def connect(self) -> None:
-        """Raises WeightUpdateFailed with the gateway's reason."""
+        """Connect the pair. Raises WeightUpdateFailed with the gateway's reason, and TimedOut."""
         body = {"pair_name": self.name, "mode": self.mode, "train_worker_urls": [self.endpoint], **self.inference}
         self._post("/connect", body, _CONNECT_S)
         self.connected = True
@@ -199,8 +205,8 @@ class TrainerPair:
     def publish(
         self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None
     ) -> Delivery:
-        """Stage ``weights`` and carry them over, at once where that can be. Raises WeightUpdateFailed: then the old
-        version serves on."""
+        """Stage ``weights`` and transfer them, in parallel if the mode allows. Raises WeightUpdateFailed: then workers
+        still serve the old version."""
         self.publisher.write(version, weights, probe)
         try:
             return self.deliver(version)
@@ -220,9 +226,9 @@ class TrainerPair:
         return Delivery(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
 
     def disconnect(self, left: Path | None = None, *, comes_back: bool = False) -> None:
-        """Tell both sides; nothing to do where the gateway is gone. ``left``: a folder with what is served, for
-        workers that start when we are gone; without it they serve what they start with, or wait for another trainer
-        where one ``comes_back``."""
+        """Disconnect both sides; ignore a gateway that is gone. ``left``: a folder with the served weights, for workers
+        that start later. Without it, such workers serve their initial weights, or wait for another trainer if one
+        ``comes_back``."""
         if self.connected:
             self.connected = False
             body: dict[str, Any] = {"pair_name": self.name}

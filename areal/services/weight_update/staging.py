@@ -1,10 +1,11 @@
 """Staging of a version of the weights: in folders that inference workers read, or for a broadcast to them.
 
-``disk`` writes a new folder for each version, durable and renamed into place, and keeps the newest two. ``shm``
-alternates between two folders in the memory of one machine, so that nothing is written while a worker reads it. A
-worker may compute with the weights in place, without a copy: a folder on lease is not written. Where both are on lease
-(one serves an old version, the other is left from a failed update) a third folder is made, and never a fourth: then the
-oldest is dropped, and only its reader keeps it. ``xccl`` broadcasts from one image in memory.
+``disk`` writes a new folder for each version, renames it into place when it is complete, and keeps the newest two.
+``shm`` alternates between two folders in the memory of one machine, so that no folder is written while a worker reads
+it. A worker may compute with the weights in place, without a copy: a folder on lease is not written. If both are on
+lease (one serves an old version, the other is left from a failed update), a third folder is made, but never a fourth:
+the oldest is dropped instead, and its memory lives as long as a worker maps it. ``xccl`` broadcasts from one image in
+memory.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ _MOST_IN_MEMORY = 3
 
 
 def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
-    """The check of an engine with these weights: the likeliest tokens after ``input_ids`` [T] with their
-    log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
+    """A check that an engine computes with these weights: the ``most`` likeliest tokens after ``input_ids`` [T] and
+    their log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
     values, tokens = torch.topk(logprobs.float(), min(most, logprobs.numel()))
     expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
     return {"input_ids": input_ids.tolist(), "expected": expected, "tolerance": tolerance}
 
 
 def copy_model(file: Path, config_files: tuple[Path, ...], folder: Path) -> None:
-    """Replace ``folder`` with a model's folder that has ``file``; complete or absent. Raises OSError."""
+    """Replace ``folder`` with a model folder of the weights in ``file`` and ``config_files``. After a crash it is
+    complete or absent. Raises OSError."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(mode=0o700, parents=True)
@@ -64,7 +66,7 @@ def _not_staged(version: int, staged: int | None) -> ApiError:
 
 @dataclass(frozen=True)
 class StagedWeights:
-    """``bytes`` of weights in a folder, and ``probe``: the log-probabilities that an engine with them must give."""
+    """A version of the weights in a folder. ``probe``: the log-probabilities that an engine with them must return."""
 
     version: int
     folder: Path
@@ -74,7 +76,7 @@ class StagedWeights:
 
 @dataclass
 class _Place:
-    """A folder in memory, and the version in it; None while it is written, and where that failed."""
+    """A folder in memory. ``version`` is None while it is written, and after a failed write."""
 
     folder: Path
     image: Image
@@ -83,10 +85,10 @@ class _Place:
 
 @dataclass
 class FolderPublisher:
-    """``disk`` and ``shm``: workers read for themselves. See ``WeightPublisher``.
+    """The ``WeightPublisher`` of ``disk`` and ``shm``: workers read the weights from folders.
 
-    ``in_memory``: ``root`` has only links to memory of ours. ``config_files`` are copied beside the weights, so that
-    each folder is a model that anything can load. The endpoint's threads read ``staged``, which is replaced whole.
+    ``in_memory``: ``root`` has only links to this process's memory. ``config_files`` are copied beside the weights, so
+    that any tool can load a folder as a model. The endpoint's threads read ``staged``, which is replaced atomically.
     """
 
     root: Path
@@ -97,9 +99,10 @@ class FolderPublisher:
     _mark: MemoryFile | None = None
 
     def offer(self, name: str = "", size: int = 0, group_form: str = "") -> dict[str, Any]:
-        """The root of the folders, and a file there that proves to a worker that both see the same place."""
+        """The root of the folders, and the name and content of a file there. A worker that reads the same content
+        reaches the same folder."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in self.root.glob("v*.tmp"):  # a killed trainer left unfinished folders, and its mark
+        for path in self.root.glob("v*.tmp"):  # left by a killed trainer, like its mark
             shutil.rmtree(path, ignore_errors=True)
         for path in self.root.glob("mark-*"):
             path.unlink(missing_ok=True)
@@ -112,7 +115,7 @@ class FolderPublisher:
         return {"root": str(self.root), "mark": mark, "word": word}
 
     def join(self) -> None:
-        """Do nothing: each worker proved when it connected that it reaches the folder."""
+        """Do nothing: each worker has proved at its connection that it reaches the folder."""
 
     def leave(self) -> None:
         """Do nothing: a folder has no connections."""
@@ -124,7 +127,8 @@ class FolderPublisher:
         """Do nothing: workers read the weights themselves."""
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
-        """Raises ArealError naming the folder when it cannot be written; the earlier version stays published."""
+        """Stage all weights. Raises ArealError naming the folder if it cannot be written; the earlier version stays
+        published."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder, size = self._to_memory(version, weights) if self.in_memory else self._to_disk(version, weights)
@@ -142,7 +146,7 @@ class FolderPublisher:
         aside.mkdir()
         try:
             save_file(held, aside / _FILE, {"format": "pt"})
-        except SafetensorError as error:  # of a disk that is full
+        except SafetensorError as error:  # the disk is full
             raise OSError(errno.EIO, str(error), str(aside)) from error
         _copy_into(aside, self.config_files)
         shutil.rmtree(folder, ignore_errors=True)
@@ -172,8 +176,8 @@ class FolderPublisher:
         return place.folder, place.image.bytes
 
     def _seized(self) -> _Place | None:
-        """Lock the oldest folder that is not on lease, for writing; never the newest, which workers that join read. It
-        stays locked when writing fails: no worker reads a part of a version."""
+        """Lock the oldest folder that is not on lease, for writing; never the newest, which joining workers read. The
+        folder stays locked if writing fails, so that no worker reads an incomplete version."""
         newest = self.staged_version
         spares = [place for place in self._places if place.version is None or place.version != newest]
         free = [place for place in spares if place.version is None or place.image.try_lock()]
@@ -202,7 +206,7 @@ class FolderPublisher:
         return None if self.staged is None else self.staged.version
 
     def staged_file(self, version: int) -> Path | None:
-        """The file of one of the two newest versions on disk, or of any version that memory still holds."""
+        """The file of ``version``, if it is one of the two newest on disk, or still in memory; else None."""
         if self.in_memory:
             return next((place.folder / _FILE for place in self._places if place.version == version), None)
         if self.staged is None or not 0 <= self.staged.version - version < _KEPT:
@@ -225,17 +229,17 @@ class FolderPublisher:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-# -- ``xccl``: weights staged in memory, and broadcast when the workers wait for them. The staged part is sent while a
-# thread copies the rest; the trainer waits for that thread before it changes the weights.
+# -- ``xccl``: weights are staged in memory and broadcast when the workers wait for them. The staged part is sent while
+# a thread copies the rest; the trainer waits for that thread before it changes the weights.
 
-_TIMEOUT_S = 300.0  # for a group to form, or a piece to travel
+_TIMEOUT_S = 300.0  # to form a group, or to send a piece
 _CPU = torch.device("cpu")
 _STAGED = "staged.safetensors"
 
 
 @dataclass
 class Rendezvous:
-    """A process group from its offer to its end."""
+    """A process group with the workers, from its offer to its end."""
 
     store: Any
     form: str
@@ -245,7 +249,7 @@ class Rendezvous:
     group: Sender | None = None
 
     def part(self) -> None:
-        """Leave the group and close its connections, on which the other members would wait."""
+        """Leave the group and close its connections: the other members would wait on open ones."""
         if (group := self.group) is not None:
             group.leave()
             self.group = None
@@ -255,8 +259,8 @@ class Rendezvous:
 
 
 class BroadcastPublisher:
-    """``host``: the address of the rendezvous. ``folder`` has a link to the staged weights. ``device``: the trainer's.
-    See ``WeightPublisher``."""
+    """The ``WeightPublisher`` of ``xccl``. ``host``: the address of the rendezvous. ``folder`` has a link to the staged
+    weights. ``device``: the trainer's."""
 
     def __init__(self, folder: Path, host: str = "127.0.0.1", device: torch.device = _CPU) -> None:
         self._folder = folder
@@ -304,7 +308,7 @@ class BroadcastPublisher:
     # -- the endpoint's threads
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
-        """The rendezvous of a group of ``size``."""
+        """Open the rendezvous of a process group with ``size`` members."""
         self.leave()
         store = open_store(self._host, 0, size, _TIMEOUT_S)
         self._rendezvous = Rendezvous(store, group_form, size, name)
@@ -312,8 +316,8 @@ class BroadcastPublisher:
         return {"host": self._host, "port": store.port, "world_size": size, "backend": backend}
 
     def join(self) -> None:
-        """Returns when all workers have joined. Raises RuntimeError where one does not join, or ``leave`` was called
-        meanwhile."""
+        """Return when all workers have joined the group. Raises RuntimeError if one does not join, or if ``leave`` is
+        called before, and ApiError 409 without an offer."""
         rendezvous = self._rendezvous
         if rendezvous is None:
             raise ApiError(409, "no process group was offered yet", code="not_connected")
@@ -335,7 +339,8 @@ class BroadcastPublisher:
         return answer | ({"probe": self._probe} if self._probe else {})
 
     def send(self, version: int) -> None:
-        """Raises ApiError 409, RuntimeError where a worker is lost or the weights are not staged in time."""
+        """Broadcast the version. Raises ApiError 409 if it is not staged or no group was formed, and RuntimeError if a
+        worker is lost or the weights are not staged in time."""
         image, rendezvous = self._staged(version), self._rendezvous
         group = rendezvous.group if rendezvous is not None else None
         if group is None:
@@ -345,7 +350,8 @@ class BroadcastPublisher:
             return
         except (RuntimeError, ArealError) as error:
             why = str(error)
-        # Not the error itself: its frames would hold the group, and so its connections, on which the others wait.
+        # Raise a new error: the frames of this one would hold the group's connections open, and other members would
+        # wait on them.
         held: list[object] = [group]
         del group
         release(held)
@@ -364,7 +370,7 @@ def open_publisher(
     device: torch.device = _CPU,
     host: str = "127.0.0.1",
 ) -> FolderPublisher | BroadcastPublisher:
-    """The publisher of ``mode``: disk, shm or xccl. ``host``: where the engines' processes meet the trainer."""
+    """The publisher of ``mode``: disk, shm or xccl. ``host``: the rendezvous address of engines and trainer."""
     if mode == "xccl":
         return BroadcastPublisher(folder, host, device)
     return FolderPublisher(folder, mode == "shm", config_files)

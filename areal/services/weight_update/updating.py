@@ -1,12 +1,12 @@
 """Connects, updates and disconnects a pair. Each operation completes, or is undone.
 
-An update, in order: check the version; the training side publishes; every inference worker prepares the published
-weights while it generates; each worker pauses and swaps them in; each is compared with the training side's
-log-probabilities of a few tokens, because an engine's own report proves nothing; each records the version that the
-model serves. A worker refuses before any worker has swapped. After a failure generation continues, without a message
-from here, and the caller gets the reason. Where only some workers took the new weights, these go back to the old ones
-and serve nothing until they have them: two versions are never served. The loss of a worker fails nothing: a worker that
-comes back is behind, asks to join, and gets the served version before it serves.
+An update has these steps: check the version; the training side publishes; every inference worker prepares the published
+weights while it generates; each worker pauses and swaps them in; each worker's log-probabilities of a few tokens are
+compared with the training side's, because an engine's own report proves nothing; each worker records the version that
+the model serves. A worker can refuse only before any worker has swapped. After a failure workers continue generation
+without a request from here, and the caller gets the reason. If only some workers took the new weights, those return to
+the old ones and do not serve until they have them: two versions are never served at once. The loss of a worker does not
+fail an update: when it comes back it is behind, requests to join, and gets the served version before it serves.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from areal.wire.bodies import CheckWeights, ConnectPair, WeightOrder
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_CONTROL_S = 180.0  # a pause waits for a step of the engine, a folder for its disk
+_CONTROL_S = 180.0  # a pause waits for a step of the engine, a prepared folder for its disk
 _TRANSFER_S = 1800.0
 _PARTING_S = 30.0
 _PROBE_S = 5.0
-_WORKERS_S = 180.0  # an engine that is started again may have a large model to read
-_DEATH_S = 3.0  # an engine that failed a call has died within this, or lives
+_WORKERS_S = 180.0  # a restarting engine may have to read a large model
+_DEATH_S = 3.0  # an engine that still answers this long after a failed call is alive
 _POLL_S = 0.1
-_AWAY = (None, 502, 503)  # no answer; a component behind it failed, or is away
+_AWAY = (None, 502, 503)  # no response; a component behind the worker failed, or is unavailable
 _PAIRS_NOW = "/weights/pairs?look"  # a data proxy first probes its engine
 _SERVING = ("ready", "draining")
 
 
-# -- calls to the workers of a pair: each has a deadline, each failure the worker's own message
+# -- calls to the workers of a pair: each has a timeout, and each failure has the worker's own message
 
 
 class WorkerFailed(Exception):
-    """A worker refused, failed, or did not answer (then ``status`` is None); the message names it."""
+    """A worker refused, failed, or did not respond (``status`` is None); the message names the worker."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class WorkerFailed(Exception):
 
 
 class WorkerClient:
-    """``control_s``: seconds for a call that says no other deadline."""
+    """HTTP client for workers. ``control_s``: the default timeout of a call, in seconds."""
 
     def __init__(self, http: HttpClient, headers: Mapping[str, str], control_s: float = _CONTROL_S) -> None:
         self._http = http
@@ -62,14 +62,14 @@ class WorkerClient:
         self._headers = {**headers, "Content-Type": "application/json"}
 
     async def post(self, url: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
-        """The worker's answer. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""
+        """The worker's response. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""
         return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
 
     async def get(self, url: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
         return await self._ask("GET", url, path, b"", timeout_s)
 
     async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
-        """The status and body of /ready. Raises WorkerFailed without an answer."""
+        """The status and body of /ready. Raises WorkerFailed if the worker does not respond."""
         try:
             reply = await self._http.fetch("GET", url, "/ready", headers=self._headers, timeout_s=_PROBE_S)
         except (CallFailed, TimeoutError) as error:
@@ -100,11 +100,11 @@ class WorkerClient:
 
 
 class WorkerSet:
-    """Workers of one operation: ``urls`` of those that still take part, and those ``lost`` during it.
+    """The workers of one operation: ``urls`` of those that still take part, ``lost`` those that failed during it.
 
-    ``may_lose``: a router knows the workers. The loss of one fails nothing: the router sends it no calls, and when it
-    comes back it loads the published weights before it serves. A worker that is there and refuses fails the operation;
-    so does the loss of a fixed worker, which nothing would start again.
+    ``may_lose``: a router manages the workers. Then the loss of one does not fail the operation: the router sends it no
+    requests, and when it comes back it loads the published weights before it serves. A live worker that refuses fails
+    the operation. So does the loss of a fixed worker, because nothing would restart it.
     """
 
     def __init__(self, client: WorkerClient, urls: Iterable[str], *, may_lose: bool) -> None:
@@ -114,11 +114,12 @@ class WorkerSet:
         self.lost: set[str] = set()
 
     async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
-        """Post to every worker. Raises WorkerFailed with every worker that is there and failed."""
+        """Post to every worker. Raises WorkerFailed with the messages of the live workers that failed, or of all
+        workers if all are lost."""
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
     async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
-        """The result of ``ask`` for each worker, once all have finished. Raises as ``all``."""
+        """The result of ``ask`` for each worker, once all have finished. Drops lost workers. Raises as ``all``."""
         answers = await asyncio.gather(*map(ask, self.urls), return_exceptions=True)
         reply, failed = dict[str, T](), dict[str, WorkerFailed]()
         for url, answer in zip(self.urls, answers, strict=True):
@@ -129,7 +130,7 @@ class WorkerSet:
             else:
                 reply[url] = answer
         if failed:
-            # The lost ones are dropped; one that is not lost refuses.
+            # Lost workers are dropped; a failed worker that is alive refuses.
             gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
             refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
             if refusals:
@@ -153,8 +154,8 @@ class WorkerSet:
         self.urls = [url for url in self.urls if url not in gone]
 
     async def _is_lost(self, failure: tuple[str, WorkerFailed], patience_s: float = _DEATH_S) -> bool:
-        """Whether the worker no longer serves. Its data proxy probes its engine; an engine that is about to die is
-        given ``patience_s``."""
+        """Whether the worker no longer serves. Makes its data proxy probe the engine, and waits up to ``patience_s``
+        seconds for a dying engine to exit."""
         url, error = failure
         if not self.may_lose or error.status not in _AWAY:
             return False
@@ -196,7 +197,7 @@ class UpdateResult:
 
 
 class Updater:
-    """``address``: this gateway's own, where workers ask to join."""
+    """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests."""
 
     def __init__(self, client: WorkerClient, address: Callable[[], str | None] = lambda: None) -> None:
         self._client = client
@@ -215,7 +216,7 @@ class Updater:
 
     async def _connect(self, pair: Pair, workers: WorkerSet) -> None:
         if pair.mode is Mode.XCCL:
-            # Engines of one process group make it in one way.
+            # All engines of a process group must form it in the same way.
             reply = await workers.each(lambda url: self._client.get(url, "/weights/pairs"))
             forms = {url: answer.get("group_form") for url, answer in reply.items()}
             if unable := [url for url, form in forms.items() if not isinstance(form, str)]:
@@ -231,7 +232,7 @@ class Updater:
         await self._connect_workers(pair, workers)
 
     async def _connect_workers(self, pair: Pair, workers: WorkerSet) -> None:
-        """Connect inference workers to the pair; each proves that it reaches the training side's offer."""
+        """Connect inference workers to the pair. Each worker verifies that it reaches what the training side offers."""
         about = ConnectPair(
             pair_name=pair.name, mode=pair.mode.value, offer=pair.settings["offer"], gateway=self._address()
         )
@@ -244,12 +245,12 @@ class Updater:
         if pair.mode is not Mode.XCCL:
             await workers.each(hello)
             return
-        # a process group forms when all of its members come
+        # a process group forms when all its members join
         join = self._client.post(pair.train[0], "/weights/join", {"pair_name": pair.name})
         await _all_or_none([join, *map(hello, workers.urls)], "join")
 
     async def disconnect(self, pair: Pair, **more: Any) -> list[str]:
-        """Disconnect every worker, also those that do not answer. Returns the failures. ``more``: ``left`` of the
+        """Disconnect every worker, and return the failures of those that do not respond. ``more``: ``left`` of the
         workers' ``/weights/disconnect``."""
         body = {"pair_name": pair.name, "gateway": self._address(), **more}
         tasks = [
@@ -263,7 +264,8 @@ class Updater:
     # -- updating
 
     async def update(self, pair: Pair, version: int) -> UpdateResult:
-        """Raises ApiError 502 when a step failed; generation continues in every case. The caller holds the lock."""
+        """Update the pair. Raises ApiError 502 if a step failed; generation continues in every case. The caller holds
+        the lock."""
         began = time.monotonic()
         pair.state = PairState.UPDATING
         try:
@@ -299,7 +301,7 @@ class Updater:
     async def _revert(
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
     ) -> WorkerFailed:
-        """Have the workers that took this version go back. Returns the error, with their names."""
+        """Make the workers that took this version return to the old one. Returns the error with their names added."""
         tell = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
         answers = await asyncio.gather(*tell, return_exceptions=True)
         back = [
@@ -313,7 +315,7 @@ class Updater:
         return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
 
     async def _publish(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
-        """Publish a folder, and have each worker take it. As ``_swap``."""
+        """Publish a folder, and make each worker prepare and swap it. Returns as ``_swap``."""
         await self._connect_newcomers(pair, workers)
         published = await self._client.post(pair.train[0], "/weights/publish", order, _TRANSFER_S)
         taken = replace(order, source=published["source"])
@@ -321,7 +323,7 @@ class Updater:
         return await self._swap(workers, taken, published)
 
     async def _broadcast(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
-        """Broadcast, once more in a group of the workers that are left where one is lost on the way."""
+        """Broadcast. If a worker is lost meanwhile, broadcast once more in a group of the remaining workers."""
         before = len(workers.lost)
         try:
             return await self._broadcast_once(pair, workers, order)
@@ -333,8 +335,8 @@ class Updater:
         return await self._broadcast_once(pair, workers, order)
 
     async def _broadcast_once(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
-        """Both sides at once: one sends while the others receive. When one fails the pair is taken apart, or the others
-        would wait for it; then the next one builds the process group anew."""
+        """Send and receive at the same time. If a member fails, disconnect the pair, because the others would wait for
+        that member; the next broadcast forms a new process group."""
         await self._connect_newcomers(pair, workers)
         manifest = await self._client.post(pair.train[0], "/weights/manifest", order, _TRANSFER_S)
         taken = replace(order, source=manifest["source"])
@@ -349,8 +351,7 @@ class Updater:
         return await self._swap(workers, taken, manifest)
 
     async def _swap(self, workers: WorkerSet, taken: WeightOrder, published: dict[str, Any]) -> tuple[int, float]:
-        """Every worker has prepared the weights: each pauses for its swap. Returns the bytes, and the longest pause in
-        ms."""
+        """Make each worker pause and swap in its prepared weights. Returns the bytes, and the longest pause in ms."""
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))
@@ -359,9 +360,9 @@ class Updater:
         return int(published["bytes"]), max(pauses, default=0.0)
 
     async def sync(self, pair: Pair) -> UpdateResult:
-        """Transfer the version that the training side has staged. It may be newer than the last update that was
-        requested: the update that waits for the lock is then done too. The caller holds the lock. Raises ApiError 502,
-        409 where nothing was staged yet."""
+        """Transfer the version that the training side has staged. If that is newer than the last requested update, the
+        update that waits for the lock is done too. The caller holds the lock. Raises ApiError 502, and 409 if nothing
+        is staged yet."""
         served, ahead = pair.version, pair.ahead
         async with _as_api_error("sync"):
             version = await self._staged(pair)
@@ -376,7 +377,7 @@ class Updater:
                     newer = await self._staged(pair)
                 if newer == version:
                     raise
-                version = newer  # staged meanwhile; the next one is staged after this one was transferred
+                version = newer  # staged meanwhile; the trainer stages no other before this one is transferred
 
     async def _staged(self, pair: Pair) -> int:
         reply = (await self._client.post(pair.train[0], "/weights/staged", {"pair_name": pair.name}))["version"]
@@ -389,7 +390,7 @@ class Updater:
 
     async def join(self, pair: Pair, worker: str) -> None:
         """Give a worker that has started the version that the others serve. The caller holds the lock. Raises
-        ApiError 502, 409 where nothing is published yet."""
+        ApiError 502, and 409 if nothing is published yet."""
         if worker not in pair.joining_workers:
             return  # an update has included it
         if pair.version < 0:
@@ -407,7 +408,7 @@ class Updater:
     # -- participants
 
     async def present(self, pair: Pair) -> list[dict[str, Any]] | None:
-        """The workers that serve the model now, with their versions; None where the gateway does not answer."""
+        """The workers that serve the model now, with their versions; None if the gateway does not respond."""
         if pair.inference_gateway is None:
             return list(await asyncio.gather(*map(self._describe, pair.inference)))
         try:
@@ -421,7 +422,7 @@ class Updater:
         ]
 
     async def _describe(self, url: str) -> dict[str, Any]:
-        """A fixed worker's own report."""
+        """State and version of a fixed worker, from the worker itself."""
         try:
             status, about = await self._client.probe(url)
         except WorkerFailed:
@@ -429,15 +430,15 @@ class Updater:
         return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
     async def _connect_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
-        """Connect workers that do not know the pair: they joined, or were started again. A process group is formed
-        again when its members have changed."""
-        # a dead member of a process group would be noticed only during a transfer
+        """Connect workers that do not know the pair: new ones, and restarted ones. A process group is formed again if
+        its members have changed."""
+        # without a probe, a dead member of a process group would be noticed only during a transfer
         path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
         strangers = [url for url in workers.urls if pair.name not in reply[url]["pairs"]]
         if pair.mode is Mode.XCCL:
             if strangers or set(workers.urls) != pair.connected:
-                await workers.drop_lost(patience_s=0.0)  # a group waits long for a member that does not come
+                await workers.drop_lost(patience_s=0.0)  # a group waits long for a missing member
                 await self.disconnect(pair)
                 await self._connect(pair, workers)
         elif strangers:
@@ -453,18 +454,18 @@ class Updater:
             try:
                 if found := await self._find_workers(pair, pair.inference_gateway):
                     break
-            except WorkerFailed as error:  # the gateway, or the router behind it, may be starting again
+            except WorkerFailed as error:  # the gateway, or the router behind it, may be restarting
                 if error.status not in _AWAY or time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")
             await asyncio.sleep(_POLL_S)
-        if pair.mode is not Mode.XCCL:  # a worker that left a process group is in it until it is formed again
+        if pair.mode is not Mode.XCCL:  # a process group keeps lost members until it is formed again
             pair.connected &= set(found)
         return WorkerSet(self._client, found, may_lose=True)
 
     async def _find_workers(self, pair: Pair, gateway: str) -> list[str]:
-        """Workers that serve the model, and those that would if they had the weights."""
+        """The workers that serve the model, and those that would serve it if they had the weights."""
         known = (await self._client.get(gateway, "/workers"))["workers"]
         ours = {worker["worker_addr"]: worker["state"] for worker in known if worker["model"] == pair.model}
         away = [url for url, state in ours.items() if state not in _SERVING and url not in pair.joining_workers]
@@ -475,7 +476,7 @@ class Updater:
 
 
 async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) -> None:
-    """The first failure cancels the other calls: members of a process group wait for each other."""
+    """Run the calls together; the first failure cancels the others. Members of a process group wait for each other."""
     tasks = {asyncio.create_task(call, name=name) for call in calls}
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -489,7 +490,7 @@ async def _all_or_none(calls: Sequence[Coroutine[Any, Any, object]], name: str) 
 
 @contextlib.asynccontextmanager
 async def _as_api_error(what: str) -> AsyncIterator[None]:
-    """Turn a worker's failure into the answer to the gateway's caller."""
+    """Turn a worker's failure into the gateway's error response."""
     try:
         yield
     except WorkerFailed as error:
