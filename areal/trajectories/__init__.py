@@ -1,1 +1,2 @@
-"""Recorded trajectories outside the service that recorded them: files, decoding, views. Standard library only."""
+"""Recorded trajectories outside the recording service: files, decoding, views. Imports only the standard library;
+NumPy, pyarrow and tokenizers are imported when they are used."""

@@ -1,7 +1,8 @@
-"""Trajectories from files: what ``areal inf collect`` writes, and answers of the export routes as they were saved.
+"""Reads trajectories from files: the output of ``areal inf collect``, and saved responses of the export routes.
 
-Known by name and content: ``.jsonl`` (an episode a line), ``.parquet``, ``.npz`` and ``.json`` (an export's answer, the
-answer of ``GET /trajectories``, or a list of episodes), and a folder that a collection wrote.
+The format follows from name and content: ``.jsonl`` (one episode per line), ``.parquet``, ``.npz``, ``.json`` (an
+episode, a list of episodes, or a response of ``POST /export_trajectories``, ``GET /trajectories`` or
+``GET /rl/sessions/ID?rows=true``), or the output folder of a collection.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TRAJECTORIES = "trajectories"
 
 
 def read_episodes(path: Path) -> Iterator[Episode]:
-    """Raises NotFound, and ArealError saying where a file is not what it should be."""
+    """The episodes of a file or folder. Raises NotFound, and ArealError naming the file (and line) that is invalid."""
     if path.is_dir():
         yield from read_folder(path)
     elif not path.exists():
@@ -38,7 +39,8 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def read_folder(folder: Path) -> Iterator[Episode]:
-    """The episodes that a collection has written so far, in their order."""
+    """The episodes that a collection has written so far, in order: Parquet files first, then JSON lines. Raises
+    NotFound if there are none."""
     parquet = sorted(folder.glob(f"{TRAJECTORIES}-*{PARQUET}"))
     lines = [
         each for each in sorted(folder.glob(f"{TRAJECTORIES}*{JSONL}")) if each.with_suffix(PARQUET) not in parquet
@@ -50,7 +52,8 @@ def read_folder(folder: Path) -> Iterator[Episode]:
 
 
 def read_lines(path: Path, *, unfinished: bool = False) -> Iterator[Episode]:
-    """``unfinished``: a last line without its end is what a killed writer left, and no error."""
+    """The episodes of a JSON lines file. ``unfinished``: ignore a last line without a line end, which a killed writer
+    left. Raises ArealError naming the line."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if unfinished and not line.endswith(b"\n"):
@@ -87,7 +90,7 @@ def _episodes(document: Any) -> list[Episode]:
 
 
 def _read_npz(path: Path) -> Iterator[Episode]:
-    """NumPy's own reader, without pickles; what is said about the rows lies beside the arrays."""
+    """Load arrays with NumPy, without pickles; ``about.json`` in the archive describes the rows."""
     try:
         import numpy as np
     except ImportError as error:
@@ -104,13 +107,13 @@ def _read_npz(path: Path) -> Iterator[Episode]:
 
 # Parquet has a row per interaction, and needs pyarrow.
 
-_AT_A_TIME = 256  # episodes, and rows: bounds the memory, not the file
+_AT_A_TIME = 256  # episodes per write, rows per read: bounds memory use
 _EPISODE = ("episode", "prompt", "sample", "group", "step", "is_eval", "answer", "seconds", "export_id")
-_TEXT = ("messages", "response")  # an external model's, as JSON
+_TEXT = ("messages", "response")  # of an external model, as JSON
 
 
 def pyarrow() -> Any:
-    """Raises ArealError with what to install."""
+    """The pyarrow module. Raises ArealError with the install command if it is missing."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -120,7 +123,7 @@ def pyarrow() -> Any:
 
 
 def write_parquet(episodes: Iterable[Episode], path: Path) -> int:
-    """Write a whole file, a part at a time; how many rows. The caller gives it its name when it is done."""
+    """Write a whole file in parts; returns its number of rows. Not atomic: the caller renames the complete file."""
     arrow, rows = pyarrow(), 0
     ids, texts = arrow.list_(arrow.int64()), arrow.string()
     fields = {
@@ -157,7 +160,7 @@ def _rows(episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 def read_parquet(path: Path) -> Iterator[Episode]:
-    """Raises ArealError for a file that is not ours."""
+    """The episodes of a file that ``write_parquet`` wrote. Raises ArealError for any other file."""
     arrow = pyarrow()
     try:
         batches = arrow.parquet.ParquetFile(path).iter_batches(_AT_A_TIME)

@@ -1,7 +1,7 @@
-"""A trajectory as files and views have it: unpadded rows, one an interaction, with what is known of each.
+"""A trajectory in files and views: unpadded rows, one per interaction, with their metadata.
 
-The data plane exports columns padded to the longest row; here a row has its own length, so that a file has no padding
-and a row can be read alone. All token columns of a row have the same length.
+The data plane exports columns padded to the longest row. Here each row has its own length, so that a file has no
+padding and a row can be read alone. All token columns of a row have the same length.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class Interaction:
     """One row of an export.
 
     ``loss_mask``: 0 prompt, 1 generated. ``logprobs``: natural logarithms, 0 on prompt. ``versions`` and ``turn_ids``:
-    -1 on prompt. ``temperature``: that of the sampling and of ``logprobs``, 0 greedy; None where the turns of a row
-    differ, which has ``token_temperatures`` then, 1 on prompt. ``reward`` is discounted along the conversation,
-    ``original_reward`` is the interaction's own. ``advantage``: the trainer's mean over the tokens that it trained on;
-    None where that was none.
-    ``messages`` and ``response`` instead of tokens: an external model's.
+    -1 on prompt. ``temperature``: of sampling and ``logprobs``, 0 greedy; None if the turns of the row differ, which
+    then has ``token_temperatures``, 1 on prompt. ``reward`` is discounted along the conversation, ``original_reward``
+    is the interaction's own. ``advantage``: the trainer's mean over the tokens that it trained on; None if it trained
+    on none. A row of an external model has ``messages`` and ``response`` instead of tokens.
     """
 
     interaction_id: str
@@ -79,17 +78,17 @@ class Interaction:
 
 
 def _short(value: float) -> float:
-    """The shortest number that is the same float32: half the digits in a file."""
+    """``value`` to nine significant digits, which identify a float32; its own repr has twice as many."""
     return float(f"{value:.9g}") if value else 0.0
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One sample of a prompt: the interactions (turns) of its conversation, and whatever else its collector wrote down.
+    """One sample of a prompt: the interactions (turns) of its conversation, and the metadata of its collector.
 
-    ``prompt``: the number of its example in the data set; ``sample``: which of the prompt's samples. Both -1 where no
-    collector was. ``group``: the episode of a trainer that sampled the whole group; samples of one group have one.
-    ``step``: the training step that took it, or after which it was evaluated (``is_eval``).
+    ``prompt``: the number of its example in the data set; ``sample``: its number among the prompt's samples. Both are
+    -1 without a collector. ``group``: the trainer's id of the group of samples. ``step``: the training step that used
+    the episode, or after which it was evaluated (``is_eval``).
     """
 
     episode: str
@@ -107,7 +106,7 @@ class Episode:
     is_eval: bool = False
 
     def document(self) -> dict[str, Any]:
-        """The document of one line of JSON."""
+        """The JSON document of one line of a ``.jsonl`` file."""
         return {
             "episode": self.episode,
             "prompt": self.prompt,
@@ -126,7 +125,7 @@ class Episode:
 
 
 def read_episode(document: Mapping[str, Any]) -> Episode:
-    """The inverse of ``Episode.document``. Raises ValueError naming what is wrong."""
+    """The inverse of ``Episode.document``. Raises ValueError naming the invalid field."""
     try:
         return Episode(
             episode=str(document["episode"]),
@@ -156,7 +155,7 @@ def _interaction(document: Mapping[str, Any]) -> Interaction:
 
 
 def rows_of_export(answer: Mapping[str, Any]) -> tuple[Interaction, ...]:
-    """The rows of an export's answer (``traj`` and ``rows``), without padding. Raises ValueError."""
+    """The rows of an export response (``traj`` and ``rows``), without padding. Raises ValueError."""
     try:
         traj, rows = answer["traj"], answer["rows"]
         texts = traj.get("interactions") or ()
@@ -184,7 +183,7 @@ def _about(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def episodes_of_export(answer: Mapping[str, Any]) -> list[Episode]:
-    """An export that no collector made: one episode a trajectory."""
+    """The episodes of an export response, which has no collector metadata: one per trajectory. Raises ValueError."""
     failures = answer.get("failures") or ()
     export_id = str(answer.get("export_id") or "")
     return by_trajectory(rows_of_export(answer), failures, export_id)
@@ -202,7 +201,7 @@ def by_trajectory(
 
 
 def total_reward(rows: Sequence[Interaction]) -> float | None:
-    """The sum of the rewards that were given; None when none was."""
+    """The sum of the rows' own rewards; None if no row was rewarded."""
     if not any(row.rewarded for row in rows):
         return None
     return sum(row.original_reward for row in rows)

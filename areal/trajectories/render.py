@@ -1,12 +1,11 @@
-"""Episodes for a terminal, and as one HTML file. What a model or a data set wrote is not trusted by either.
+"""Renders episodes for a terminal and as one HTML file. Text from models and data sets is untrusted in both.
 
-On a terminal, what it would obey is shown, not sent. With colours, generated tokens are painted by log-probability, by
-weight version, or by the mask alone, and the prompt is dim. Without, the two stand under their own headings.
+For a terminal, control characters are escaped. With colors, generated tokens are colored by log-probability, by weight
+version, or by the mask alone, and the prompt is dim. Without colors, prompt and answer have headings.
 
-The HTML file needs nothing else: no network, no server, opened from a mail or a share. Foreign text is data in it: JSON
-in a script element of a type that no browser runs, with every character that could end the element escaped, and put on
-the page as text nodes alone. A content security policy with the hashes of our own script and style says the same to the
-browser.
+The HTML file is self-contained: it needs no network and no server. Untrusted text is embedded as data: JSON in a script
+element of a type that browsers do not run, with every character escaped that could end the element, and inserted in the
+page only as text nodes. A content security policy enforces this: it allows only the hashes of our script and style.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from areal.trajectories.view import ShownToken, ShownTurn, Stretch, TokenDecoder
 
 Paint = Literal["logprob", "version", "mask"]
 
-# 256-colour foregrounds from sure to surprising, and the least log-probability of each (e^-0.1 = 0.9, e^-7 = 0.001).
+# The least log-probability of each 256-color foreground, from likely to unlikely (e^-0.1 = 0.9, e^-5 = 0.007).
 LOGPROB_STEPS = ((-0.1, 77), (-0.36, 113), (-0.7, 149), (-1.6, 185), (-3.0, 214), (-5.0, 208), (float("-inf"), 203))
 _VERSIONS = (75, 214, 113, 176, 80, 203, 185, 141)
 _DIM, _BOLD, _OFF = f"{ESCAPE}[2m", f"{ESCAPE}[1m", f"{ESCAPE}[0m"
 
 
 def render_terminal(episode: Episode, conversation: Sequence[ShownTurn], *, paint: Paint | None) -> str:
-    """``paint`` None: no colours."""
+    """The text of an episode. ``paint`` None: no colors."""
     lines = [_head(episode, paint), *_tree(stretches(conversation))]
     versions = sorted({version for turn in conversation for version in turn.versions})
     for turn in conversation:
@@ -45,7 +44,7 @@ def render_terminal(episode: Episode, conversation: Sequence[ShownTurn], *, pain
 
 
 def _tree(found: Sequence[Stretch], before: str = "  ") -> list[str]:
-    """The shape of a conversation that branches; nothing for one that does not."""
+    """The lines of a tree of branches; empty for a conversation without branches."""
     if before == "  " and len(found) == 1 and not found[0].branches:
         return []
     lines = []
@@ -143,7 +142,7 @@ def _painted(tokens: Sequence[ShownToken], colour: Callable[[ShownToken], int | 
     for token in tokens:
         text = f"{token.id} " if token.text is None else safe(token.text)
         code = colour(token)
-        # A line's paint ends with the line: what is indented next must not be painted.
+        # Colors end with each line: the indentation of the next line must not be colored.
         parts.append("\n".join(_dim(p, "mask") if dim else _coloured(p, code) for p in text.split("\n")))
     return "".join(parts)
 
@@ -209,7 +208,7 @@ def render_html(episodes: Sequence[Episode], decoder: TokenDecoder | None, *, ti
 
 
 def harmless(document: Any) -> str:
-    """JSON that can stand in a script element whatever is in it: nothing of it ends the element or begins a comment."""
+    """JSON for a script element: no content of it can end the element or begin a comment."""
     text = json.dumps(document, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

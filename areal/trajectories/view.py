@@ -1,8 +1,8 @@
 """The view of an episode: its conversation as a tree of turns, each with its tokens. Pure.
 
-A row of the ``individual`` style repeats the whole conversation before its answer; a turn shows only what its parent
-has not shown. Turns that follow one another stay on one level, a branch goes one deeper.
-Tokens are shown as text by the tokenizer file of their model.
+A row of the ``individual`` style repeats the whole conversation before its answer; a turn shows only the tokens that
+its parent has not shown. Consecutive turns stay on one level; a branch goes one level deeper. Tokens are decoded with
+the tokenizer file of their model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from areal.trajectories.record import Episode, Interaction
 Decode = Callable[[Sequence[int]], str]
 _FILE = "tokenizer.json"
 _BROKEN = "\ufffd"
-_LONGEST = 64  # tokens that are held back at most: what is broken still then is broken text
+_LONGEST = 64  # the most tokens held back for an incomplete character: after that, the text itself is damaged
 
 
 class TokenDecoder:
-    """``texts`` says how the ids of a row read, in as many pieces. A character that several tokens make stands with
-    the last of them, the others are empty."""
+    """Decodes a row token by token: ``texts`` returns one text per id. A character that spans several tokens is in the
+    text of the last one; the other texts are empty."""
 
     def __init__(self, decode: Decode, source: str) -> None:
         self._decode = decode
@@ -55,14 +55,14 @@ def load_decoder(path: Path) -> TokenDecoder:
         raise ArealError("decoding tokens needs tokenizers", hint="pip install tokenizers") from error
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for a file that is none
+    except Exception as error:  # the library raises a bare Exception for an invalid file
         raise ArealError(f"cannot read the tokenizer {file}: {error}") from error
     return TokenDecoder(lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)), str(file))
 
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """``text`` is None where no tokenizer is at hand. ``logprob`` and ``version`` mean something if ``generated``."""
+    """``text`` is None without a tokenizer. ``logprob`` and ``version`` are valid only if ``generated``."""
 
     id: int
     text: str | None
@@ -74,8 +74,8 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class ShownTurn:
-    """``number``: which turn of the conversation, and its branch: ``3b``. ``depth`` counts branches.
-    ``shown_before``: tokens at the row's beginning that its parent has shown."""
+    """A turn in the view. ``number``: its place in the conversation and its branch, such as ``3b``. ``depth`` counts
+    branches. ``shown_before``: the number of tokens at the row's beginning that its parent shows."""
 
     row: Interaction
     number: str
@@ -85,7 +85,7 @@ class ShownTurn:
 
     @property
     def branch(self) -> str:
-        """The letters of its number."""
+        """The letters of ``number``; empty without a branch."""
         return self.number.lstrip("0123456789")
 
     @property
@@ -110,17 +110,17 @@ class ShownTurn:
 
     @property
     def turn_ids(self) -> list[int]:
-        """More than one where the row is a whole conversation."""
+        """The turns of the row, more than one if the row is a whole conversation (``concat``)."""
         return sorted({token.turn for token in self.generated})
 
     def runs(self) -> Iterator[tuple[bool, list[ShownToken]]]:
-        """Stretches of prompt and of generated tokens, one a turn of the row."""
+        """Consecutive tokens of one turn, either prompt or generated: (is generated, tokens)."""
         for (generated, _), tokens in groupby(self.tokens, key=lambda token: (token.generated, token.turn)):
             yield generated, list(tokens)
 
 
 def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
-    """Turns in reading order: each before its continuations."""
+    """The turns of an episode in reading order: each turn before its continuations."""
     rows = {row.interaction_id: row for row in episode.interactions}
     children: dict[str | None, list[Interaction]] = {}
     for row in episode.interactions:
@@ -139,14 +139,14 @@ def turns(episode: Episode, decoder: TokenDecoder | None) -> list[ShownTurn]:
 
 
 def _branches(rows: Sequence[Interaction], branch: str) -> list[tuple[Interaction, str]]:
-    """Each row with the name of its branch, which gets a letter more where there are several."""
+    """Each row with the name of its branch; several rows get one more letter each."""
     if len(rows) == 1:
         return [(rows[0], branch)]
     return [(row, branch + _letters(place)) for place, row in enumerate(rows)]
 
 
 def _letters(place: int) -> str:
-    """``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: none begins another, so that names tell branches apart."""
+    """``a`` to ``y``, then ``za`` to ``zy``, ``zza``...: prefix-free, so that joined letters identify a branch."""
     return "z" * (place // 25) + chr(ord("a") + place % 25)
 
 
@@ -167,14 +167,14 @@ def _turn(
 
 @dataclass(frozen=True)
 class Stretch:
-    """Turns that follow one another without a branch. ``branches``: what goes on from the last of them."""
+    """Consecutive turns without a branch. ``branches``: the continuations of the last turn."""
 
     turns: tuple[ShownTurn, ...]
     branches: tuple[Stretch, ...]
 
 
 def stretches(conversation: Sequence[ShownTurn]) -> tuple[Stretch, ...]:
-    """The conversation's shape, from its turns in reading order."""
+    """The tree of a conversation, from its turns in reading order."""
     named: dict[str, list[ShownTurn]] = {}
     for turn in conversation:
         named.setdefault(turn.branch, []).append(turn)
@@ -190,12 +190,12 @@ def stretches(conversation: Sequence[ShownTurn]) -> tuple[Stretch, ...]:
 
 
 def _parent_of(branch: str, known: Mapping[str, object]) -> str:
-    """The longest branch that this one goes on from."""
+    """The longest known branch that ``branch`` continues."""
     return next((branch[:end] for end in range(len(branch) - 1, 0, -1) if branch[:end] in known), "")
 
 
 def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
-    """An external model's interaction: who said what."""
+    """The messages of an external model's interaction: pairs of role and text, tool calls included."""
     said = []
     for message in (*row.messages, *([row.response] if row.response is not None else [])):
         content = message.get("content")
@@ -208,5 +208,5 @@ def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
 
 
 def call_text(name: str, arguments: str) -> str:
-    """A tool call, in one line."""
+    """A tool call as one line of text."""
     return f"-> {name}({' '.join(arguments.split())})"
