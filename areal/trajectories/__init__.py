@@ -1,2 +1,1 @@
-"""Recorded trajectories outside the recording service: files, decoding, views. Imports only the standard library;
-NumPy, pyarrow and tokenizers are imported when they are used."""
+"""Recorded trajectories outside the recording service: files, decoding, views. Libraries are imported on use."""

@@ -39,8 +39,7 @@ def read_episodes(path: Path) -> Iterator[Episode]:
 
 
 def read_folder(folder: Path) -> Iterator[Episode]:
-    """The episodes that a collection has written so far, in order: Parquet files first, then JSON lines. Raises
-    NotFound if there are none."""
+    """The episodes that a collection has written so far: Parquet files, then JSON lines. Raises NotFound."""
     parquet = sorted(folder.glob(f"{TRAJECTORIES}-*{PARQUET}"))
     lines = [
         each for each in sorted(folder.glob(f"{TRAJECTORIES}*{JSONL}")) if each.with_suffix(PARQUET) not in parquet

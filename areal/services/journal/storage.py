@@ -400,8 +400,7 @@ class Journal(ABC):
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keep the journal open during a call of a session. Raises 421 if the journal is closed: another process may
-        have it by now."""
+        """Keep the journal open during a call of a session. Raises 421 if it is closed: another process may have it."""
         if self._closed:
             raise held_elsewhere()
         self._uses += 1

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 class WeightPublisher(Protocol):
-    """Publishes a trainer's weights in one mode. The endpoint's threads call all methods but ``write`` and
-    ``settle``."""
+    """Publishes weights in one mode. The endpoint's threads call all methods but ``write`` and ``settle``."""
 
     def offer(self, name: str, size: int, group_form: str) -> dict[str, Any]:
         """The connection data for workers of the pair ``name``. ``size`` counts the workers and the trainer."""
@@ -168,8 +167,7 @@ class WeightUpdateFailed(ArealError):
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of an update. The gateway measures ``duration_ms``, the whole update, and ``paused_ms``, the longest
-    pause of generation."""
+    """The result of an update. The gateway measures the whole update and the longest pause of generation."""
 
     version: int
     bytes: int
@@ -179,11 +177,8 @@ class Delivery:
 
 @dataclass
 class TrainerPair:
-    """A trainer's connection to one pair of the weight-update gateway.
-
-    ``inference`` is either {"inference_worker_urls": [...]} or {"inference_gateway_url": ..., "model": ...}. For the
-    latter, ``current_address`` returns the inference gateway's address before each update, as it may change.
-    """
+    """A pair as its trainer uses it. ``inference`` is either {"inference_worker_urls": [...]} or
+    {"inference_gateway_url": ..., "model": ...}; then ``current_address`` returns that gateway's present address."""
 
     name: str
     mode: str

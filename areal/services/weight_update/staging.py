@@ -127,8 +127,7 @@ class FolderPublisher:
         """Do nothing: workers read the weights themselves."""
 
     def write(self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None) -> None:
-        """Stage all weights. Raises ArealError naming the folder if it cannot be written; the earlier version stays
-        published."""
+        """Stage all weights. Raises ArealError naming an unwritable folder; the earlier version stays published."""
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder, size = self._to_memory(version, weights) if self.in_memory else self._to_disk(version, weights)

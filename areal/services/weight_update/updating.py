@@ -114,8 +114,7 @@ class WorkerSet:
         self.lost: set[str] = set()
 
     async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
-        """Post to every worker. Raises WorkerFailed with the messages of the live workers that failed, or of all
-        workers if all are lost."""
+        """Post to every worker. Raises WorkerFailed with every live worker that failed, or if all are lost."""
         await self.each(lambda url: self._client.post(url, path, body, timeout_s))
 
     async def each(self, ask: Callable[[str], Awaitable[T]]) -> dict[str, T]:
@@ -264,8 +263,7 @@ class Updater:
     # -- updating
 
     async def update(self, pair: Pair, version: int) -> UpdateResult:
-        """Update the pair. Raises ApiError 502 if a step failed; generation continues in every case. The caller holds
-        the lock."""
+        """Raises ApiError 502 if a step failed; generation continues in every case. The caller holds the lock."""
         began = time.monotonic()
         pair.state = PairState.UPDATING
         try:

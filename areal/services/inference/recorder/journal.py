@@ -87,8 +87,7 @@ class StartedSession:
 
 
 class SessionJournal(Journal):
-    """Open with ``open_journal``. ``on_news`` is called when a trajectory may have become ready. ``cache``: the
-    sessions in use."""
+    """Open with ``open_journal``. ``on_news``: a trajectory may have become ready. ``cache``: the sessions in use."""
 
     def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str, retention: Retention) -> None:
         super().__init__(folder, db, tag, lambda committed: self.cache.settle(committed=committed))
@@ -293,10 +292,9 @@ class SessionJournal(Journal):
     async def seal(
         self, name: SessionName, value: float, request: ExportRequest
     ) -> tuple[bool, tuple[StoredExport, Export] | None]:
-        """Reward the last interaction of a session that is about to be exported, without a finish timeout. A short
-        session is exported in the same commit. If ``request`` repeats an earlier export, nothing is written and the
-        reward is only compared. Returns whether the reward was set, and the export if there is one. Raises 404, and as
-        ``reward``."""
+        """Reward the last interaction of a session before its export, without a finish timeout. A short session is
+        exported in the same commit. If ``request`` repeats an export, the reward is compared and nothing is written.
+        Returns whether the reward was set, and the export if there is one. Raises 404, and as ``reward``."""
         kept = self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
         if kept is not None:
             for number, place in kept.items[-1:]:

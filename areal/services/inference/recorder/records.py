@@ -412,8 +412,7 @@ class CallsInFlight:
         return None
 
     def running(self, call: CallIdentity) -> bool:
-        """Whether a call that this one repeats is in flight. If not, this one may lead, if it does so before any
-        ``await``."""
+        """Whether a call that this one repeats is in flight. If not, this one may lead before the next ``await``."""
         return self._leader(call) is not None
 
     def _leader(self, call: CallIdentity) -> CallInFlight | None:

@@ -90,8 +90,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class TurnPlacement:
-    """The trajectory of a new interaction; ``opened`` if it is new. ``before``: the previous trajectory, if the
-    interaction made it READY."""
+    """The trajectory of a new interaction. ``before``: the previous trajectory, if the interaction made it READY."""
 
     trajectory: Trajectory
     opened: bool
@@ -203,8 +202,7 @@ def end_session(
 
 
 def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: float) -> bool:
-    """Whether the session still uses its key, so that no other session may start with that key. It does until its first
-    trajectory is ready."""
+    """Whether no other session may start with this session's key: until its first trajectory is ready."""
     if session.state is not SessionState.ACTIVE or session.next_trajectory > 0:
         return False
     return not any(apply_timeout(each, now).phase >= TrajectoryPhase.READY for each in trajectories)
