@@ -1,5 +1,5 @@
-"""The data proxy, one beside each engine: text in and out, tokens to and from the engine.
+"""The data proxy, one process beside each engine: it exchanges text with clients and tokens with the engine.
 
-It templates and tokenises, follows the engine's tokens as they come, cuts at stop strings, and records every answer of
-a session before its caller has the last byte of it.
+It renders chat templates, tokenizes prompts, decodes the engine's tokens as they arrive, cuts at stop strings, and
+records every response of a session before the client receives its last byte.
 """

@@ -1,15 +1,15 @@
-"""Runs the engine jobs of one call and answers it, whole or as a stream.
+"""Runs the engine jobs of one call and sends the response, whole or as a stream.
 
-A choice grows by the engine's deltas: tokens become text, cut at stop strings, and the text is parsed. It keeps every
-sampled token up to and with the one that ended it, so that tokens, log-probabilities and versions stay in step; the
-text leaves out stop strings, special tokens and what came after.
+A choice is built from the engine's deltas: tokens are decoded, the text is cut at stop strings and parsed. A choice
+keeps every sampled token up to and including the one that ended it, so that tokens, log-probabilities and versions stay
+aligned; its text leaves out stop strings, special tokens, and all text after the end.
 
-Deltas are handled in the order in which the engine sends them, inside the event loop's callback that read them: stream
+Deltas are handled in the order in which the engine sends them, inside the event loop callback that read them: stream
 events are written without a task switch, and a slow client pauses the engine's connection. A choice that meets a stop
 string ends at once; when every choice of a job has ended, or the client disconnects, the job is aborted in the engine.
 
-The progress deadline covers the call as a whole. An answer is recorded before its last byte. Until the first token a
-failure is a status code, after it an event in the stream.
+One progress deadline covers the whole call. A response is recorded before its last byte is sent. A failure before the
+first token is an HTTP status, a later one an event in the stream.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from areal.services.inference.engines.base import (
 )
 from areal.services.inference.engines.transport import MISREAD, malformed_answer
 
-# Stop strings. Text that may start a stop string is held back until it is certain; a stop string, or a part of
-# one that later completes, is never emitted. The outcome is that of reading character by character and does not depend
-# on how tokens split the text: the stop string that *ends* first wins, and of those that end together the longest.
-
 
 class StopScanner:
+    """Finds the first stop string in the text of a choice. Text that may start a stop string is held back until later
+    text decides; no part of a stop string is ever emitted. The result does not depend on how tokens split the text: the
+    stop string that *ends* first wins, and of those that end together the longest."""
+
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that may be emitted now, and the stop string that was met; nothing counts after it."""
+        """Return the text that may be emitted now, and the stop string that was met; text after it is dropped."""
         if not self._stops:
             return text, None
         text = self._held + text
@@ -71,15 +71,15 @@ class StopScanner:
         return text[:emitted], None
 
     def flush(self) -> str:
-        """The held text at the end of the answer: it was not a stop string."""
+        """Return the held text at the end of the response: it was not a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class ChoiceUpdate:
-    """One delta's contribution to choice ``index``: text, and its tokens from ``start`` to ``end``. ``pieces``: the
-    content, reasoning and calls that became certain."""
+    """One delta's contribution to choice ``index``: text, and the choice's tokens from ``start`` to ``end``.
+    ``pieces``: the content, reasoning and calls that became certain."""
 
     index: int
     text: str
@@ -90,9 +90,9 @@ class ChoiceUpdate:
 
 
 class Choice:
-    """``index`` is its place in the whole answer; the engine may count from elsewhere. ``stop`` is the stop string that
-    ended it, ``stop_token_id`` the token that ended it and has no text; ``reply`` is its text as content, reasoning and
-    calls."""
+    """One choice of a response while it is generated. ``index``: its position in the whole response; an engine job
+    numbers its own choices. ``stop``: the stop string that ended it. ``stop_token_id``: the token that ended it, which
+    is not part of its text. ``reply``: its text as content, reasoning and calls."""
 
     def __init__(
         self, index: int, stream: TextStream, stops: Sequence[str], reader: ResponseReader | None = None
@@ -123,7 +123,7 @@ class Choice:
         return self._reasoning_tokens if self.reply.reasoning else 0
 
     def push(self, delta: EngineDelta) -> ChoiceUpdate:
-        """Raises AssertionError for a choice that has ended: the caller drops later deltas."""
+        """Append a delta. Raises AssertionError for a choice that has ended: the caller drops later deltas."""
         assert self.finish_reason is None
         start, tokens, finish = len(self.token_ids), delta.token_ids, delta.finish_reason
         hidden = delta.stop_token_id is not None and tokens[-1:] == (delta.stop_token_id,)
@@ -170,7 +170,8 @@ class Choice:
         return ChoiceUpdate(self.index, text, start, len(self.token_ids), finish, pieces)
 
     def _read(self, token_ids: tuple[int, ...]) -> tuple[str, int | None]:
-        """The text to emit, and how many tokens count once a stop string was met or the one wanted call is complete."""
+        """Return the text to emit, and the number of tokens to keep if a stop string or the one allowed call ended the
+        choice."""
         text = ""
         for position, token_id in enumerate(token_ids):
             text += self._scan(self._stream.push((token_id,)))
@@ -190,7 +191,7 @@ class Choice:
 
 @dataclass
 class ResponseState:
-    """One answer while it grows, and the values that each of its chunks repeats."""
+    """One response while it is generated, and the values that each of its chunks repeats."""
 
     answer_id: str
     model: str
@@ -198,11 +199,11 @@ class ResponseState:
     options: ResponseOptions
     prompts: Sequence[Sequence[int]]
     choices: Sequence[Choice]
-    echoed: Sequence[str]  # the prompt texts, where they precede the answers
+    echoed: Sequence[str]  # the prompt texts, if the response repeats them
     created: int
-    scores: Sequence[PromptLogprobs] = ()  # of each prompt, where they are asked for
-    prompt_logprobs: int | None = None  # how many alternatives of them are told by token id
-    no_answer: bool = False  # only the prompt is of interest
+    scores: Sequence[PromptLogprobs] = ()  # of each prompt, if requested
+    prompt_logprobs: int | None = None  # how many alternatives to each prompt token are returned by token id
+    no_answer: bool = False  # only the prompt is returned
 
     @property
     def per_prompt(self) -> int:
@@ -210,7 +211,7 @@ class ResponseState:
 
 
 class Serializer(Protocol):
-    """Writes one answer in an API's form."""
+    """Writes one response in an API's format."""
 
     def opening(self) -> bytes:
         """The chunks before any token."""
@@ -233,7 +234,8 @@ _TOKEN_ID_END = 2**31  # token ids are recorded as 32 bits
 
 
 def progress_timeout_s(request: Request, default: float) -> float:
-    """Seconds without progress after which a call fails: the relay's header, which follows the live limits, or ours."""
+    """Return the seconds without progress after which a call fails: those of the relay's header, which follows changed
+    limits, or else ``default``."""
     text = request.headers.get(names.PROGRESS_TIMEOUT)
     try:
         given = float(text) if text is not None else 0.0
@@ -243,8 +245,8 @@ def progress_timeout_s(request: Request, default: float) -> float:
 
 
 class ActivityTimer:
-    """When the engine last gave any token to anyone, or reported more sampled tokens: a call that waits in its queue,
-    or for an answer that comes whole, is not stuck."""
+    """The time of the engine's last progress: a token of any call, or a report of more sampled tokens. While it is
+    recent, a call that waits in the engine's queue or for a whole response is not stuck."""
 
     def __init__(self) -> None:
         self.last = time.perf_counter()
@@ -258,8 +260,8 @@ class ActivityTimer:
 
 @dataclass
 class CallTimer:
-    """Separates our time from the engine's. Seconds of ``time.perf_counter``; ``engine_since``: the engine has worked
-    since then."""
+    """Separates the data proxy's time from the engine's, in seconds of ``time.perf_counter``. ``engine_since``: the
+    start of the engine's current work; ``engine_s``: its finished work."""
 
     started: float
     engine_since: float = 0.0
@@ -281,7 +283,7 @@ class EngineJob:
 
 @dataclass
 class GenerationCall:
-    """A call with all that it needs to run."""
+    """A model call that is ready to run."""
 
     request: Request
     generation: GenerationRequest
@@ -300,7 +302,7 @@ class GenerationCall:
         return headers
 
     def open_stream(self, first: bytes = b"") -> StreamingResponse:
-        """``first``: the stream's first bytes. Raises ConnectionResetError when the client is gone."""
+        """Send the headers and the bytes ``first``. Raises ConnectionResetError when the client has disconnected."""
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self.headers()}
         out = StreamingResponse(headers=headers)
         out.begin(self.request, first)
@@ -308,11 +310,11 @@ class GenerationCall:
 
 
 Record = Callable[[GenerationCall], Awaitable[None]]
-"""Called once an answer is complete; its error becomes the client's."""
+"""Called once a response is complete; its error is sent to the client."""
 
 
 class Generator:
-    """Drives one engine."""
+    """Runs model calls on one engine."""
 
     def __init__(self, engine: TokenEngine, pause: PauseState) -> None:
         self._engine = engine
@@ -335,7 +337,7 @@ class Generator:
         return writer.out
 
     async def scores(self, prompts: Sequence[Sequence[int]], top: int, adapter: str | None) -> list[PromptLogprobs]:
-        """Log-probabilities of each prompt's own tokens. Raises ApiError."""
+        """Return the log-probabilities of each prompt's tokens, with ``top`` alternatives each. Raises ApiError."""
         engine = self._engine
         assert isinstance(engine, PromptScorer), "its capabilities say so"
         slots = asyncio.Semaphore(_CONCURRENT_SCORES)
@@ -356,12 +358,13 @@ class Generator:
         return [task.result() for task in tasks]
 
     async def _run(self, call: GenerationCall, record: Record, on_update: OnUpdate, on_flow: OnFlow) -> None:
-        """Run the jobs to their end and record the answer. Raises ApiError, and what ``on_update`` raises."""
+        """Run the jobs to their end and record the response. Raises ApiError, EngineUnsupported, and the errors of
+        ``on_update``."""
         timer = call.timer
 
         def excused() -> bool:
-            """Whether the silence is no failure: there was progress, the engine is paused, or the call is queued in a
-            busy one."""
+            """Whether the call may go on: there was progress, the engine is paused, or the call is queued in a busy
+            engine."""
             idle_s = time.perf_counter() - timer.last_token
             if idle_s < call.timeout_s:
                 watchdog.kick(idle_s)
@@ -417,12 +420,12 @@ class Generator:
 
 
 class _AllEnded(Exception):
-    """Stop strings have ended every choice of a job: its remaining deltas are dropped."""
+    """Every choice of a job has ended before the engine ended them all: the remaining deltas are dropped."""
 
 
 class DeltaConsumer:
-    """Takes the deltas of one engine job. Each update goes to ``on_update``; the call's timer and the engine's activity
-    timer are advanced."""
+    """Consumes the deltas of one engine job: passes each update to ``on_update``, and advances the call's timer and the
+    engine's activity timer."""
 
     def __init__(self, job: EngineJob, timer: CallTimer, activity: ActivityTimer, on_update: OnUpdate) -> None:
         self.job = job
@@ -456,8 +459,8 @@ class DeltaConsumer:
 
 
 class StreamWriter:
-    """Writes a stream's updates as they come. ``held``: the last update's bytes, written once the answer is
-    recorded."""
+    """Writes the updates of a stream as they arrive. ``held``: the last update's bytes, which are sent once the
+    response is recorded."""
 
     def __init__(self, call: GenerationCall) -> None:
         self._call = call
@@ -469,7 +472,9 @@ class StreamWriter:
         self.held = b""
 
     def write(self, update: ChoiceUpdate) -> None:
-        opening = b"" if self.out is not None else self._call.serializer.opening()  # first: events are numbered
+        opening = (
+            b"" if self.out is not None else self._call.serializer.opening()
+        )  # before the update: events are numbered
         data = self._serialize(update)
         if update.finish_reason is not None:
             self._running -= 1
@@ -503,12 +508,10 @@ class StreamWriter:
             self.out.set_backpressure(None)
 
 
-# Engine deltas become training data. A delta without a log-probability, with NaN or for a choice that does not exist
-# comes from a broken engine, or a broken proxy in front of it: the call fails and nothing of it is recorded.
-
-
 def validate_delta(delta: EngineDelta, choices: int) -> None:
-    """Raises EngineFailed for what no engine can have sampled in a call with this many choices."""
+    """Raises EngineFailed for a delta that no engine can have sampled in a call with this many choices. Engine deltas
+    become training data: one without a log-probability, with NaN, or for a choice that does not exist comes from a
+    broken engine, or a broken proxy in front of it. The call fails, and nothing of it is recorded."""
     tokens, logprobs = delta.token_ids, delta.logprobs
     try:
         if len(tokens) == 1 == len(logprobs) == len(delta.versions):  # most deltas

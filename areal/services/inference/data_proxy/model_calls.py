@@ -1,4 +1,4 @@
-"""The model routes of a data proxy with a token engine: parse, tokenize, generate, record, answer."""
+"""The model routes of a data proxy with a token engine: parse, tokenize, generate, record, respond."""
 
 from __future__ import annotations
 
@@ -54,15 +54,17 @@ from areal.services.inference.recorder.records import (
 from areal.wire.processes import DataProxyConfig
 from areal.wire.sampling import SamplingParams
 
-# Prompts. A turn that continues a recorded one keeps that turn's tokens exactly and encodes only what follows. The
-# model then sees the tokens that it sampled, and a conversation is one row of training data: encoding an answer's text
-# again may split it into other tokens. Where the new text begins with the recorded one, the rest of it follows. Where
-# it does not (the client does not send the reasoning back; the template writes a call otherwise than the model did),
-# the text that the template adds after the recorded answer follows. Only where the template itself rewrites earlier
-# messages, as some drop the reasoning of earlier turns, is the prompt encoded as a whole.
+# Prompts. A turn that continues a recorded turn keeps that turn's tokens unchanged, and only the text after them is
+# encoded. The model then sees the tokens that it sampled, and a conversation is one row of training data: encoding a
+# response's text again may split it into other tokens. If the new text begins with the recorded text, its remainder is
+# encoded. If not (the client does not send the reasoning back; the template writes a call differently than the model
+# did), the text that the template adds after the recorded response is encoded. The whole prompt is encoded if no end
+# token ended that response, or the template rewrites earlier messages (some drop the reasoning of earlier turns).
 
 
 class PromptBuilder:
+    """Makes the token ids of a request's prompts."""
+
     def __init__(self, codec: TextCodec, pool: CodecPool) -> None:
         self._codec = codec
         self._pool = pool
@@ -70,9 +72,9 @@ class PromptBuilder:
     async def build(
         self, generation: GenerationRequest, recorder: CallRecorder | None, size: int, limit: int | None
     ) -> tuple[Sequence[list[int]], str | None]:
-        """Token ids of each prompt, and the text of a chat's one prompt. ``recorder`` None: no recorded turn is
-        continued. ``size``: bytes of the request. ``limit``: tokens that the context holds. Raises ApiError 400 when
-        the template refuses the chat, or the prompt has more tokens."""
+        """Return the token ids of each prompt, and the text of a chat's one prompt. ``recorder`` None: no recorded turn
+        is continued. ``size``: bytes of the request. ``limit``: the context length in tokens. Raises ApiError 400 when
+        the template rejects the chat, or a prompt exceeds the limit."""
         try:
             if generation.text is None:
                 prompts = generation.prompts
@@ -90,7 +92,7 @@ class PromptBuilder:
     async def _continued(
         self, generation: GenerationRequest, recorder: CallRecorder, text: str, size: int
     ) -> tuple[list[int], str]:
-        """The tokens of the recorded turn that this chat continues, if there is one, and the text to encode."""
+        """Return the tokens of the recorded turn that this chat continues, if any, and the text left to encode."""
         known = await recorder.match_prefix(generation.messages)
         if known is None:
             return [], text
@@ -101,7 +103,8 @@ class PromptBuilder:
         return (answered.tokens.tolist(), rest) if answered is not None and rest is not None else ([], text)
 
     async def _text_after(self, generation: GenerationRequest, answered: PrefixMatch, size: int) -> str | None:
-        """The prompt's text after a recorded answer; None unless an end token ended that answer."""
+        """Return the prompt's text after a recorded response. None if no end token ended that response, or if the
+        template rewrites it."""
         last, codec = answered.tokens[-1], self._codec
         follow = generation.after_answer
         if follow is None or last not in codec.end_ids:
@@ -110,7 +113,7 @@ class PromptBuilder:
         return await self._pool.run(lambda: follow(codec.decode(answered.tokens, skip_special=False), end), cost_us)
 
     async def count(self, generation: GenerationRequest, size: int) -> int:
-        """Tokens of a chat, however long it is; a long one is counted in pieces, which gives a few too many."""
+        """Count the tokens of a chat of any length. A long chat is counted in pieces, which gives a few too many."""
         assert generation.text is not None
         text = await self._pool.run(generation.text, size * RENDER_US)
         return await self._pool.run(lambda: self._codec.count(text), len(text) * ENCODE_US)
@@ -119,7 +122,8 @@ class PromptBuilder:
 def samples_of(
     state: ResponseState, temperature: float, conversation: ConversationDigest | None, prompt_text: str | None
 ) -> list[TokenSample]:
-    """A finished answer as it is recorded. ``prompt_text`` is a chat's, which the next turn continues."""
+    """Return the records of a finished response, one for each choice. ``prompt_text`` is the prompt of a chat, which
+    the next turn continues."""
     prompts = [token_array(prompt) for prompt in state.prompts]
     each, samples = state.per_prompt, []
     for choice in state.choices:
@@ -151,8 +155,9 @@ def samples_of(
 
 
 def _template_text(choice: Choice, codec: TextCodec) -> str:
-    """The answer's text as a template will write it into the next prompt: the text that the client was given, and the
-    end of a turn. The client never saw special tokens that were sampled before that."""
+    """The response's text as a template will write it into the next prompt: the text that the client received and the
+    end token, without other special tokens, which the client never saw. A response with reasoning, calls or a stop
+    string counts as it was sampled."""
     raw, reply = codec.decode(choice.token_ids, skip_special=False), choice.reply
     if reply.calls or reply.reasoning or choice.stop is not None or raw == reply.content:
         return raw
@@ -162,7 +167,7 @@ def _template_text(choice: Choice, codec: TextCodec) -> str:
 
 
 def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
-    """A recorded choice as one update: its text is a function of its tokens."""
+    """Push a recorded turn into its choice as one update. The text is decoded from the recorded tokens."""
     tops = turn.extra.get("top_logprobs")
     delta = EngineDelta(
         index=choice.index,
@@ -176,16 +181,16 @@ def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
     return choice.push(delta)
 
 
-DEFAULT_MODEL = "default"  # agents call their session's model so, whatever its name
-_MAX_WHOLE_TOKENS = 65_536  # of an answer that is read in one go: some milliseconds
+DEFAULT_MODEL = "default"  # agents may use this name for their session's model
+_MAX_WHOLE_TOKENS = 65_536  # the longest response that is decoded in one step, which takes a few milliseconds
 _BATCHED_TOKENS = 16
-_ENGINE_POLL_S = 10.0  # the engine is polled every second
+_ENGINE_POLL_S = 10.0  # the shortest deadline that surely spans several engine polls, which are 1 s or 2 s apart
 _NO_DIALECT = nullcontext()
 
 
 def adapter_of(name: str | None, model: str, adapters: Collection[str]) -> str | None:
-    """The LoRA adapter that a call's ``model`` names: ``adapter``, or ``model:adapter``. None for the model itself.
-    Raises 404 for any other name."""
+    """Return the LoRA adapter that a request's ``model`` names, as ``adapter`` or ``model:adapter``. None: the request
+    names the model itself. Raises 404 for any other name."""
     if name is None or name == model:
         return None
     adapter = name.removeprefix(f"{model}:")
@@ -201,10 +206,10 @@ def adapter_of(name: str | None, model: str, adapters: Collection[str]) -> str |
 def engine_streaming(
     generation: GenerationRequest, choices: int, sampling: SamplingParams, timeout_s: float
 ) -> tuple[bool, int]:
-    """``EngineCall.stream`` and ``stream_interval``. Without a streaming client an answer comes whole; but it comes in
-    events of several tokens where a stop string or tool call may end it early, where reading it at once would block the
-    event loop, or where the deadline is shorter than ``EngineState.generated`` needs to show that the engine is
-    stuck."""
+    """Return ``EngineCall.stream`` and ``stream_interval``. A streaming client needs an event for each token. Otherwise
+    the engine sends the response whole, unless a stop string or tool call may end it early, decoding it at once would
+    block the event loop, or the deadline is too short for engine polls to show progress (``EngineState.generated``): it
+    then sends events of several tokens."""
     if generation.options.stream:
         return True, 1
     ends_early = bool(generation.options.stops) or generation.parsing.tools.one_call
@@ -229,7 +234,7 @@ class TokenMetrics:
         )
 
     def count(self, state: ResponseState, timer: CallTimer) -> None:
-        """All choices of a response have ended."""
+        """Count a response whose choices have all ended."""
         lengths = [len(choice.token_ids) for choice in state.choices]
         self._first.observe(timer.first_token - timer.started)
         longest = max(lengths)
@@ -244,7 +249,7 @@ class TokenMetrics:
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A parsed call. ``names``: its API's names of a chat body's fields, where they differ."""
+    """A parsed request. ``names`` maps fields of a chat body to their names in the request's API, where they differ."""
 
     generation: GenerationRequest
     serializer: Callable[[ResponseState], Serializer]
@@ -253,11 +258,12 @@ class ParsedRequest:
 
 
 Parse = Callable[[Fields], ParsedRequest]
-"""Raises 400 naming the field."""
+"""Parses a request body. Raises 400 naming the field."""
 
 
 class ModelCalls:
-    """``max_model_len`` and ``adapters`` are read at each call: the engine reports them once it is up."""
+    """The handlers of the model routes. ``check_serving`` raises ApiError while no call may start. ``max_model_len``
+    and ``adapters`` are read at each call: the engine reports them only once it is up."""
 
     def __init__(
         self,
@@ -312,7 +318,7 @@ class ModelCalls:
         }
 
     async def _count_tokens(self, request: Request) -> AnyResponse:
-        """The length of a prompt, without an answer."""
+        """Respond with the length of a prompt in tokens; nothing is generated."""
         self._check_serving()
         self._recorders.authenticate(request.headers)
         body = await request.read(self._max_body_bytes)
@@ -396,7 +402,7 @@ class ModelCalls:
     async def _replay(
         self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer
     ) -> AnyResponse:
-        """The recorded answer, serialized as this request asks for, which is as the first one did."""
+        """Send the recorded response, serialized as this request specifies. Its body equals the first request's."""
         generation = parsed.generation
         turns = [turn for turn in recorder.replayed or () if isinstance(turn, TokenTurn)]
         prompts = [list(turn.prompt_ids) for turn in turns[:: generation.sampling.n]]
@@ -449,7 +455,7 @@ class ModelCalls:
         self, state: ResponseState, generation: GenerationRequest, sampling: SamplingParams, timeout_s: float
     ) -> list[EngineJob]:
         options, count, each = state.options, len(state.prompts), state.per_prompt
-        # A stop string ends its own prompt's work in the engine.
+        # With stop strings each prompt is a job of its own, which the stop strings can abort in the engine.
         together = count if self._capabilities.many_prompts and not options.stream and not options.stops else 1
         stream, interval = engine_streaming(generation, len(state.choices), sampling, timeout_s)
         return [
@@ -469,7 +475,7 @@ class ModelCalls:
         ]
 
     async def _record(self, call: GenerationCall) -> None:
-        """The answer is complete: it is on disk before the client has its last byte."""
+        """Store a complete response on disk, before its last byte is sent."""
         recorder, state, sampling = call.recorder, call.state, call.generation.sampling
         self._metrics.count(state, call.timer)
         if not recorder.records(call.generation.store):
@@ -487,7 +493,7 @@ def _context_exceeded(generation: GenerationRequest, message: str) -> ApiError:
 
 
 def _room(generation: GenerationRequest, prompt_tokens: int, limit: int | None) -> int | None:
-    """The token limit of the answer. Raises 400 when the context has no room for the request."""
+    """Return the token limit of the response. Raises 400 for an empty prompt, or a request that exceeds the context."""
     if prompt_tokens == 0:
         raise bad_request("the prompt has no tokens", param="prompt")
     wanted = generation.sampling.max_new_tokens

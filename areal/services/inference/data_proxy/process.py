@@ -1,4 +1,4 @@
-"""One data proxy process: its journals, its registration at the router, its routes."""
+"""Assembles a data proxy process: its journals, its registration with the router, its routes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from areal.wire.processes import DataProxyConfig
 
 @contextlib.asynccontextmanager
 async def open_store(config: DataProxyConfig) -> AsyncIterator[TrajectoryStore | None]:
-    """The journals, maintained while the body runs; None without a state folder. Raises UsageFault."""
+    """Open the journals and maintain them while the body runs; None without a state folder. Raises UsageFault."""
     if config.state_dir is None:
         yield None
         return
@@ -57,13 +57,13 @@ async def open_store(config: DataProxyConfig) -> AsyncIterator[TrajectoryStore |
 
 
 _EXTERNAL_PERIOD_S = 5.0
-_SCRAPED = ("embedded", "vllm")  # engines that answer /metrics without a flag
+_SCRAPED = ("embedded", "vllm")  # engines that serve /metrics without a flag
 
 Build = Callable[[ServeOptions, TrajectoryStore | None], AbstractAsyncContextManager[Service]]
 
 
 def run_data_proxy(config: DataProxyConfig) -> None:
-    """Serve until told to stop. Raises UsageFault for flags that do not fit together."""
+    """Serve until a stop signal. Raises UsageFault for flags that conflict."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     options = serve_options(config)
     service = data_proxy(config, options)
@@ -71,7 +71,7 @@ def run_data_proxy(config: DataProxyConfig) -> None:
 
 
 def data_proxy(config: DataProxyConfig, options: ServeOptions) -> AbstractAsyncContextManager[Service]:
-    """One data proxy, wired together. Raises UsageFault at once for flags that do not fit together."""
+    """Return the service of a data proxy, to be entered. Raises UsageFault at once for flags that conflict."""
     build = _external(config) if config.engine == "external" else _token_engine(config)
 
     @contextlib.asynccontextmanager
@@ -116,7 +116,8 @@ def _token_engine(config: DataProxyConfig) -> Build:
         )
 
         def context() -> int | None:
-            """The smaller of our limit and the engine's: a call that the engine would cut short is refused here."""
+            """The smaller of the data proxy's and the engine's context length: a call that the engine would truncate is
+            refused here."""
             limits = [length for length in (config.max_model_len, watch.state.max_model_len) if length]
             return min(limits, default=codec.max_positions)
 
@@ -199,7 +200,7 @@ def _external(config: DataProxyConfig) -> Build:
 
 
 def _provider_key(key_file: str | None, variable: str) -> str | None:
-    """The key of somebody else's server, from the file or else the environment. Raises UsageFault."""
+    """Return the API key of an external server, from the file or else the environment. Raises UsageFault."""
     if key_file is None:
         key, source = os.environ.get(variable, ""), f"${variable}"
     else:
@@ -246,7 +247,7 @@ def _add_model_routes(
     handlers: Mapping[str, Handler],
     adapters: Callable[[], Collection[str]] = tuple,
 ) -> ExternalModels:
-    """The routes that call models, and those of their sessions. Returns the models beside our own."""
+    """Add the model routes, and with a store the session routes. Return the external models."""
     uid = os.environ.get(RUN_UID)
     models = ExternalModels(
         config.model,

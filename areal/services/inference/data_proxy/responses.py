@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: its bodies as chat bodies.
+"""Translates requests of OpenAI's Responses API to chat completions.
 
-Items become messages: an answer's reasoning, text and calls are one message again. Nothing is kept between calls, so
-the conversation comes whole each time. https://platform.openai.com/docs/api-reference/responses
+Input items become messages: the reasoning, text and calls of one response are one message. Responses are not stored, so
+each request has the whole conversation. https://platform.openai.com/docs/api-reference/responses
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "
 
 
 def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
-    """Raises 400 naming the field."""
+    """Translate a request body. ``uses``: which variables the chat template has. Raises 400 naming the field."""
     fields.refuse(_REFUSED)
     if fields.flag("background"):
         raise unsupported("background", _NOT_KEPT)
@@ -110,7 +110,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
 
 
 def _choice(choice: object) -> object:
-    """The choice in the form of chat completions, whose reader refuses a malformed one."""
+    """Return a ``tool_choice`` in the form of chat completions, whose reader rejects a malformed one."""
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") == "function":
@@ -123,7 +123,7 @@ def _choice(choice: object) -> object:
 
 
 class _MessageBuilder:
-    """Builds messages from items. The items of one answer make one message: reasoning, then text, then calls."""
+    """Builds messages from items. The items of one response make one message: reasoning, then text, then calls."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""Answers in each API's form, whole or as stream events.
+"""Serializes responses in each API's format, whole or as stream events.
 
-Chat completions and completions are written from the choices themselves. Other APIs are dialects: a body is translated
-to a chat body, and a writer writes the answer from its pieces.
+Chat completions and completions are written from the choices themselves. Other APIs are dialects: a request body is
+translated to a chat body, and a writer writes the response from its pieces.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from areal.services.inference.data_proxy.generation import Choice, ChoiceUpdate,
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import FinishReason, PromptLogprobs
 
-_NO_CONTENT = b'"content":""'  # within a string the quotes would be escaped
+_NO_CONTENT = b'"content":""'  # cannot occur inside a JSON string, where the quotes would be escaped
 
-# Log-probabilities in the forms of the two APIs. Every sampled token has an entry, also the token that ended the answer
-# and those of a stop string: the entries stay in step with ``completion_tokens``. JSON has no minus infinity; the API
-# writes -9999.
+# Log-probabilities in the formats of the two APIs. Every sampled token has an entry, including the token that ended the
+# response and those of a stop string: the number of entries equals ``completion_tokens``. JSON has no minus infinity;
+# OpenAI's API writes -9999.
 
 _LEAST = -9999.0
 
@@ -55,7 +55,7 @@ def chat_logprobs(codec: TextCodec, choice: Choice, start: int, end: int) -> dic
 
 
 def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, offset: int) -> dict[str, Any]:
-    """``offset`` is where the first token's text begins in the choice's text."""
+    """The completions API's ``logprobs``. ``offset``: where the first token's text begins in the choice's text."""
     tokens = [codec.token_text(token_id) for token_id in choice.token_ids[start:end]]
     offsets = []
     for token in tokens:
@@ -74,7 +74,7 @@ def completion_logprobs(codec: TextCodec, choice: Choice, start: int, end: int, 
 
 
 def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> dict[str, Any]:
-    """The ``completion_logprobs`` of an echoed prompt; its first token has null."""
+    """The completions API's ``logprobs`` of an echoed prompt; they are null for its first token."""
     tokens = [codec.token_text(token_id) for token_id in prompt]
     offsets = [0, *accumulate(map(len, tokens[:-1]))]
     tops: list[dict[str, float] | None] = [
@@ -93,7 +93,7 @@ def prompt_logprobs(codec: TextCodec, prompt: Sequence[int], scores: PromptLogpr
 
 
 def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, top: int) -> list[dict[str, Any] | None]:
-    """vLLM's ``prompt_logprobs``: for each token of a prompt, its own and the likeliest, by token id."""
+    """vLLM's ``prompt_logprobs``: for each token of a prompt, that token and the likeliest ones, by token id."""
     entries: list[dict[str, Any] | None] = [None]
     for token_id, value, entry in zip(prompt[1:], scores.logprobs, scores.top_logprobs, strict=True):
         every = {token_id: value, **dict(entry[:top])}
@@ -107,7 +107,7 @@ def by_token(codec: TextCodec, prompt: Sequence[int], scores: PromptLogprobs, to
 
 
 def plain_logprobs(choice: Choice, start: int, end: int) -> list[float]:
-    """The log-probabilities of the tokens alone."""
+    """The log-probabilities of the sampled tokens, without alternatives."""
     values = choice.logprobs[start:end]
     return values if not values or min(values) >= _LEAST else [max(value, _LEAST) for value in values]
 
@@ -119,10 +119,10 @@ def chat_finish_reason(choice: Choice) -> str | None:
 
 
 class _OpenAISerializer(ABC):
-    """The parts that both APIs have."""
+    """The parts that chat completions and completions share."""
 
-    kind: str  # of a whole answer
-    chunk_kind: str
+    kind: str  # ``object`` of a whole response
+    chunk_kind: str  # ``object`` of a stream's chunk
 
     def __init__(self, state: ResponseState) -> None:
         self._state = state
@@ -187,7 +187,7 @@ class ChatSerializer(_OpenAISerializer):
         )
 
     def _around_content(self, index: int) -> tuple[bytes, bytes]:
-        """The chunk of a piece of content: all but the text is the same each time."""
+        """The bytes before and after the text in a chunk of content: they are the same in each such chunk."""
         before, mark, after = self._chunk(index, {"content": ""}).partition(_NO_CONTENT)
         around = self._around[index] = (before + mark[:-2], after)
         return around
@@ -208,7 +208,7 @@ class ChatSerializer(_OpenAISerializer):
         if state.options.top_logprobs is not None and update.end > update.start:
             more["logprobs"] = chat_logprobs(state.codec, choice, update.start, update.end)
         deltas = [delta for piece in pieces if (delta := chat_delta(piece)) is not None]
-        if more and not deltas:  # tokens whose text is not clear yet
+        if more and not deltas:  # tokens whose text is not certain yet
             deltas = [{"content": ""}]
         chunks = []
         for delta in deltas:
@@ -253,7 +253,7 @@ class CompletionSerializer(_OpenAISerializer):
         )
 
     def _echoed_logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        """The logprobs of the prompt, where it is echoed and logprobs are wanted."""
+        """The logprobs of the prompt; None unless the request has both ``echo`` and ``logprobs``."""
         state, place = self._state, choice.index // self._state.per_prompt
         wanted = state.options.top_logprobs
         if not state.echoed or wanted is None or not state.scores:
@@ -304,7 +304,7 @@ TemplateUses = Callable[[str], bool]
 
 
 class DialectWriter(Protocol):
-    """Writes one answer, as events or as a whole."""
+    """Writes one response in a dialect, as events or whole."""
 
     def opening(self, prompt_tokens: int) -> bytes: ...
 
@@ -317,9 +317,9 @@ class DialectWriter(Protocol):
 
 @dataclass(frozen=True)
 class ChatTranslation:
-    """``chat`` is the body of a chat completion. ``names``: the dialect's names of its fields. ``ignored``: the
-    dialect's fields without effect. ``writer`` takes the answer's id, the model's name and the second
-    of its creation."""
+    """A request of a dialect as the body of a chat completion (``chat``). ``names`` maps chat fields to the dialect's
+    names. ``ignored``: the dialect's fields without effect. ``writer`` takes the response's id, the model's name and
+    the time of creation in epoch seconds."""
 
     chat: dict[str, Any]
     writer: Callable[[str, str, int], DialectWriter]
@@ -328,7 +328,7 @@ class ChatTranslation:
 
 
 class DialectSerializer:
-    """Gives a token engine's answer to a dialect's writer."""
+    """Passes a token engine's response to a dialect's writer."""
 
     def __init__(self, state: ResponseState, writer: DialectWriter) -> None:
         self._state = state
@@ -348,7 +348,7 @@ class DialectSerializer:
 
     def _summary(self) -> ResponseSummary:
         state, choice = self._state, self._state.choices[0]
-        # A stop string that is a special token has no text: the last token tells.
+        # A stop string that is a special token has no text in the response: compare the last token.
         last = state.codec.token_text(choice.token_ids[-1]) if choice.token_ids else ""
         return ResponseSummary(
             finish=str(chat_finish_reason(choice)),

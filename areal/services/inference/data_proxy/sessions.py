@@ -1,9 +1,9 @@
-"""Sessions as model calls see them: whose call it is, and its record.
+"""Finds the session of each model call, and records the call.
 
-A call belongs to the session whose key it presents, or with the admin key to the human in the loop. A repeated call
-waits for the one in flight and is answered from the record; only a call that is not recorded yet generates. A record is
-durable before the answer's last byte. A failed call is counted with the session's trajectory under its error code and
-scores nothing.
+A call belongs to the session whose key it presents; with the admin key it belongs to the human in the loop's session. A
+repeated call waits for the call in flight and is answered from its record; only a call without a record generates. A
+record is durable before the response's last byte is sent. A failed call is counted in the session's trajectory under
+its error code and is not scored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COUNTED_REFUSALS = ("context_length_exceeded",)  # 4xx codes that describe the 
 
 
 def journal_of(store: TrajectoryStore, tag: str) -> SessionJournal:
-    """Raises 421 where another data proxy has it."""
+    """Return the journal with this tag. Raises 421 if another data proxy holds it."""
     journal = store.journal(tag)
     if journal is None:
         raise held_elsewhere()
@@ -55,7 +55,7 @@ def journal_of(store: TrajectoryStore, tag: str) -> SessionJournal:
 
 @dataclass(frozen=True)
 class Caller:
-    """A session of this data proxy. ``admin``: the caller has the admin key and may name other sessions."""
+    """The session of a request. ``admin``: the request has the admin key and may name other sessions."""
 
     journal: SessionJournal
     session: int
@@ -63,15 +63,15 @@ class Caller:
 
 
 class CallerResolver:
-    """Finds the session of a key. ``key`` None: a service without keys, where everybody is admin who presents no
-    session key."""
+    """Finds the session of a request's key. ``key`` None: the service has no admin key, and every request without a
+    session key is an admin's."""
 
     def __init__(self, store: TrajectoryStore, key: AdminKey | None) -> None:
         self._store = store
         self._key = key
 
     def resolve(self, headers: Mapping[str, str]) -> Caller:
-        """Raises 401 for an unknown key, 421 for a session that another data proxy holds."""
+        """Return the caller. Raises 401 for an unknown key, 421 for a session that another data proxy holds."""
         try:
             key = presented_key(headers)
         except ApiError:
@@ -91,7 +91,7 @@ class CallerResolver:
         raise unknown_key()
 
     def resolve_active(self, headers: Mapping[str, str]) -> Caller:
-        """Resolve the caller as ``resolve`` does; raises 409 for a session that has ended."""
+        """Return the caller as ``resolve`` does. Raises also 409 for a session that has ended."""
         caller = self.resolve(headers)
         session = caller.journal.session(caller.session)
         if session is None or session.state is not SessionState.ACTIVE:
@@ -102,7 +102,7 @@ class CallerResolver:
         return Caller(self._store.own, HITL_SESSION, admin=True)
 
     def named(self, session_id: str) -> Caller:
-        """The session of this id. Raises 404, or 421 where another data proxy has it."""
+        """Return an admin caller for the session of this id. Raises 404, or 421 if another data proxy holds it."""
         if session_id == HITL:
             return self._human()
         name = SessionName.require(session_id)
@@ -110,7 +110,7 @@ class CallerResolver:
         return Caller(journal, journal.session_by_name(name).number, admin=True)
 
     def selected(self, caller: Caller, session_id: str | None) -> Caller:
-        """The caller's own session, or the one that an admin names. Raises 403, 404."""
+        """Return ``caller``, or a caller for the session that an admin names. Raises 403, 404, 421."""
         if session_id is None:
             return caller
         if not caller.admin:
@@ -122,8 +122,9 @@ class CallerResolver:
 
 
 class CallRecorder:
-    """Records one model call. ``caller`` None: no journal is kept, nothing is recorded. ``replayed``: the turns of the
-    call that this one repeats; then nothing is generated. ``conversation``: the chat's, once it is known."""
+    """Records one model call. ``caller`` None: the data proxy has no journal and records nothing. ``replayed``: the
+    recorded turns of the call that this call repeats; nothing is generated then. ``conversation``: the digest of the
+    chat, once it is set."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class CallRecorder:
         return self._caller is not None and not self._caller.admin
 
     def records(self, store: bool) -> bool:
-        """Whether this call is recorded when its request says ``store``."""
+        """Whether this call is recorded; ``store`` is the request's ``store`` field."""
         return store and self._caller is not None
 
     def answer_id(self, prefix: str) -> str:
@@ -154,19 +155,19 @@ class CallRecorder:
         return self.conversation
 
     async def match_prefix(self, messages: Sequence[Mapping[str, Any]]) -> PrefixMatch | None:
-        """The recorded turn that this chat continues."""
+        """Return the recorded turn that this chat continues."""
         if self._caller is None:
             return None
         return await self._caller.journal.known(self._caller.session, self.set_conversation(messages))
 
     async def match_last_answer(self) -> PrefixMatch | None:
-        """The recorded turn whose answer is the chat's last, once ``match_prefix`` was called."""
+        """Return the recorded turn whose response is the last one in the chat. Call ``match_prefix`` before."""
         assert self._caller is not None and self.conversation is not None
         last = replace(self.conversation, answered=self.conversation.answered[-1:])
         return await self._caller.journal.known(self._caller.session, last)
 
     async def record(self, answer_id: str, model: str, created: int, samples: Sequence[Sample]) -> None:
-        """Durable when it returns."""
+        """Record the call; the record is durable on return."""
         assert self._caller is not None and self._identity is not None, "nothing is recorded without a journal"
         call = ModelCall(
             answer_id=answer_id,
@@ -183,7 +184,7 @@ class CallRecorder:
             self._flight.recorded = recorded.first
 
     async def fail(self, code: str) -> None:
-        """Count a failure that raises no error of ours."""
+        """Count a failure for which no ApiError is raised."""
         if self._caller is not None:
             await _count_failure(self._caller, ApiError(502, "", code=code))
 
@@ -196,13 +197,13 @@ class CallRecorders:
         self._flights = CallsInFlight()
 
     def authenticate(self, headers: Mapping[str, str]) -> Caller | None:
-        """The first check of a call. Raises 401, 421, and 409 for a session that has ended."""
+        """Return the caller; None without a store. Raises 401, 421, and 409 for a session that has ended."""
         return self._callers.resolve_active(headers) if self._callers is not None else None
 
     @contextlib.asynccontextmanager
     async def open(self, caller: Caller | None, headers: Mapping[str, str], body: bytes) -> AsyncIterator[CallRecorder]:
-        """Raises 507 at once where the journal takes no more, 422 for an Idempotency-Key with another body, 421 where
-        the session is at another data proxy."""
+        """Open the recorder of one call. Raises 507 at once if the journal accepts no more records, 422 for an
+        Idempotency-Key that was used with another body, 421 if another data proxy holds the session."""
         if caller is None:
             yield CallRecorder(None)
             return
@@ -239,5 +240,5 @@ async def _count_failure(caller: Caller, error: ApiError) -> None:
         return
     try:
         await caller.journal.note_failure(caller.session, error.code or str(error.status))
-    except ApiError as other:  # the client is told the call's own failure
+    except ApiError as other:  # the client receives the error of the call itself
         _log.warning("a failure could not be counted: %s", other)

@@ -1,6 +1,7 @@
-"""Chat templates and their input. Models ship them in a dialect of Jinja; each is compiled once.
+"""Chat templates, and checks of the messages and tools that they render.
 
-A template comes with a model and is not trusted: it runs in an immutable sandbox without attribute access to Python.
+Models ship a template in a dialect of Jinja, which is compiled once. It is not trusted: it runs in an immutable sandbox
+without access to attributes of Python objects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
 
 
 class _Generation(Extension):
-    """``{% generation %}``: training marks the assistant's tokens with it. Here its body is just text."""
+    """``{% generation %}``, with which training marks the assistant's tokens. Here its body is rendered as is."""
 
     tags = {"generation"}
 
@@ -35,7 +36,7 @@ class _Generation(Extension):
 
 
 class ChatTemplate:
-    """One compiled template. Raises ``jinja2.TemplateSyntaxError``."""
+    """A compiled chat template. Raises ``jinja2.TemplateSyntaxError``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
@@ -45,7 +46,7 @@ class ChatTemplate:
         self._names = meta.find_undeclared_variables(environment.parse(source))
         self.source = source
         self._template = environment.from_string(source)
-        self._template.globals = dict(self._template.globals)  # each rendering copies them: not from a chain of maps
+        self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
         self._special_tokens = dict(special_tokens)
 
     def uses(self, variable: str) -> bool:
@@ -61,7 +62,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """The prompt up to the end of the last message's text, for the model to continue it."""
+        """Render the prompt up to the end of the last message's text, which the model is to continue. Raises ApiError
+        400 when the template refuses the conversation or changes that text."""
         last = str(messages[-1]["content"])
         prompt, text = self.render(messages, tools, {**variables, "add_generation_prompt": False}), last.strip()
         at = prompt.rfind(text)
@@ -77,7 +79,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
-        """The prompt. Raises ApiError 400 when the template itself refuses the conversation."""
+        """Render the prompt. Raises ApiError 400 when the template refuses the conversation."""
         values = {"add_generation_prompt": True, "documents": None, **self._special_tokens, **variables}
         try:
             return self._template.render(messages=messages, tools=tools, **values)
@@ -86,8 +88,8 @@ class ChatTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Looks attributes of JSON objects up directly, the most frequent operation of templates; names that may be methods
-    are left to the sandbox."""
+    """Looks up attributes of JSON objects directly, since this is the most frequent operation of templates. Names of
+    dict methods are left to the sandbox."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute not in _DICT_NAMES:
@@ -109,10 +111,10 @@ def _raise(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# Prefix reuse: the text that a template adds after a recorded answer, so that the answer itself is not rendered again.
-# The recorded text is kept where the template would render it unchanged: where it starts with what the template makes
-# of the tools and the messages before the first answer, and where later messages change nothing before them. Reasoning
-# that a client does not send back counts as sent: whether it stays is the template's decision.
+# Prefix reuse: the text that a template adds after a recorded response, so that the response is not rendered again. The
+# recorded text is reused if the template would keep it: if it starts with the rendered tools and messages before the
+# first response, and if messages after the last response change nothing before them. Reasoning that a client does not
+# send back is rendered as if it were sent: the template decides whether to keep it.
 
 _REASONING_KEYS = ("reasoning_content", "thinking")  # names that templates use
 
@@ -127,9 +129,9 @@ class TemplateInput:
 def text_after_answer(
     template: ChatTemplate, given: TemplateInput, recorded: str, end: str, *, has_reasoning: bool
 ) -> str | None:
-    """The prompt's text after ``recorded``, which ends with the last answer among the messages and its ``end`` token.
-    None where the template would render that text otherwise. ``has_reasoning``: the model's reasoning is separated
-    from its answers."""
+    """Return the prompt's text after ``recorded``, the text up to the last response in the messages and its ``end``
+    token. None if the template would render that text differently. ``has_reasoning``: the model's reasoning is
+    separated from its content."""
     messages, no_prompt = list(given.messages), {**given.variables, "add_generation_prompt": False}
     answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     if not answers:
@@ -152,11 +154,11 @@ def text_after_answer(
 # Chat messages: checked, and converted to the form that chat templates expect.
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_PLAIN_ROLES = ("system", "user", "assistant")  # with text alone they are as a template wants them
+_PLAIN_ROLES = ("system", "user", "assistant")  # their messages need no conversion if the content is a string
 
 
 def read_messages(value: object, template: ChatTemplate) -> list[dict[str, Any]]:
-    """Raises 400 naming the message and the part."""
+    """Check and convert messages. Raises 400 naming the message and the part."""
     if not isinstance(value, list) or not value:
         raise bad_request("messages must be a list with at least one message", param="messages")
     return [_message(item, f"messages[{index}]", template) for index, item in enumerate(value)]
@@ -184,7 +186,7 @@ def _message(value: object, where: str, template: ChatTemplate) -> dict[str, Any
 
 
 def _text(content: object, where: str) -> str:
-    """Text of a message: a string, or text parts, each on its own line."""
+    """The text of a message's content: a string, or text parts, each on its own line."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -205,7 +207,7 @@ def _part(part: object, where: str) -> str:
 
 
 def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
-    """Tool calls with their arguments decoded: templates write them out themselves."""
+    """Tool calls with their arguments decoded: templates serialize the arguments."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -230,7 +232,7 @@ def _arguments(value: object) -> object:
 
 
 def check_tools(tools: list[Any]) -> list[dict[str, Any]]:
-    """``tools``. Raises 400 for one that is not a function with a name."""
+    """Return ``tools``. Raises 400 for a tool that is not a function with a name."""
     for index, tool in enumerate(tools):
         if isinstance(tool, dict) and tool.get("type", "function") != "function":
             name = f"tools[{index}].type"

@@ -1,10 +1,11 @@
-"""A model's tokenizer folder, read without transformers: ``tokenizer.json``, its configuration, its chat template.
+"""Converts text to token ids and back, with a model's ``tokenizer.json``, configuration and chat template, without
+transformers.
 
 Long encoding and rendering run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
 no other stream. Short work runs inline: switching threads would cost more.
 
-A long text is encoded in pieces, which takes little memory, stops at the end of the context, and is cancelled when the
-client disconnects. Only a text whose pieces do not fit together is encoded whole, without a way to cancel.
+A long text is encoded in pieces, which takes little memory, stops at the context length, and is cancelled when the
+client disconnects. Only a text whose pieces cannot be joined is encoded whole, without a way to cancel.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def byte_of_char() -> dict[str, int]:
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """The bytes of a byte-level piece. An added token, written as plain text, stands for itself."""
+    """The bytes of a byte-level token. An added token is plain text, whose bytes are UTF-8."""
     table = byte_of_char()
     try:
         return bytes(table[char] for char in piece)
@@ -60,26 +61,26 @@ def sentencepiece_bytes(piece: str) -> bytes:
     return bytes([int(lone[1], 16)]) if lone else piece.replace(_SPACE, " ").encode()
 
 
-# Long texts are encoded in pieces: in little memory, and cancellable between pieces. Neighboring pieces overlap. Each
-# is cut in the middle of a run of tokens that both have, with equal ids at the same characters: from there on a
-# tokenizer behaves alike, since only nearby text matters to it. Without such a run (one very long word) the text is
+# Long texts are encoded in pieces: in little memory, and cancellable between pieces. Neighboring pieces overlap. Both
+# are cut in the middle of a run of tokens that they share, with equal ids at the same characters: a token depends on
+# nearby text only, so both pieces continue alike from there. Without such a run (one very long word) the text is
 # encoded whole.
 
 Token = tuple[int, int, int]
 """Id, first character, last character + 1."""
 
 PIECE = 16_384  # characters
-_SHARED = 1_024
-_RUN = 32  # tokens that both must have
+_SHARED = 1_024  # characters by which neighboring pieces overlap
+_RUN = 32  # tokens that both pieces must share
 
 
 def encoded_in_pieces(
     tokens_of: Callable[[str], Sequence[Token]], text: str, settled: Callable[[int], None]
 ) -> list[int] | None:
-    """The ids of ``text``, or None where its pieces do not fit together. ``settled`` gets
-    the number of final tokens after each piece, and may raise."""
+    """Return the token ids of ``text``; None if its pieces cannot be joined. ``settled`` is called with the number of
+    final tokens after each piece, and may raise."""
     ids: list[int] = []
-    same: dict[int, int] = {}  # one object for all uses of an id: a long list of them is eight bytes each
+    same: dict[int, int] = {}  # one int object for each id: a long list then takes eight bytes a token
     last: Sequence[Token] = ()
     start = 0
     while True:
@@ -100,7 +101,7 @@ def encoded_in_pieces(
 
 
 def _joint(left: Sequence[Token], right: Sequence[Token]) -> tuple[int, int] | None:
-    """The two cuts, in the middle of the first run that both pieces have."""
+    """Return where to cut the two pieces: in the middle of the first run that they share."""
     begins = right[0][1] if right else 0
     places = {token: place for place, token in enumerate(left) if token[1] >= begins}
     for place, token in enumerate(right):
@@ -120,26 +121,28 @@ _MAX_HELD = 8  # tokens; a character has at most four bytes
 
 
 class TextStream(Protocol):
+    """Decodes the tokens of one choice as they arrive."""
+
     def push(self, token_ids: Iterable[int]) -> str:
-        """The text that these tokens complete."""
+        """Return the text that these tokens complete."""
         ...
 
     def flush(self) -> str:
-        """The held text. Nothing may be pushed afterwards."""
+        """Return the held text. Nothing may be pushed afterwards."""
         ...
 
     def whole(self, token_ids: Sequence[int]) -> str:
-        """``push`` and ``flush`` of all there is, before anything else."""
+        """Return the text of all tokens in one step, on an unused stream: the same text as ``push`` and ``flush``."""
         ...
 
 
 class ByteStream:
-    """Text of a byte-level tokenizer, whose tokens are bytes: their incremental UTF-8 decoding."""
+    """Decodes tokens of a byte-level tokenizer, which are bytes: decodes UTF-8 incrementally."""
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._holds = False  # the decoder, the beginning of a character
+        self._holds = False  # whether the decoder holds an incomplete character
 
     def push(self, token_ids: Iterable[int]) -> str:
         data = b"".join(map(self._bytes_of, token_ids))
@@ -160,9 +163,8 @@ class ByteStream:
 
 
 class WindowStream:
-    """Text of every other tokenizer: decodes a short window of the newest tokens, with and without the new ones.
-
-    ``context`` tokens before the new ones settle how their text begins (a leading space, for one)."""
+    """Decodes tokens of any other tokenizer: decodes a short window of the newest tokens, with and without the new
+    ones. The context before the new tokens decides how their text begins (a leading space, for example)."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -192,7 +194,7 @@ class WindowStream:
 
 
 class MarkedStream:
-    """Another stream plus the texts of some tokens that it would skip; it restarts after each of those."""
+    """Adds the texts of some special tokens to a stream that skips them; the stream restarts after each of them."""
 
     def __init__(self, new_stream: Callable[[], TextStream], marks: Mapping[int, str]) -> None:
         self._new_stream = new_stream
@@ -220,7 +222,7 @@ _T = TypeVar("_T")
 
 
 _LONG = 4 * PIECE
-_PER_CUT = 16  # tokens more, at most, that a text has where it is cut
+_PER_CUT = 16  # the most tokens that cutting a text in one place adds
 
 
 class TooLong(Exception):
@@ -228,14 +230,14 @@ class TooLong(Exception):
 
 
 class Abandoned(Exception):
-    """The client of the work disconnected."""
+    """The task that waits for the work was cancelled: its client disconnected."""
 
 
 _abandoned: ContextVar[threading.Event | None] = ContextVar("_abandoned", default=None)
 
 
 def check_wanted() -> None:
-    """Called by long work between its steps. Raises Abandoned."""
+    """Raises Abandoned if the result is no longer needed. Long work calls this between its steps."""
     event = _abandoned.get()
     if event is not None and event.is_set():
         raise Abandoned
@@ -243,7 +245,7 @@ def check_wanted() -> None:
 
 @dataclass(frozen=True)
 class _Bound:
-    """Called between the pieces of a text with how many tokens it has so far. Raises TooLong and Abandoned."""
+    """Called after each piece of a text with its number of tokens so far. Raises TooLong and Abandoned."""
 
     most: int | None
 
@@ -254,7 +256,7 @@ class _Bound:
 
 
 class TextCodec:
-    """Text to token ids and back for one model. Immutable; its methods may be called from any thread."""
+    """Converts text to token ids and back for one model. Immutable; its methods may be called from any thread."""
 
     def __init__(
         self,
@@ -280,7 +282,7 @@ class TextCodec:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
-        """Raises TooLong where there are surely more than ``most``, and Abandoned."""
+        """Encode a text. Raises TooLong if it surely has more than ``most`` tokens, and Abandoned."""
         check_wanted()
         if len(text) > _LONG and (ids := encoded_in_pieces(self._tokens, text, _Bound(most))) is not None:
             before, after = self._around if add_special_tokens else ([], [])
@@ -290,7 +292,7 @@ class TextCodec:
         return self._whole(text, add_special_tokens)
 
     def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
-        # Only the batch form can leave out the offsets.
+        # Only the batch method can leave out the offsets.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
@@ -301,14 +303,14 @@ class TextCodec:
 
     @cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """The special tokens that are added before and after a text."""
+        """The special tokens that the tokenizer adds before and after a text."""
         plain, added = self._whole("a", False), self._whole("a", True)
         start = next(n for n in range(len(added)) if added[n : n + len(plain)] == plain)
         return added[:start], added[start + len(plain) :]
 
     def count(self, text: str, most: int | None = None) -> int:
-        """The number of tokens of a text, by its pieces: a few more than as a whole, where it is cut. Raises TooLong as
-        soon as there are surely more than ``most``, and Abandoned."""
+        """Count the tokens of a text in pieces: each cut may add a few. Raises TooLong as soon as there are surely more
+        than ``most``, and Abandoned."""
         total = 0
         for cuts, start in enumerate(range(0, len(text), PIECE)):
             check_wanted()
@@ -320,13 +322,13 @@ class TextCodec:
         return total
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        if self._byte_level:  # a tenth of the tokenizer's time
+        if self._byte_level:  # takes a tenth of the tokenizer's time
             return b"".join(map(self._visible if skip_special else self.bytes_of, ids)).decode("utf-8", "replace")
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def stream(self, *, skip_special: bool = True, shown: Iterable[str] = ()) -> TextStream:
-        """A new incremental decoder, for one choice. ``shown`` are special tokens that are not skipped."""
+        """Return a new incremental decoder for one choice. ``shown``: the texts of special tokens to keep."""
         if self._byte_level:
             if not skip_special:
                 return ByteStream(self.bytes_of)
@@ -342,7 +344,7 @@ class TextCodec:
         )
 
     def special_id(self, text: str) -> int | None:
-        """The special token that is written like this, if there is one."""
+        """Return the id of the special token with this text, if there is one."""
         token_id: int | None = self._tokenizer.token_to_id(text)
         return token_id if token_id in self._special else None
 
@@ -359,7 +361,7 @@ class TextCodec:
 
 
 def _is_byte_level(decoder: Any) -> bool:
-    """Whether a text is the concatenation of its tokens' bytes."""
+    """Whether decoding only concatenates the tokens' bytes."""
     if not isinstance(decoder, dict):
         return False
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -370,18 +372,18 @@ def _is_byte_level(decoder: Any) -> bool:
 RENDER_US = 0.02  # a character of a chat, by a template
 ENCODE_US = 0.15  # a character
 DECODE_US = 0.1  # a token
-_AT_ONCE_US = 600.0
+_AT_ONCE_US = 600.0  # the most that runs on the event loop
 
 
 class CodecPool:
-    """Runs codec work, off the event loop where it takes long."""
+    """Runs codec work, in a thread if it takes long."""
 
     def __init__(self, threads: int = 2) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="codec")
 
     async def run(self, work: Callable[[], _T], cost_us: float) -> _T:
-        """``cost_us``: about how long it takes. When the caller is cancelled, queued work is dropped and
-        running work stops at its next ``check_wanted``."""
+        """Run ``work``, which takes about ``cost_us``. When the caller is cancelled, queued work is dropped and running
+        work stops at its next ``check_wanted``."""
         if cost_us <= _AT_ONCE_US:
             return work()
         left = threading.Event()
@@ -406,7 +408,7 @@ class CodecPool:
 
 
 def load_codec(folder: str, chat_template_file: str | None = None) -> TextCodec:
-    """Raises UsageFault saying which file is missing or wrong."""
+    """Load the codec of a model's folder. Raises UsageFault naming the file that is missing or wrong."""
     root = model_folder(folder)
     file = root / "tokenizer.json"
     if not file.is_file():
@@ -447,7 +449,7 @@ def _template(root: Path, config: dict[str, Any], given: str | None) -> ChatTemp
 
 
 def _template_source(root: Path, config: dict[str, Any], given: str | None) -> str | None:
-    """The template by precedence: the file given, the folder's own, the one in the tokenizer's configuration."""
+    """Return the first template of: the given file, the folder's own file, the tokenizer's configuration."""
     file = Path(given) if given is not None else root / "chat_template.jinja"
     try:
         return file.read_text(encoding="utf-8")
@@ -462,7 +464,7 @@ def _template_source(root: Path, config: dict[str, Any], given: str | None) -> s
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """``bos_token`` and its like, written as a string or as an object with ``content``."""
+    """``bos_token`` and the like, each given as a string or as an object with ``content``."""
     tokens = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         value = config.get(name)
@@ -473,7 +475,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _end_ids(tokenizer: Tokenizer, *configs: dict[str, Any]) -> list[int]:
-    """Every id that ends an answer: those of the three configurations together."""
+    """Every id that ends a response, from all three configurations."""
     ids: set[int] = set()
     for config in configs:
         value = config.get("eos_token_id")
