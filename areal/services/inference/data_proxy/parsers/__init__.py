@@ -1,5 +1,5 @@
-"""From an answer's text to content, reasoning and tool calls, for each family of models.
+"""Parses a response's text into content, reasoning and tool calls, in the format of each model family.
 
-Pure and incremental: text comes as it is decoded, pieces leave as soon as they are certain, half a marker never does.
-How the text was cut makes no difference to what the pieces say.
+Parsers are pure and incremental: text is pushed as it is decoded, pieces are returned as soon as they are certain, and
+no part of a marker is ever returned. The content of the pieces does not depend on how the text was split.
 """

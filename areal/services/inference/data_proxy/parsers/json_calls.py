@@ -1,4 +1,4 @@
-"""JSON as it is being written: where a value ends, and tool calls that are JSON objects.
+"""Parses tool calls that are JSON objects, as they arrive.
 
 Arguments are passed on as the model writes them, valid or not: they are not parsed and serialized again.
 """
@@ -22,12 +22,12 @@ from areal.services.inference.data_proxy.parsers.reader import (
 
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")
-_BESIDE_KEYS = ("id", "type", "call_id", "tool_call_id", "index")  # seen beside a call, and of no meaning to it
+_BESIDE_KEYS = ("id", "type", "call_id", "tool_call_id", "index")  # other keys of a call, which are ignored
 _SCALAR_ENDS = frozenset(",]} \t\r\n<")
 
 
 class JsonValue:
-    """The extent of one JSON value: brackets are counted, text in quotes is not looked at."""
+    """The extent of one JSON value: brackets are counted, except in quoted text."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -50,21 +50,21 @@ class JsonValue:
 
 
 def read_value(source: TextSource) -> Steps[str]:
-    """One JSON value as written; the part before the end of a cut text."""
+    """Read one JSON value and return its text; if the response ends first, the text so far."""
     parts: list[str] = []
     yield from source.span(JsonValue(), parts.append)
     return "".join(parts)
 
 
 def read_string(source: TextSource) -> Steps[str | None]:
-    """One JSON string, decoded. None where there is none, or no whole one."""
+    """Read and decode one JSON string. None if the next value is not a string, or is incomplete."""
     if (yield from source.peek()) != '"':
         return None
     return decoded_string((yield from read_value(source)))
 
 
 def decoded_string(text: str) -> str | None:
-    """The value of a JSON string; None for anything else, and for invalid text (half a surrogate pair)."""
+    """Decode a JSON string; None for other values and for invalid text (half a surrogate pair)."""
     if not text.startswith('"'):
         return None
     try:
@@ -76,7 +76,7 @@ def decoded_string(text: str) -> str | None:
 
 
 def read_arguments(source: TextSource, output: Output) -> Steps[None]:
-    """The arguments of the open call. A string holds the JSON text; null stands for none."""
+    """Read the arguments of the open call. A string contains the JSON text; null means no arguments."""
     ahead = yield from source.peek()
     if ahead in ("{", "["):
         yield from source.span(JsonValue(), output.arguments)
@@ -92,10 +92,10 @@ def plain_arguments(text: str) -> str:
 
 
 class CallObject:
-    """One ``{"name": ..., "arguments": ...}``, in whichever order; also inside ``{"function": ...}``.
+    """Reads one ``{"name": ..., "arguments": ...}``, in either order; also inside ``{"function": ...}``.
 
-    ``known`` says whether a name is one of the tools', for markup that could be something else: there an object with
-    other keys is content.
+    ``known``: whether a name is a tool's, for formats without tags. There an object with another name or other keys is
+    content.
     """
 
     def __init__(self, source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> None:
@@ -107,7 +107,8 @@ class CallObject:
         self._started = False
 
     def read(self) -> Steps[bool]:
-        """Whether it is a call; it is left open. The source stands after the object, or where that made no sense."""
+        """Return whether the object is a call, which stays open. The source is then after the object, or where reading
+        it failed."""
         whole = yield from self._object()
         if whole and not self._started and self._name is not None:
             self._start()
@@ -115,7 +116,7 @@ class CallObject:
         return self._started
 
     def _object(self) -> Steps[bool]:
-        """Whether there was an object that could be read to its end."""
+        """Return whether an object was read to its end."""
         source = self._source
         if not (yield from source.accept("{")):
             return False
@@ -159,8 +160,8 @@ class CallObject:
 
 
 def read_calls(source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> Steps[bool]:
-    """Call objects in a row or in a list, commas or semicolons between. Whether there was any; the last one is left
-    open."""
+    """Read call objects in a row or in a list, separated by commas or semicolons. Return whether there was any; the
+    last one stays open."""
     called = False
     yield from source.space()
     yield from source.accept("[")
@@ -174,8 +175,7 @@ def read_calls(source: TextSource, output: Output, known: Callable[[str], bool] 
             yield from source.accept(";")
 
 
-# Calls that are JSON objects between two tags, or behind one, or at the very beginning of an
-# answer.
+# Calls that are JSON objects between two tags, after one tag, or at the beginning of a response.
 
 _PYTHON_TAG = "<|python_tag|>"
 _TOOL_CALLS = "[TOOL_CALLS]"
@@ -183,7 +183,7 @@ _TOOL_CALLS = "[TOOL_CALLS]"
 
 @dataclass(frozen=True)
 class BetweenTags:
-    """``<tool_call>{...}</tool_call>`` and the like; text between the tags that is not a call stays content."""
+    """``<tool_call>{...}</tool_call>`` and the like. Text between the tags that is not a call stays content."""
 
     open: str
     close: str
@@ -205,7 +205,7 @@ class BetweenTags:
 
 @dataclass(frozen=True)
 class AfterTag:
-    """``functools[{...}]`` and the like: a tag, then calls without an end mark."""
+    """``functools[{...}]`` and the like: a tag, then calls without an end tag."""
 
     open: str
 
@@ -220,7 +220,7 @@ class AfterTag:
 
 
 def parse_llama(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """``{"name": ..., "parameters": ...}`` as the whole answer, ``;`` between several; or behind the python tag."""
+    """``{"name": ..., "parameters": ...}`` as the whole response, ``;`` between several; or after the python tag."""
     source.mark()
     if (yield from read_calls(source, output, tools.knows)):
         yield from source.accept("]")
@@ -231,7 +231,7 @@ def parse_llama(source: TextSource, output: Output, tools: Tools) -> Steps[None]
 
 
 def parse_mistral(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """``[TOOL_CALLS]`` and a list of objects; since their eleventh tokenizer a name, ``[ARGS]`` and the arguments."""
+    """``[TOOL_CALLS]`` and a list of objects; since tokenizer v11 a name, ``[ARGS]`` and the arguments."""
     while (yield from source.until((_TOOL_CALLS,), output.text)) is not None:
         source.mark()
         yield from source.space()
@@ -247,7 +247,7 @@ def parse_mistral(source: TextSource, output: Output, tools: Tools) -> Steps[Non
 
 
 def _begun(source: TextSource, output: Output, name: str, call_id: str | None) -> Steps[bool]:
-    """A call whose name is read: it has begun where its arguments do."""
+    """Read the arguments of a call whose name was read. Return False, without a call, if there are none."""
     if not name or (yield from source.peek()) != "{":
         return False
     output.start(name, call_id)
@@ -266,12 +266,10 @@ def _named(source: TextSource, output: Output) -> Steps[bool]:
     return (yield from _begun(source, output, name, call_id))
 
 
-# Calls in sections of special tokens: DeepSeek's V3 and V3.1, Kimi-K2's.
-
-
 @dataclass(frozen=True)
 class SectionCalls:
-    """``name`` makes of a call's header its tool's name and, where the model gives one, its id."""
+    """Calls in sections of special tokens (DeepSeek-V3 and V3.1, Kimi-K2). ``name`` returns the tool's name in a call's
+    header and, if the model gives one, the call's id."""
 
     begin: str
     call: str
@@ -299,7 +297,7 @@ class SectionCalls:
                 marker = yield from self._next(source, output)
 
     def _next(self, source: TextSource, output: Output) -> Steps[str | None]:
-        """The next mark; those of the section itself are skipped."""
+        """Return the next marker of a section or call. The text before it is content."""
         return (yield from source.until((self.begin, self.call, self.end), output.text))
 
     def _call(self, source: TextSource, output: Output) -> Steps[bool]:
@@ -322,7 +320,7 @@ def bare_name(header: str) -> tuple[str, str | None]:
 
 
 def kimi_name(header: str) -> tuple[str, str | None]:
-    """``functions.get_weather:0``: the whole of it is the id that the model expects to see again."""
+    """``functions.get_weather:0``: the whole header is the id, which the model expects in later prompts."""
     name, _, _ = header.rpartition(":")
     return (name or header).removeprefix("functions."), header
 

@@ -1,8 +1,8 @@
-"""An answer's text as it arrives, read as pieces: content, reasoning, tool calls.
+"""Reads a response's text, as it arrives, into pieces: content, reasoning, tool calls.
 
-A parser is a generator over a ``TextSource``: it reads with ``yield from`` and is suspended wherever it needs text that
-has not come yet. It decides by what it reads only, never by where a piece ended, so its outcome does not depend on how
-the text was cut.
+A parser is a generator over a ``TextSource``: it reads with ``yield from`` and is suspended whenever it needs text that
+has not arrived. It decides by the text alone, never by where a chunk ended, so its result does not depend on how the
+text was split.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Protocol, TypeVar
 
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning
 
-# The parsers' output: numbers calls and handles white space. White space between content and a call, between calls, and
-# after the last one belongs to the markup and is dropped; all other text is unchanged.
-
 NewId = Callable[[], str]
 
 
 class Output:
+    """Collects the pieces that parsers write, numbers calls and handles white space. White space between content and a
+    call, between calls, and after the last call belongs to the markup and is dropped; all other text is unchanged."""
+
     def __init__(self, new_id: NewId) -> None:
         self._new_id = new_id
         self._pieces: list[Piece] = []
@@ -37,7 +37,7 @@ class Output:
         self._pieces.append(Reasoning(text))
 
     def text(self, text: str) -> None:
-        """Content. White space at its end waits: it counts only where more content follows."""
+        """Add content. Trailing white space is held: it is content only if more content follows."""
         text = self._space + text
         solid = text.rstrip()
         self._space = text[len(solid) :]
@@ -59,13 +59,13 @@ class Output:
             self._pieces.append(CallArguments(self._calls - 1, fragment))
 
     def end(self) -> None:
-        """The call that is open, if one is, is complete."""
+        """End the open call, if there is one."""
         if self._open:
             self._pieces.append(CallEnd(self._calls - 1))
             self._open = False
 
     def finish(self) -> None:
-        """The end of the answer."""
+        """End the response."""
         self.end()
         if self._space and not self._calls:
             self._pieces.append(Content(self._space))
@@ -104,15 +104,15 @@ OnText = Callable[[str], None]
 
 
 class Extent(Protocol):
-    """Finds where something ends that starts at the source's place."""
+    """Finds the end of an element that starts at the source's position."""
 
     def feed(self, text: str) -> int | None:
-        """The number of characters of ``text`` that still belong to it; None: all, and there may be more."""
+        """Return how many characters of ``text`` still belong to the element; None: all, and later text may too."""
         ...
 
 
 class _Run:
-    """The extent of the characters that ``belongs`` holds for."""
+    """The extent of consecutive characters for which ``belongs`` is true."""
 
     def __init__(self, belongs: Callable[[str], bool]) -> None:
         self._belongs = belongs
@@ -122,7 +122,7 @@ class _Run:
 
 
 class Quotes:
-    """Follows quoted text. ``open``: the mark that will end it, empty outside."""
+    """Tracks quoted text. ``open``: the quotation mark that will end it; empty outside quotes."""
 
     def __init__(self, marks: str) -> None:
         self._marks = marks
@@ -148,7 +148,7 @@ def discard(text: str) -> None:
 
 
 class TextSource:
-    """``feed`` appends text; a parser reads on from its place."""
+    """The text of a response as it arrives, and the position of the parser that reads it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -168,11 +168,11 @@ class TextSource:
         self._ended = True
 
     def mark(self) -> None:
-        """Remember this place, so that the text from here on can be read again."""
+        """Remember this position, so that ``since_mark`` can return the text from here on."""
         self._mark = self._at
 
     def since_mark(self) -> str:
-        """The text from the mark on, as it was written; the mark is forgotten."""
+        """Return the text from the mark to the position, and forget the mark."""
         assert self._mark is not None
         text, self._mark = self._text[self._mark : self._at], None
         return text
@@ -181,13 +181,13 @@ class TextSource:
         self._mark = None
 
     def peek(self) -> Steps[str]:
-        """The next character; empty at the end."""
+        """Return the next character without passing it; empty at the end."""
         while self._at >= len(self._text) and not self._ended:
             yield
         return self._text[self._at : self._at + 1]
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Pass ``literal`` if it is next."""
+        """Pass ``literal`` and return True if it is next."""
         while True:
             ahead = self._text[self._at : self._at + len(literal)]
             if ahead == literal:
@@ -205,9 +205,9 @@ class TextSource:
         yield from self.span(_Run("\n\r".__contains__), discard)
 
     def until(self, markers: Sequence[str], on_text: OnText) -> Steps[str | None]:
-        """Hand on the text before the first marker, pass the marker and return it; None at the end of all text.
+        """Give the text before the first marker to ``on_text``, pass the marker and return it; None at the end of text.
 
-        The marker that is complete first counts, the longest of those. What may be the beginning of one waits.
+        The marker that is complete first wins, and of several the longest. Text that may start a marker is held back.
         """
         while True:
             found = first_marker(self._text, self._at, markers)
@@ -223,7 +223,7 @@ class TextSource:
             yield
 
     def span(self, extent: Extent, on_text: OnText) -> Steps[bool]:
-        """Hand on what ``extent`` covers. False when the text ended before it did."""
+        """Give the text that ``extent`` covers to ``on_text``. Return False if the text ended before the extent."""
         while True:
             covered = extent.feed(self._text[self._at :])
             self._hand_on(len(self._text) if covered is None else self._at + covered, on_text)
@@ -247,7 +247,7 @@ def read_run(source: TextSource, belongs: Callable[[str], bool]) -> Steps[str]:
 
 
 def first_marker(text: str, at: int, markers: Sequence[str]) -> tuple[int, str] | None:
-    """The marker that is complete first, the longest of those, and where it starts."""
+    """Return where the marker that is complete first starts, and the marker: the longest of several."""
     found = [(start + len(marker), start, marker) for marker in markers if (start := text.find(marker, at)) >= 0]
     if not found:
         return None
@@ -256,7 +256,7 @@ def first_marker(text: str, at: int, markers: Sequence[str]) -> tuple[int, str] 
 
 
 def possible_start(text: str, at: int, markers: Sequence[str]) -> int:
-    """Length of the longest end of ``text`` that some marker starts with."""
+    """Return the length of the longest suffix of ``text`` with which a marker starts."""
     longest = min(len(text) - at, max(map(len, markers), default=1) - 1)
     for length in range(longest, 0, -1):
         tail = text[len(text) - length :]
@@ -265,15 +265,13 @@ def possible_start(text: str, at: int, markers: Sequence[str]) -> int:
     return 0
 
 
-# Reasoning before an answer: where it begins, where it ends. It is at the beginning of an answer or
-# nowhere. Whether the model writes the mark that begins it or the chat template did so already is seen from the
-# prompt's end.
-
-
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """``always``: an answer begins with reasoning unless the prompt has closed it, with the mark or without.
-    ``breaks`` are marks that end it too; they belong to what follows."""
+    """The markers around reasoning, which is at the beginning of a response or nowhere. The end of the prompt shows
+    whether the chat template has written the start marker already, or the model writes it.
+
+    ``always``: a response begins with reasoning, with the start marker or without, unless the prompt has closed it.
+    ``breaks``: other markers that end reasoning; they belong to the text after it."""
 
     start: str
     end: str
@@ -285,7 +283,7 @@ class ReasoningFormat:
         return self.start, self.end
 
     def opened_by(self, prompt_tail: str) -> bool:
-        """Whether an answer to a prompt that ends like this begins within reasoning."""
+        """Whether a response to a prompt with this end begins within reasoning."""
         tail = prompt_tail.rstrip()
         return tail.endswith(self.start) or (self.always and not tail.endswith(self.end))
 
@@ -305,8 +303,6 @@ class ReasoningFormat:
             on_content(source.since_mark())
         yield from source.until((), on_content)
 
-
-# The reader of one answer: text in as it arrives, pieces out as soon as they are certain.
 
 Parse = Callable[[TextSource, Output, Tools], Steps[None]]
 
@@ -328,11 +324,11 @@ class _ParserStage:
 
 
 class ResponseReader:
-    """Text to pieces for one choice. Without a format every text is content.
+    """Reads the text of one choice into pieces as soon as they are certain. Without formats all text is content.
 
-    ``inside``: the answer begins within reasoning. ``primer``: text that the prompt already has of the answer; its
-    pieces come with the first push. ``one_call``: what follows the first call does not count; ``done`` says that it is
-    complete.
+    ``inside``: the response begins within reasoning. ``primer``: the start of the response that the prompt already
+    contains; its pieces come with the first push. ``one_call``: text after the first call is dropped. ``done``: that
+    call is complete.
     """
 
     def __init__(
@@ -374,8 +370,8 @@ class ResponseReader:
         return self._drain()
 
     def flush(self) -> tuple[Piece, ...]:
-        """The rest, at the end of the answer. A call whose end was not seen stays open: why the text ended says whether
-        it is whole."""
+        """Return the remaining pieces at the end of the response. A call without an end marker stays open: the finish
+        reason shows whether it is complete."""
         if self.plain:
             return ()
         if self._reasoning is not None:
@@ -416,4 +412,4 @@ class ResponseReader:
 
 
 PLAIN = ResponseReader()
-"""For every answer without a format: it has nothing to remember."""
+"""The reader of all choices without formats, which share it because it has no state."""

@@ -1,4 +1,4 @@
-"""Tool-call and reasoning formats under vLLM's and SGLang's names, and their detection from a chat template."""
+"""Tool-call and reasoning formats by vLLM's and SGLang's names, and their detection from a chat template."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def _call_id() -> str:
 
 
 def _mistral_id() -> str:
-    """Nine letters and digits: Mistral's templates refuse anything else."""
+    """Nine letters and digits: Mistral's templates refuse any other id."""
     return "".join(_ids.choices(string.ascii_letters + string.digits, k=9))
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The tool calls of one model family.
+    """The tool-call format of one model family.
 
-    ``markers`` must stay in the text where they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) begin
-    a call: put at the end of the prompt they leave the model no choice but to make one. ``signs`` in a chat template
-    tell that it speaks this format. ``whole``: all of an answer is in it, reasoning too, so that it is read without
-    tools as well.
+    ``markers`` must stay in the text even if they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) are
+    the start of a call: at the end of the prompt they force the model to complete a call. A chat template with all of
+    ``signs`` uses this format. ``whole``: the format covers the whole response including reasoning, so that responses
+    without tools are parsed too.
     """
 
     name: str
@@ -64,6 +64,7 @@ class ToolFormat:
 
     @property
     def bare_arguments(self) -> bool:
+        """Whether ``named_call`` ends where the call's JSON arguments begin."""
         return self.named_call is not None and self.named_call.endswith(
             (":", "```json\n", DEEPSEEK.separator, "<|message|>")
         )
@@ -183,17 +184,17 @@ _TOOL_NAMES = {name: form for form in TOOL_FORMATS for name in (form.name, *form
 
 
 def tool_format(name: str) -> ToolFormat:
-    """Raises UsageFault that lists the names there are."""
+    """Return the format with this name or alias. Raises UsageFault that lists the known names."""
     return _TOOL_NAMES[_known(name, list(_TOOL_NAMES), "tool-call")]
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """Raises UsageFault that lists the names there are."""
+    """Return the format with this name. Raises UsageFault that lists the known names."""
     return REASONING_FORMATS[_known(name, list(REASONING_FORMATS), "reasoning")]
 
 
 def whole_format(name: str) -> ToolFormat | None:
-    """The format of this name, if it separates reasoning too."""
+    """Return the tool-call format with this name, if it separates reasoning too."""
     form = _TOOL_NAMES.get(_plain(name))
     return form if form is not None and form.whole else None
 
@@ -214,5 +215,5 @@ def _known(name: str, names: Sequence[str], kind: str) -> str:
 
 
 def detect_tool_format(template: str) -> ToolFormat | None:
-    """The format in which a model with this chat template writes its calls, where the template shows it."""
+    """Return the format in which a model with this chat template writes its calls, if the template shows it."""
     return next((form for form in TOOL_FORMATS if form.signs and all(sign in template for sign in form.signs)), None)

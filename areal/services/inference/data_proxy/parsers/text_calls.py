@@ -1,7 +1,7 @@
-"""Calls whose arguments are not JSON: a tag for each parameter, Python's literals, gpt-oss's channels.
+"""Parses calls in other markup than JSON: a tag for each parameter, Python literals, gpt-oss's channels.
 
-Between tags values are text; the tool's schema says what they are. What is between a parameter's tags is its value,
-other tags too.
+Values between tags are text; the tool's schema gives their type. All text between a parameter's tags is its value, even
+other tags.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 
 
 def json_of_text(text: str) -> str:
-    """A parameter's value as JSON: valid JSON stays as it is, any other text becomes a string."""
+    """A parameter's value as JSON: valid JSON and Python's constants keep their value, other text becomes a string."""
     if text.strip() in _PYTHON_WORDS:
         return json.dumps(_PYTHON_WORDS[text.strip()])
     try:
@@ -36,7 +36,7 @@ def json_of_text(text: str) -> str:
 
 
 def json_of_python(text: str) -> str:
-    """A Python literal as JSON; other text as ``json_of_text`` reads it."""
+    """A Python literal as JSON; other text is converted by ``json_of_text``."""
     try:
         return _compact(ast.literal_eval(text.strip()))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -44,19 +44,16 @@ def json_of_python(text: str) -> str:
 
 
 def _compact(value: object) -> str:
-    """Raises ValueError for values that JSON cannot write."""
+    """Raises ValueError for values that JSON cannot represent."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text.encode()
     return text
 
 
-# Arguments in other markup than JSON, written as a JSON object while they arrive.
-
-
 class ArgumentsWriter:
-    """Writes into the open call. Strings are written as they arrive, other values once they are complete.
+    """Writes arguments into the open call as a JSON object: strings as they arrive, other values once complete.
 
-    ``framed``: a value's first and last line break are the markup's.
+    ``framed``: the first and last line break of a value belong to the markup.
     """
 
     def __init__(self, output: Output, *, framed: bool) -> None:
@@ -77,7 +74,7 @@ class ArgumentsWriter:
             self._output.arguments('"')
 
     def text(self, text: str) -> None:
-        """More of the value."""
+        """Append to the value."""
         self._held += text
         if not self._begun:
             self._begun = True
@@ -92,7 +89,7 @@ class ArgumentsWriter:
         self._output.arguments('"' if self._as_text else json_of_text(text))
 
     def written(self, name: str, value: str) -> None:
-        """A whole argument, its value JSON already."""
+        """Write a whole argument whose value is JSON already."""
         self.key(name, as_text=False)
         self._output.arguments(value)
 
@@ -100,13 +97,10 @@ class ArgumentsWriter:
         self._output.arguments("{}" if self._empty else "}")
 
 
-# Qwen3-Coder's, MiniMax-M2's, DeepSeek-V3.2's and GLM-4.5's calls have a tag for each parameter.
-
-
 @dataclass(frozen=True)
 class XmlCalls:
-    """``open`` is around one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the
-    name."""
+    """Calls with a tag for each parameter (Qwen3-Coder, Seed-OSS, MiniMax-M2, DeepSeek-V3.2). ``open`` and ``close``
+    enclose one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the name."""
 
     open: str
     close: str
@@ -130,7 +124,7 @@ class XmlCalls:
             marker = yield from source.until((self.open, self.function), output.text)
 
     def _more_calls(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-        """The other calls within the same tags, and their end."""
+        """Read the other calls within the same tags, and the closing tag."""
         while True:
             yield from source.space()
             if (yield from source.accept(self.close)):
@@ -142,7 +136,7 @@ class XmlCalls:
                 return
 
     def _call(self, source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
-        """One call, after the beginning of its tag. False: it has no name."""
+        """Read one call after the start of its tag. Return False if it has no name."""
         name, _ = yield from _header(source)
         if not name:
             return False
@@ -164,7 +158,7 @@ class XmlCalls:
 
 
 def _header(source: TextSource) -> Steps[tuple[str, str]]:
-    """The name in a tag, bare or in quotes, and the attributes behind it. Passes the tag's end."""
+    """Read a tag to its end. Return its name, bare or in quotes, and the attributes after the name."""
     parts: list[str] = []
     yield from source.until((">",), parts.append)
     text = "".join(parts).strip()
@@ -176,7 +170,7 @@ def _header(source: TextSource) -> Steps[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class PairCalls:
-    """GLM-4.5's: the name, then keys and values, each in its own tags."""
+    """GLM-4.5's calls: the name, then keys and values, each in its own tags."""
 
     open: str = "<tool_call>"
     close: str = "</tool_call>"
@@ -213,14 +207,11 @@ class PairCalls:
             output.end()
 
 
-# Calls as a Python list: ``[get_weather(city="Rome", days=3), now()]``, as the whole answer or
-# between Llama 4's tags. An answer that begins like a list but not with a tool's name is content.
-
 _START, _END = "<|python_start|>", "<|python_end|>"
 
 
 class _Literal:
-    """The extent of a Python literal that is an argument: up to the comma or bracket that ends it."""
+    """The extent of an argument that is a Python literal: up to the comma or bracket that ends it."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -237,6 +228,8 @@ class _Literal:
 
 
 def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    """Calls as a Python list: ``[get_weather(city="Rome", days=3), now()]``, as the whole response or between Llama 4's
+    tags. A response that begins like a list but not with a tool's name is content."""
     source.mark()
     yield from source.space()
     yield from source.accept(_START)
@@ -258,7 +251,7 @@ def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[No
 
 
 def _call(source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
-    """One call. False: the next text is not a call."""
+    """Read one call. Return False if the next text is not a call."""
     yield from source.space()
     name = yield from read_run(source, is_name_char)
     if not tools.knows(name) or not (yield from source.accept("(")):
@@ -275,7 +268,7 @@ def _call(source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
 
 
 def _argument(source: TextSource, writer: ArgumentsWriter) -> Steps[bool]:
-    """One ``name=value`` and the comma behind it. False: there is none."""
+    """Read one ``name=value`` and the comma after it. Return False if there is none."""
     yield from source.space()
     key = yield from read_run(source, is_name_char)
     yield from source.space()
@@ -289,10 +282,6 @@ def _argument(source: TextSource, writer: ArgumentsWriter) -> Steps[bool]:
     return True
 
 
-# gpt-oss's answers: messages in channels, each with a header.
-# https://cookbook.openai.com/articles/openai-harmony ``analysis`` is reasoning, a message to a function is a call,
-# everything else is content. The whole answer is markup, so this is read with tools and without.
-
 _HARMONY_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _HARMONY_START)
 HARMONY_MARKERS = (_CHANNEL, _MESSAGE, "<|constrain|>", *_ENDS)
@@ -301,6 +290,9 @@ _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 
 
 def parse_harmony(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    """gpt-oss's responses: messages in channels, each with a header. The channel ``analysis`` is reasoning, a message
+    to a function is a call, all else is content. The whole response is markup, so it is parsed without tools too.
+    https://cookbook.openai.com/articles/openai-harmony"""
     marker: str | None = _HARMONY_START
     while marker is not None:
         parts: list[str] = []
@@ -308,7 +300,7 @@ def parse_harmony(source: TextSource, output: Output, tools: Tools) -> Steps[Non
         header = "".join(parts)
         if marker is None:
             if _CHANNEL not in header:
-                output.text(header)  # a model that has left its format
+                output.text(header)  # the model did not follow the format
             return
         if recipient := _RECIPIENT.search(header):
             output.start(recipient[1])
