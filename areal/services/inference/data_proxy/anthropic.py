@@ -1,7 +1,7 @@
-"""Anthropic's Messages API: its bodies as chat bodies.
+"""Translates requests of Anthropic's Messages API to chat completions, and writes their responses.
 
-Blocks become messages: what a tool returned is a message of its own, thinking is reasoning. Images become the chat
-API's parts, for models that see; documents are refused. https://docs.anthropic.com/en/api/messages
+Content blocks become messages: each tool result is a message of its own, thinking becomes reasoning. Images become
+parts of the chat API, for models that accept them; documents are refused. https://docs.anthropic.com/en/api/messages
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from areal.services.inference.data_proxy.fields import Fields, unsupported
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 from areal.wire.sampling import MAX_STOPS
 
-# Answers: one block at a time (thinking, text, a tool's use), stopped before the next one starts.
-# https://docs.anthropic.com/en/docs/build-with-claude/streaming
-
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
 class AnthropicWriter:
+    """Writes a response as content blocks (thinking, text, tool use), each stopped before the next one starts.
+    https://docs.anthropic.com/en/docs/build-with-claude/streaming"""
+
     def __init__(self, answer_id: str, model: str) -> None:
         self._id = answer_id
         self._model = model
@@ -78,7 +78,7 @@ class AnthropicWriter:
                 return self._stop()
 
     def _in(self, kind: str, empty: dict[str, Any]) -> bytes:
-        """Makes sure that a block of this kind is open."""
+        """Return the events that open a block of this kind, unless one is open."""
         if self._open == kind:
             return b""
         stopped = self._stop()
@@ -133,7 +133,7 @@ def _stop_reason(summary: ResponseSummary) -> str:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """The arguments as the object that this API wants; of those cut short, as much as there is."""
+    """Return the arguments as the object that this API requires; of incomplete arguments, the part that is there."""
     try:
         value = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:
@@ -152,12 +152,12 @@ _NAMES = {
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
 }
-_THINKING_SWITCHES = ("enable_thinking", "thinking")  # by which templates turn it on and off
+_THINKING_SWITCHES = ("enable_thinking", "thinking")  # template variables that turn thinking on and off
 
 
 def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> ChatTranslation:
-    """``uses`` says which variables the chat template has. ``counting``: nothing is generated. Raises 400 naming the
-    field."""
+    """Translate a request body. ``uses``: which variables the chat template has. ``counting``: nothing is generated, so
+    ``max_tokens`` is optional. Raises 400 naming the field."""
     fields.refuse(_REFUSED)
     chat: dict[str, Any] = {"messages": chat_messages(fields.take("system"), fields.take("messages"))}
     if chat["messages"][-1]["role"] == "assistant":
@@ -178,7 +178,7 @@ def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> 
 
 
 def _thinking(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> list[str]:
-    """Set the template's thinking switch, where it has one. Returns the fields of ``thinking`` without effect."""
+    """Set the template's thinking switch, if it has one. Return the fields of ``thinking`` without effect."""
     thinking = fields.mapping("thinking")
     kind = thinking.get("type", "disabled")
     if kind not in ("enabled", "adaptive", "disabled"):
@@ -233,7 +233,7 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
 
 
 def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
-    """Raises 400 naming the block."""
+    """Return the messages in OpenAI's form. Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages must be a list with at least one message", param="messages")
     out: list[dict[str, Any]] = []
@@ -260,7 +260,7 @@ def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
 
 
 def _blocks(content: object, where: str) -> list[tuple[str, Mapping[str, Any], str]]:
-    """Each block's type, the block, and where it is."""
+    """Return each block's type, the block, and its place in the body."""
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -288,7 +288,7 @@ def _texts(content: object, where: str) -> list[str]:
 
 
 def _add_user(out: list[dict[str, Any]], content: object, where: str, known_calls: set[str]) -> None:
-    """Tool results first, as chat APIs require, then the user's text. Two user turns in a row become one."""
+    """Add tool results first, as chat APIs require, then the user's text. Two user texts in a row are merged."""
     texts: list[str] = []
     parts: list[dict[str, Any]] = []  # the texts and images, in order
     for kind, block, place in _blocks(content, where):

@@ -1,7 +1,7 @@
-"""Request fields: each one is honored, refused by name, or reported as ignored.
+"""Reads request fields: each one is honored, refused by name, or reported as ignored.
 
-``null`` counts as absent. Fields that no reader took are unknown to the API and are named in ``x-areal-ignored``;
-nothing is dropped silently.
+``null`` counts as absent. Fields that no reader took are unknown to the API and are named in the header
+``x-areal-ignored``; no unknown field is dropped silently.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Fields:
         return value
 
     def texts(self, name: str, at_most: int) -> tuple[str, ...]:
-        """One string, or a list of strings; empty ones are refused."""
+        """Take one string or a list of strings; empty strings are refused."""
         value = self.take(name, [])
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
@@ -107,12 +107,12 @@ class Fields:
         return tuple(value)
 
     def accept(self, names: Iterable[str]) -> None:
-        """Known fields that change nothing in the answer."""
+        """Take known fields that do not change the response."""
         for name in names:
             self.take(name)
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Known fields that cannot be honored. Raises 400 for the first that is given and not false."""
+        """Refuse known fields that cannot be honored. Raises 400 for the first that is given and not false."""
         if reasons.keys().isdisjoint(self._left):
             return
         for name, why in reasons.items():
@@ -120,7 +120,7 @@ class Fields:
                 raise unsupported(name, why)
 
     def ignored(self) -> tuple[str, ...]:
-        """The fields that no reader took, encoded for a header."""
+        """Return the names of the fields that no reader took, encoded for a header."""
         if not self._left:
             return ()
         names = sorted(quote(name, safe="") for name in self._left)
@@ -134,8 +134,8 @@ def is_token_ids(value: object, vocab_size: int) -> bool:
 
 @contextmanager
 def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors about a chat body's field name the dialect's own field. A place inside it is left out: the dialect may
-    number its items differently."""
+    """Make errors about a field of a chat body name the dialect's field instead. Indexes and subfields are left out,
+    since the dialect may number its items differently."""
     try:
         yield
     except ApiError as error:
@@ -147,7 +147,7 @@ def dialect_field_names(names: Mapping[str, str]) -> Iterator[None]:
         raise ApiError(error.status, message, code=error.code, param=known, headers=error.headers) from error
 
 
-# vLLM's and SGLang's own fields that change an answer. Constraints (``structured_outputs`` and ``guided_*`` of vLLM,
+# vLLM's and SGLang's own fields that change a response. Constraints (``structured_outputs`` and ``guided_*`` of vLLM,
 # ``json_schema``, ``regex`` and ``ebnf`` of SGLang) are enforced by the engine's grammar; the rest is refused by name.
 # https://docs.vllm.ai/en/latest/features/structured_outputs.html
 # https://docs.sglang.ai/advanced_features/structured_outputs.html
@@ -180,8 +180,8 @@ CONSTRAINTS = frozenset((*_KINDS, *_REFUSED, "structured_outputs"))
 
 
 def read_constraint(fields: Fields) -> tuple[str, Mapping[str, Any]] | None:
-    """The field that constrains the answer, and the constraint (``EngineCall.response_format``); None without one.
-    Raises 400 naming the field."""
+    """Return the name of the field that constrains the response, and the constraint (``EngineCall.response_format``);
+    None without one. Raises 400 naming the field."""
     if fields.has_none(CONSTRAINTS):
         return None
     fields.refuse(_REFUSED)
@@ -231,7 +231,7 @@ def _schema(name: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-# The fields that chats and completions share: sampling, stopping, the form of the answer.
+# The fields that chats and completions share: sampling, stopping, the form of the response.
 
 
 _SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens"}
@@ -239,7 +239,7 @@ _SAMPLING_NAMES = {"min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens
 
 @dataclass(frozen=True)
 class ResponseOptions:
-    """The form of the answer. ``top_logprobs`` None: no logprobs; n: that many alternatives per token."""
+    """The form of the response. ``top_logprobs`` None: no logprobs; n: that many alternatives per token."""
 
     stream: bool
     include_usage: bool
@@ -281,8 +281,8 @@ def read_response_options(fields: Fields, top_logprobs: int | None, capabilities
 
 
 def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
-    """Whether a stream ends with its usage, and whether every chunk has it: the second only with the first, as in
-    vLLM."""
+    """Return whether a stream ends with its usage, and whether every chunk has the usage so far: the second only with
+    the first, as in vLLM."""
     options = Fields(fields.mapping("stream_options"))
     include, continuous = options.flag("include_usage"), options.flag("continuous_usage_stats")
     options.accept(("include_obfuscation",))
@@ -309,7 +309,7 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str,
         raise bad_request("response_format.type must be text, json_object or json_schema", param="response_format")
     if not capabilities.response_format:
         raise unsupported("response_format", capabilities.no_response_format or f"this engine cannot force {kind}")
-    if kind == "json_object" and wanted.get("schema") is not None:  # as Together, Fireworks and llama.cpp have it
+    if kind == "json_object" and wanted.get("schema") is not None:  # the form of Together, Fireworks and llama.cpp
         if not isinstance(wanted["schema"], Mapping):
             raise bad_request("response_format.schema must be an object", param="response_format.schema")
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": wanted["schema"]}}
@@ -319,12 +319,12 @@ def _response_format(fields: Fields, capabilities: Capabilities) -> Mapping[str,
 def read_sampling(
     fields: Fields, codec: TextCodec, options: ResponseOptions, capabilities: Capabilities, max_tokens: int | None
 ) -> SamplingParams:
-    """Raises 400 naming a field that is out of range, or that this engine lacks."""
+    """Read the sampling fields. Raises 400 naming a field that is out of range, or that this engine lacks."""
     if fields.has_none(_SAMPLING_FIELDS) and not options.stops and options.top_logprobs is None:
         return SamplingParams(max_tokens, stop_token_ids=codec.sorted_end_ids)
     stop_ids = fields.token_ids("stop_token_ids", codec.vocab_size)
     ignore_eos = fields.flag("ignore_eos")
-    # Stop strings that are special tokens never show in the text.
+    # Stop strings that are special tokens never appear in the text: they are stop tokens.
     stop_tokens = {token_id for stop in options.stops if (token_id := codec.special_id(stop)) is not None}
     if not ignore_eos:
         stop_tokens |= codec.end_ids
@@ -351,7 +351,7 @@ def read_sampling(
 
 
 def _temperature(value: float, capabilities: Capabilities) -> float:
-    """A temperature whose inverse overflows logits is greedy, and is recorded as 0."""
+    """A temperature so low that dividing by it overflows logits is greedy, and is recorded as 0."""
     if value < GREEDY_BELOW:
         return 0.0
     if value < capabilities.lowest_temperature:
@@ -361,8 +361,8 @@ def _temperature(value: float, capabilities: Capabilities) -> float:
 
 
 def check_logprobs(sampling: SamplingParams, options: ResponseOptions, capabilities: Capabilities) -> None:
-    """Raises 400 naming the field with which this engine's logprobs would be of another distribution than the
-    contract's (``engines.base``): for calls that are recorded, or return logprobs."""
+    """Raises 400 naming the field with which this engine's logprobs would deviate from the contract (``engines.base``).
+    To be called if the call is recorded or returns logprobs."""
     grammar = options.response_format is not None
     name = capabilities.logprobs.conflict(sampling, grammar=grammar)
     if name is not None:

@@ -1,8 +1,8 @@
-"""Requests of OpenAI's chat completions and completions, their tools, and how their answers are parsed.
+"""Reads requests of OpenAI's chat completions and completions: their fields, tools, and the parsing of their responses.
 
 A tool call is forced by starting it: the prompt ends within a call in the model's own format, so that the model can
-only complete a call. A named tool's name is in that start; the arguments are the model's, held to the schema by engines
-that have grammars.
+only complete a call. That start includes the name of a named tool. The model writes the arguments, which engines with
+grammars constrain to the tool's schema.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ from areal.wire.sampling import SamplingParams
 
 # Tools of a request, and the parsing of its answer.
 
-PROMPT_TAIL_TOKENS = 32
+PROMPT_TAIL_TOKENS = 32  # enough to see whether the prompt's end opens or closes reasoning
 
 
 @dataclass(frozen=True)
 class Parsers:
-    """The formats that a model is served with. None: such text stays content."""
+    """The tool-call and reasoning formats of the served model. None: such text stays content."""
 
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
 
 def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, template: str | None) -> Parsers:
-    """The parsers by name. Without a name, calls are parsed in the format that the chat template shows, and reasoning
-    stays content. Raises UsageFault for an unknown name."""
+    """Return the formats with these names. Without a name, calls are parsed in the format that the chat template shows,
+    and reasoning stays content. Raises UsageFault for an unknown name, and for names that conflict."""
     if tool_call_parser is None:
         tools = detect_tool_format(template or "")
     else:
@@ -84,10 +84,10 @@ def load_parsers(tool_call_parser: str | None, reasoning_parser: str | None, tem
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request. ``shown`` are those in the prompt.
+    """The use of tools in a request. ``shown``: the tools in the prompt.
 
-    ``primer`` ends the prompt where a call is forced: it is the call's start. ``response_format`` holds the rest of the
-    call to the tool's schema, where the engine can do that.
+    ``primer``: the start of a forced call, which ends the prompt. ``response_format`` constrains the rest of the call
+    to the tool's schema, if the engine supports that.
     """
 
     shown: list[dict[str, Any]] | None = None
@@ -99,24 +99,24 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class ResponseParsing:
-    """The parsing of one answer's choices."""
+    """How the choices of one response are parsed."""
 
     reasoning: ReasoningFormat | None = None
     tools: ToolUse = ToolUse()
 
     @property
     def markers(self) -> frozenset[str]:
-        """Texts to keep in the answer even where they are special tokens."""
+        """Texts to keep in the response even if they are special tokens."""
         reasoning, form = self.reasoning, self.tools.form
         return frozenset((reasoning.markers if reasoning else ()) + (form.markers if form else ()))
 
     @property
     def has_reasoning(self) -> bool:
-        """Whether reasoning is separated from the answer, so that a client may not send it back."""
+        """Whether reasoning is separated from the content, so that a client may not send it back."""
         return self.reasoning is not None or (self.tools.form is not None and self.tools.form.whole)
 
     def new_reader(self, prompt_tail: str, call_ids: Sequence[str] = ()) -> ResponseReader:
-        """The reader of one choice, given the end of its prompt. ``call_ids``: those of its record."""
+        """Return the reader of one choice, given the end of its prompt. ``call_ids``: the ids of its recorded calls."""
         use, reasoning = self.tools, self.reasoning
         if use.form is None and reasoning is None:
             return PLAIN
@@ -134,7 +134,8 @@ class ResponseParsing:
         )
 
     def prompt_end(self, prompt: str) -> str:
-        """The text after the rendered prompt: the start of a forced call, after any open reasoning is closed."""
+        """Return the text to add to the rendered prompt: the start of a forced call, after any open reasoning is
+        closed."""
         if not self.tools.primer:
             return ""
         open_reasoning = self.reasoning is not None and self.reasoning.opened_by(prompt)
@@ -148,7 +149,7 @@ _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 
 
 def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capabilities: Capabilities) -> ToolUse:
-    """Raises 400 naming the field."""
+    """Read a request's tools and tool choice. Raises 400 naming the field."""
     unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if fields.has_none(_TOOL_FIELDS):
         return unused
@@ -176,7 +177,7 @@ def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capa
 
 
 def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str, str | None]:
-    """The tools that may be called, one of ``_CHOICES``, and the name of the tool that must be called."""
+    """Return the tools that may be called, one of ``_CHOICES``, and the name of the tool that must be called."""
     if isinstance(choice, str) and choice in _CHOICES:
         return tools, choice, None
     if isinstance(choice, Mapping):
@@ -228,7 +229,7 @@ def _forced(
 # Requests.
 
 MAX_PROMPTS = 1024
-DEFAULT_COMPLETION_TOKENS = 16  # the completions API's own
+DEFAULT_COMPLETION_TOKENS = 16  # the completions API's default
 
 _NO_EFFECT = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
@@ -245,19 +246,20 @@ _NOT_IN_CHAT = {
 _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
 
 MakePrompt = Callable[[int | None], list[int]]
-"""Token ids, given how many there is room for. Raises TooLong and Abandoned."""
+"""Makes the token ids of a prompt, given the context length. Raises TooLong and Abandoned."""
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One request, whichever API it came by. ``prompts`` make the token ids; for a chat ``text`` renders its one
-    prompt: both run off the event loop where they take long. Without ``sampling.max_new_tokens`` the answer may have
-    ``default_max_tokens``, or all tokens that there is room for. ``store`` false: the call is not recorded. ``echo``:
-    the texts of the prompts, which precede the answers; None for one of token ids. ``prompt_logprobs``: how many
-    alternatives to each token of a prompt are told. ``messages``: the chat as the client wrote it, in OpenAI's form.
-    ``after_answer``: given the text up to and with the chat's last answer, and the text of its end token, what the
-    template adds after it; None where the template does not continue that text. ``adapter``: the LoRA adapter that
-    answers."""
+    """A parsed request of any API.
+
+    ``prompts`` make the token ids of completions; for a chat, ``text`` renders its one prompt. Both run off the event
+    loop if they take long. Without ``sampling.max_new_tokens`` the response may have ``default_max_tokens``, or as many
+    tokens as the context holds. ``store`` false: the call is not recorded. ``echo``: the texts of the prompts, which
+    precede the responses; None for a prompt of token ids. ``prompt_logprobs``: how many alternatives to each prompt
+    token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``after_answer`` takes the text
+    up to and including the chat's last response, and the text of its end token; it returns the text that the template
+    adds, or None if the template does not continue that text. ``adapter``: the LoRA adapter that samples."""
 
     sampling: SamplingParams
     options: ResponseOptions
@@ -266,7 +268,7 @@ class GenerationRequest:
     prompts: tuple[MakePrompt, ...] = ()
     echo: tuple[str | None, ...] = ()
     prompt_logprobs: int | None = None
-    no_answer: bool = False  # ``max_tokens`` 0: only the prompt is of interest
+    no_answer: bool = False  # ``max_tokens`` 0: only the prompt is returned
     default_max_tokens: int | None = None
     parsing: ResponseParsing = ResponseParsing()
     messages: Sequence[Mapping[str, Any]] = ()
@@ -276,13 +278,13 @@ class GenerationRequest:
 
     @property
     def scored(self) -> int | None:
-        """How many alternatives to each token of a prompt the engine is asked for; None: prompts are not scored."""
+        """How many alternatives to each prompt token are requested from the engine; None: prompts are not scored."""
         told, top = self.prompt_logprobs, self.options.top_logprobs if self.echo else None
         return told if top is None else max(top, told or 0)
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> GenerationRequest:
-    """Raises 400 naming the field."""
+    """Read a request for a chat completion. Raises 400 naming the field."""
     template = codec.template
     if template is None:
         message = "this model has no chat template: use /v1/completions, or give the model one"
@@ -330,7 +332,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
 
 
 def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:
-    """Whether the call may be recorded, and the fields that no reader knows."""
+    """Return whether the call may be recorded, and the unknown fields."""
     if fields.is_empty:
         return True, ()
     fields.mapping("metadata")
@@ -340,7 +342,7 @@ def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:
 
 
 def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, Any]], *, forced: bool) -> bool:
-    """Whether the answer continues the last message instead of starting one."""
+    """Whether the response continues the last message instead of starting a new one."""
     name = "continue_final_message"
     if not fields.flag(name):
         return False
@@ -361,12 +363,12 @@ def _template_variables(fields: Fields, template: ChatTemplate) -> dict[str, Any
         "add_generation_prompt", variables.get("add_generation_prompt", True)
     )
     if template.uses("reasoning_effort") and (effort := fields.text("reasoning_effort")) is not None:
-        variables["reasoning_effort"] = effort  # where the template lacks it, the field is reported as ignored
+        variables["reasoning_effort"] = effort  # without it in the template, the field is reported as ignored
     return variables
 
 
 def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities) -> GenerationRequest:
-    """Raises 400 naming the field."""
+    """Read a request for a completion. Raises 400 naming the field."""
     fields.refuse(_NOT_IN_COMPLETIONS)
     prompt = fields.take("prompt")
     prompts = _prompts(prompt, codec)
@@ -405,13 +407,13 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
 
 
 def _texts(value: object, count: int) -> tuple[str | None, ...]:
-    """The prompts that are texts, of ``count`` prompts."""
+    """Return the texts of ``count`` prompts; None for those of token ids."""
     items = value if isinstance(value, list) and len(value) == count else [value] * count
     return tuple(item if isinstance(item, str) else None for item in items)
 
 
 def _prompts(value: object, codec: TextCodec) -> tuple[MakePrompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    """Read the prompts: a string, a list of strings, token ids, or a list of lists of token ids."""
 
     def from_text(text: str) -> MakePrompt:
         return lambda most: codec.encode(text, add_special_tokens=True, most=most)
