@@ -1,12 +1,12 @@
-"""The engine as the data proxy sees and controls it: readiness, pauses, the weights that it has, its control routes.
+"""Observes and controls a data proxy's engine: readiness, pauses, loaded weights, control routes.
 
-A data proxy is ready when its engine is, and when the engine has the weights that the model serves: those that a
-trainer published last, which need not be those that it starts with. A published version is a file beside the model's
+A data proxy is ready when its engine is ready and has the weights that the model serves: those that a trainer published
+last, which may differ from those that the engine starts with. The published version is a file beside the model's
 journals and survives every process. A data proxy that starts, or whose engine was restarted, is *behind* until its
-engine has that version; meanwhile it is neither ready nor serving. Weights of another base model are ignored.
+engine has that version; meanwhile it is not ready and refuses calls. Weights of another base model are ignored.
 
-One control runs at a time. A pause that fails, or whose client disconnects, is undone: nobody would end it. While
-memory is released the proxy is not ready and refuses calls, so that they go to other replicas.
+One control runs at a time. A pause that fails, or whose client disconnects, is undone, since no client would resume the
+engine. While memory is released the proxy is not ready and refuses calls, so that they go to other replicas.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from areal.wire.routing import worker_base_url
 
 
 def api_error(error: EngineError, *, retry: bool = False) -> ApiError:
-    """An engine's failure as the client's error. ``retry``: the client may try again at once."""
+    """Convert an engine's error for the client. ``retry``: tell the client to retry after 1 s if the engine is
+    unavailable."""
     match error:
         case EngineUnsupported():
             return ApiError(400, str(error), code="unsupported_by_engine")
@@ -58,8 +59,8 @@ def api_error(error: EngineError, *, retry: bool = False) -> ApiError:
 
 
 class PauseState:
-    """Whether the engine is paused, by our controls or by its own report. Paused time does not count against a call's
-    deadline; after a pause each call has its whole deadline again."""
+    """Whether the engine is paused, according to the data proxy's controls and the engine's reports. Paused time does
+    not count against a call's deadline; after a pause each call has its whole deadline again."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -69,12 +70,13 @@ class PauseState:
         self.commands = 0  # how often ``set`` was called: an observation that began before the last one is stale
 
     def set(self, active: bool) -> None:
-        """Set the state by a control of ours."""
+        """Set the state by a control of the data proxy."""
         self.commands += 1
         self._change(active)
 
     def observe(self, paused: bool | None, *, asked_at: int) -> None:
-        """The engine's own report, requested when ``commands`` was ``asked_at``; None: it does not tell."""
+        """Set the state by the engine's report, which was requested when ``commands`` was ``asked_at``. None: the
+        engine does not report it."""
         if paused is not None and asked_at == self.commands:
             self._change(paused)
 
@@ -91,17 +93,17 @@ class PauseState:
 
 
 _STARTING_PERIOD_S = 0.1
-_DOWN_SHARE = 0.05  # of the time that the engine is down: polls become rarer, up to its usual period
+_DOWN_SHARE = 0.05  # poll interval as a share of the engine's downtime, up to the usual period
 _PERIOD_S = 1.0
-_LOST_AFTER = 2
-OWN_WEIGHTS = ""  # the pair of the weights that an engine starts with
+_LOST_AFTER = 2  # failed polls
+OWN_WEIGHTS = ""  # the pair name that stands for the weights that an engine starts with
 
 
 class EngineWatch:
-    """Polls engine health, more often at first while it is down, half as often while it is not ``busy``, and soon after
-    ``suspect``. ``state`` is the newest answer; a single failed poll after good ones is ignored. ``on_progress`` is
-    called when the engine reports more sampled tokens than before. ``losses``: how often the engine was lost or
-    replaced, and with it every weight update since its start."""
+    """Polls engine health: most often at first while the engine is down, half as often while it is not ``busy``, and
+    soon after ``suspect``. ``state``: the newest result; a single failed poll after good ones is ignored.
+    ``on_progress`` is called when the engine reports another number of sampled tokens. ``losses``: how often the engine
+    was lost or replaced, which loses every weight update since its start."""
 
     def __init__(
         self,
@@ -136,7 +138,7 @@ class EngineWatch:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(until_beat(period_s)):
                         await self._suspected.wait()
-                    await asyncio.sleep(_STARTING_PERIOD_S)  # an engine that closes every connection is no reason
+                    await asyncio.sleep(_STARTING_PERIOD_S)  # even if the engine closes every connection
             else:
                 await asyncio.sleep(self._down_pause_s(now() - well_at))
 
@@ -144,7 +146,7 @@ class EngineWatch:
         return max(_STARTING_PERIOD_S, min(self._period_s, down_s * _DOWN_SHARE))
 
     def suspect(self) -> None:
-        """The engine closed a connection: poll soon."""
+        """Poll soon, because the engine closed a connection."""
         self._suspected.set()
 
     async def refresh(self) -> None:
@@ -155,12 +157,12 @@ class EngineWatch:
         self._keep(answer)
         if replace(self.state, generated=before.generated) != before:
             self.on_change()
-        if pause:  # a lost engine pauses nothing
+        if pause:  # a lost engine counts as not paused
             lost = self.state.not_ready is not None
             pause.observe(False if lost else answer.paused, asked_at=asked_at)
 
     async def confirm(self) -> None:
-        """Poll until it is certain whether the engine is there."""
+        """Poll until it is certain whether the engine is up."""
         await self.refresh()
         while self._failures and self.state.not_ready is None:
             await self.refresh()
@@ -183,8 +185,9 @@ class EngineWatch:
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A published version. ``path``: the folder of its weights, if they are in one. ``gateway``: the weight-update
-    gateway that transfers them while the trainer lives. ``base``: the model that the engine was started with."""
+    """A published weight version. ``path``: the folder of the weights, if they are in one. ``gateway``: the
+    weight-update gateway that transfers them while the trainer runs. ``base``: the model that the engine was started
+    with."""
 
     pair: str
     version: int
@@ -202,23 +205,23 @@ class PublishedWeights:
 
 
 class WeightTracker:
-    """The published weights, and whether our engine has them. Without a folder only this process remembers them."""
+    """Tracks the published weights and whether the engine has them. Without a folder only this process knows them."""
 
     def __init__(self, watch: EngineWatch, folder: Path | None, base: str | None) -> None:
         self._watch = watch
         self.file = folder / PUBLISHED if folder is not None else None
         self._base = base
         self._stamp: tuple[int, int] | None = None
-        # Pair, version and the engine's losses by then. Two: an update's weights count from its commit on, the weights
-        # before them until then.
+        # Pair, version and the engine's losses at that time. Two entries: an update's weights count once it is
+        # committed, the weights before them until then.
         self._loaded: deque[tuple[str, int, int]] = deque(maxlen=2)
         self.published: PublishedWeights | None = None
         self._invalid_at: int | None = None  # the engine's losses when its weights were last declared invalid
-        self.obstacle = ""  # why the engine could not take the published weights the last time
+        self.obstacle = ""  # why the engine could not load the published weights the last time
         self.reload()
 
     def reload(self) -> None:
-        """Read the file again if it changed: any data proxy of the model writes it."""
+        """Read the file again if it changed: every data proxy of the model writes it."""
         if self.file is None:
             return
         try:
@@ -233,22 +236,22 @@ class WeightTracker:
         self.published = record if record is not None and record.base == self._base else None
 
     def loaded(self, pair: str, version: int) -> None:
-        """Our engine has these weights, until it is lost."""
+        """Note that the engine has these weights, until it is lost."""
         self._invalid_at = None
         now = pair, version, self._watch.losses
         if now not in self._loaded:
             self._loaded.append(now)
 
     def invalidate(self) -> None:
-        """Our engine has weights of an update that failed: it is behind until it has loaded the published weights, or
-        without those its own."""
+        """Note that the engine has weights of a failed update. It is behind until it has loaded the published weights,
+        or its own if none are published."""
         self._loaded.clear()
         self._invalid_at = self._watch.losses
 
     @property
     def behind(self) -> PublishedWeights | None:
-        """The published weights that our engine lacks. A version that the engine reports counts, except 0, which a
-        fresh engine reports too."""
+        """The published weights that the engine lacks; None if it has them. A version that the engine reports counts as
+        loaded, except 0, which a fresh engine reports too."""
         is_invalid = self._invalid_at == self._watch.losses
         record = self.published or (
             PublishedWeights(OWN_WEIGHTS, 0, self._base, None, self._base) if is_invalid else None
@@ -263,7 +266,7 @@ class WeightTracker:
 
     @property
     def reason(self) -> str | None:
-        """The reason why nothing is served now, if there is one."""
+        """Why the engine's weights do not allow serving now; None if they do."""
         if (record := self.behind) is None:
             return None
         if record.pair == OWN_WEIGHTS:
@@ -274,13 +277,13 @@ class WeightTracker:
         return f"{reason}: {self.obstacle}" if self.obstacle else reason
 
     def commit(self, record: PublishedWeights) -> None:
-        """Every worker has this version: the model serves it from now on. Raises OSError."""
+        """Publish a version that every worker has: the model serves it from now on. Raises OSError."""
         self._write(record)
         self.loaded(record.pair, record.version)
 
     def end(self, pair: str, left: Mapping[str, Any] | None) -> None:
-        """The trainer is done. Weights that it leaves in a folder are served on; without them an engine that starts
-        serves its own. Raises OSError."""
+        """Note that the trainer has ended. Weights that it leaves in a folder are still served; without them an engine
+        that starts serves its own weights. Raises OSError."""
         record = self.published
         if record is None or record.pair != pair:
             return
@@ -318,8 +321,8 @@ _CONTROL_PATHS = (
 
 
 class EngineControl:
-    """``engine_at`` is the client of an engine of our kind at a URL; ``in_flight`` counts the running model calls;
-    ``tracker`` knows whether the engine has the weights to serve."""
+    """The engine's controls and their routes. ``engine_at`` returns a client of an engine of the same kind at a URL;
+    ``in_flight`` counts the running model calls."""
 
     def __init__(
         self,
@@ -355,11 +358,11 @@ class EngineControl:
 
     @property
     def losses(self) -> int:
-        """The number of engines that were lost so far."""
+        """How often the engine was lost or replaced so far."""
         return self._watch.losses
 
     async def probe(self) -> None:
-        """Find out now whether the engine is there."""
+        """Poll the engine now, until it is certain whether it is up."""
         await self._watch.confirm()
 
     @property
@@ -368,12 +371,12 @@ class EngineControl:
 
     @property
     def not_ready(self) -> str | None:
-        """The reason why no call is served now, if there is one."""
+        """Why the data proxy is not ready now; None if it is."""
         released = "the engine's memory is released" if self.memory_released else None
         return released or self._watch.state.not_ready or self._tracker.reason
 
     def check_serving(self) -> None:
-        """Raises 503 while the engine's memory is released, or its weights are outdated."""
+        """Raises 503 while the engine's memory is released, or while it lacks the published weights."""
         if self.memory_released:
             message = "the engine's memory is released"
             raise ApiError(503, message, code="memory_released", headers={"Retry-After": "1"})
@@ -384,7 +387,7 @@ class EngineControl:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
             was_paused = self._pause.active
-            self._pause.set(True)  # first: no deadline may end while the engine pauses
+            self._pause.set(True)  # first, so that no deadline expires while the engine pauses
             try:
                 await self._engine.pause()
             except BaseException:
@@ -394,7 +397,7 @@ class EngineControl:
         return json_response({"status": "ok", "paused": True, "version": await self._engine.version()})
 
     async def _undo_pause(self) -> None:
-        """Resume although the pause failed, or its client disconnected: the engine may have received it."""
+        """Resume the engine, since it may have received a pause that failed or whose client disconnected."""
 
         async def resume() -> None:
             with contextlib.suppress(EngineError):
@@ -411,7 +414,7 @@ class EngineControl:
         return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
 
     async def set_version(self, request: Request) -> Response:
-        """A version only grows, unless ``force`` sets it back."""
+        """Set the weight version, which only grows unless ``force`` sets it back."""
         version, force = read_version(await read_object(request, _BODY_BYTES))
         async with self.exclusively():
             check_grows(version, await self._engine.version(), force=force)
@@ -445,7 +448,7 @@ class EngineControl:
         return json_response({"status": "ok", "memory_released": False})
 
     async def configure_backend(self, request: Request) -> Response:
-        """Another engine process takes over, once it is ready; it has none of the earlier one's weight updates. Running
+        """Replace the engine by another process, which has to be ready and has none of the weight updates. Running
         calls end at the engine where they started. Raises 400, 502."""
         given = (await read_object(request, _BODY_BYTES)).get("backend_addr")
         if not isinstance(given, str):
@@ -465,9 +468,9 @@ class EngineControl:
         return json_response({"status": "ok", "backend_addr": url})
 
     async def swap_weights(self, swap: Callable[[], Awaitable[None]]) -> float:
-        """Run ``swap`` while nothing is generated; returns the milliseconds that took. Generation resumes afterwards,
-        whether it failed or not, unless somebody else paused it. It runs to its end even when the client disconnects:
-        half a swap would be weights under another version. Raises EngineError."""
+        """Run ``swap`` while nothing is generated, and return the milliseconds that took. Generation resumes afterwards
+        even if the swap failed, unless it was paused before. The swap runs to its end even if the client disconnects:
+        half a swap would leave weights under a wrong version. Raises EngineError."""
         pausing = not self._engine.capabilities.swaps_between_steps
         return await uninterrupted(self._swap_locked(swap, pausing=pausing), "swap-weights")
 
@@ -487,7 +490,8 @@ class EngineControl:
 
     @contextlib.asynccontextmanager
     async def exclusively(self) -> AsyncIterator[None]:
-        """One control at a time; the probes show its effect at once. Raises ApiError."""
+        """Run one control at a time, and poll the engine after it, so that its effect is visible at once. Raises
+        ApiError."""
         with engine_errors_as_api_errors():
             async with self.locked():
                 yield
@@ -504,7 +508,7 @@ _NOT_OURS = "an external model is not ours to pause, to resize or to version"
 
 
 def refuse_controls(service: Service) -> None:
-    """Add the same routes for an external model: each answers 400."""
+    """Add the control routes for an external model: each responds 400."""
 
     async def refused(request: Request) -> AnyResponse:
         raise ApiError(400, _NOT_OURS, code="unsupported_by_engine")

@@ -54,7 +54,7 @@ _PAGE = 100
 
 
 class JournalSessionRoutes:
-    """``check_name`` raises 404 for a name that is not a model of this data proxy."""
+    """The routes ``/rl/*``. ``check_name`` raises 404 for a name that is not a model of this data proxy."""
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class JournalSessionRoutes:
         return json_response({"group_id": group, "sessions": sessions}, status=201)
 
     def _check_key(self, key: str | None) -> None:
-        """The key that the caller wants for its first session. A session that had the admin key would be no session."""
+        """Check the key that a client chooses for its first session. Raises 400 for the admin key, since calls with it
+        belong to no started session, and for a generated key whose session is not at this data proxy."""
         if key is None:
             return
         if self._key is not None and self._key.matches(key.encode()):
@@ -126,8 +127,9 @@ class JournalSessionRoutes:
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
 
     async def human(self, request: Request) -> Response:
-        """The last call of the human in the loop here. Each journal has a session of theirs; the gateway asks
-        all data proxies. ``elsewhere``: the journals of others as they are now: the router may not know all of them."""
+        """Return the last call of the human in the loop at this data proxy. Each journal has one such session; the
+        gateway queries all data proxies. ``elsewhere``: the journals that other processes hold now; the router may not
+        know all of them."""
         spoke = [
             (journal.spoke_at(HITL_SESSION) or 0.0, journal is self._store.own, journal.tag) for journal in self._store
         ]
@@ -142,7 +144,8 @@ class JournalSessionRoutes:
         )
 
     async def sessions(self, request: Request) -> Response:
-        """A page of them in the order in which they were started; ``after`` is the last id of the page before."""
+        """Return a page of sessions by journal tag and, within a journal, in order of start. ``after``: the last id of
+        the previous page."""
         limit = query_int(request, "limit", _PAGE, 1, 1000)
         after = SessionName.parse(request.query.get("after", ""))
         found: list[dict[str, Any]] = []
@@ -157,7 +160,8 @@ class JournalSessionRoutes:
         return json_response({"sessions": found, "next": found[-1]["session_id"] if more else None})
 
     async def session(self, request: Request) -> Response:
-        """One session; with ``rows=true`` its trajectories' rows too, as an export has them. Nothing is taken."""
+        """Return one session; with ``rows=true`` also the rows of its trajectories, as in an export. Nothing is
+        exported."""
         whole = request.query.get("rows") == "true"
         caller = self._callers.named(request.match_info["session_id"])
         session = caller.journal.session(caller.session)
@@ -170,7 +174,7 @@ class JournalSessionRoutes:
 
 
 def _group_members(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, list[tuple[int, str]]]:
-    """The group's journal, and number and id of each of its sessions. Raises 404."""
+    """Return the group's journal, and the number and id of each of its sessions. Raises 404."""
     group = GroupName.parse(group_id)
     journal = store.journal(group.tag) if group is not None else None
     if group is None or journal is None:
@@ -228,16 +232,18 @@ def _rows(turns: TrajectoryTurns) -> dict[str, Any]:
     return {"traj": found.traj(), "rows": found.rows}
 
 
-# Training rows, exported by session or leased in any order.
+# Training rows: exports by session, and leases of any ready trajectory.
 
 _EXPORT_BODY_BYTES = 4 * 1024 * 1024
 _LONGEST_WAIT_S = 300.0
 _MOST_ITEMS = 1024
-_AT_ONCE_BYTES = 32 * 1024  # of columns: to write them takes no longer than a thread's beginning
+_AT_ONCE_BYTES = 32 * 1024  # the most columns to serialize on the event loop, no longer than starting a thread takes
 _MOST_SKIPPED = 100
 
 
 class TrajectoryRoutes:
+    """The routes of exports and leases: ``/export_trajectories`` and ``/trajectories``."""
+
     def __init__(self, store: TrajectoryStore, rewards: Counter) -> None:
         self._store = store
         self._rewards = rewards
@@ -260,7 +266,7 @@ class TrajectoryRoutes:
         """Export trajectories. With ``dry_run`` nothing is exported: the response tells whether it could be."""
         body = await read_body(request, ExportTrajectories, _EXPORT_BODY_BYTES)
         wanted = self._export_request(body)
-        # Sessions of several journals are put together by the gateway alone.
+        # Only the gateway combines sessions of several journals.
         tags = {SessionName.require(session_id, "session_ids").tag for session_id in wanted.session_ids}
         if len(tags) > 1:
             message = "these sessions are recorded in several places: export them through the gateway"
@@ -286,7 +292,8 @@ class TrajectoryRoutes:
     async def _seal(
         self, journal: SessionJournal, wanted: ExportRequest, reward: float
     ) -> tuple[bool, tuple[StoredExport, Export] | None]:
-        """Raises 400 for several sessions, and for one of several trajectories."""
+        """Reward the session's last interaction. Return whether it was given now, and the export if it was taken in the
+        same commit. Raises 400 for several sessions, or a trajectory id."""
         if len(wanted.session_ids) > 1 or wanted.trajectory is not None:
             raise bad_request("reward is for one session, and its last interaction", param="reward")
         return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)
@@ -315,8 +322,8 @@ class TrajectoryRoutes:
         return json_response({"status": "ok", "released": released})
 
     async def lease(self, request: Request) -> Response:
-        """Lease ready trajectories. With ``limit=0`` nothing is leased; the response tells whether anything could be.
-        ``skipped``: ready trajectories that cannot be exported."""
+        """Lease ready trajectories. With ``limit=0`` nothing is leased, and the response only shows whether there are
+        any. ``skipped``: ready trajectories that cannot be exported."""
         limit = query_int(request, "limit", 1, 0, _MOST_ITEMS)
         wait_s = query_seconds(request, "wait", _LONGEST_WAIT_S)
         kind = parse_kind(request.query.get("kind"))
@@ -355,7 +362,7 @@ class TrajectoryRoutes:
 
 
 def _answer(export_id: str, export: Export, form: str, removed: bool) -> Response:
-    """``removed``: its sessions are gone, with all that they recorded."""
+    """Return the response of an export. ``removed``: the exported sessions and their records are deleted."""
     more: dict[str, Any] = {"rows": export.rows, "failures": export.failures, "errors": export.errors}
     more |= {"export_id": export_id, "removed": removed}
     if form == "json":

@@ -1,9 +1,9 @@
-"""The inference side of weight-update pairs: a trainer's weights are loaded into this data proxy's engine.
+"""The inference side of weight updates: loads a trainer's weights into the data proxy's engine.
 
-A pair names a folder that both sides reach, and proves it by a file that the trainer wrote there: a path alone could be
-on another disk. Only folders below that root are loaded. Engines that can, stage new weights while they generate
-(``/weights/prepare``) and pause only for the swap (``/weights/update``). An engine's output can be compared with a
-plain forward pass (``/weights/check``).
+A weight-update pair uses a folder that both sides reach, or a process group. A file that the trainer wrote proves that
+the folder is shared: the same path could be on another disk. Only folders below that root are loaded. Engines that
+support it stage new weights while they generate (``/weights/prepare``) and pause only for the swap
+(``/weights/update``). ``/weights/check`` compares an engine's output with a plain forward pass.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from areal.wire import bodies
 _log = logging.getLogger(__name__)
 _POLL_S = 1.0
 _RETRY_S = 1.0
-_JOIN_S = 1800.0  # enough for a transfer, and one that runs before it
+_JOIN_S = 1800.0  # enough for a transfer and an earlier one that still runs
 
 
 class WeightSync:
-    """Loads the published weights into our engine whenever it is behind."""
+    """Loads the published weights into the engine whenever it is behind."""
 
     def __init__(
         self,
@@ -86,21 +86,21 @@ class WeightSync:
             await asyncio.sleep(_RETRY_S if failed else until_beat(_POLL_S))
 
     async def _catch_up(self, record: PublishedWeights) -> str:
-        """Returns the reason of a failure, "" without one."""
+        """Load or request the published weights. Return the reason of a failure, "" without one."""
         if record.path is not None and await asyncio.to_thread(Path(record.path).is_dir):
             return await self._load(record, record.path)
         if record.gateway is not None:
             return await self._join(record, record.gateway)
         if record.pair == OWN_WEIGHTS:
             return f"They cannot be loaded again from {record.path}: the next update brings others"
-        self._tracker.loaded(record.pair, record.version)  # its trainer is done, and the folder that it left is gone
+        self._tracker.loaded(record.pair, record.version)  # the trainer has ended, and the folder that it left is gone
         message = "version %d of the pair %r is not in %s any more: the model serves its own weights"
         _log.warning(message, record.version, record.pair, record.path)
         return ""
 
     async def _load(self, record: PublishedWeights, path: str) -> str:
         async def load() -> None:
-            if self._tracker.behind == record:  # else an update came in between
+            if self._tracker.behind == record:  # otherwise an update was loaded meanwhile
                 await self._engine.load_weights(path, record.version)
                 self._tracker.loaded(record.pair, record.version)
 
@@ -136,8 +136,8 @@ _ALIVE_S = 2.0
 
 @dataclass(frozen=True)
 class WeightPair:
-    """A connected pair. ``losses``: the engine's losses by then; a process group is lost with its engine. ``gateway``:
-    the trainer's weight-update gateway."""
+    """A connected weight-update pair. ``losses``: the engine's losses when it was connected, since a process group is
+    lost with its engine. ``gateway``: the trainer's weight-update gateway."""
 
     name: str
     mode: str
@@ -153,8 +153,8 @@ class WeightRoutes:
         self._tracker = tracker
         self._http = http
         self._pairs: dict[str, WeightPair] = {}
-        self._early: tuple[str, int, float] | None = None  # pair and version swapped in by ``prepare``, and its pause
-        self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have in part
+        self._early: tuple[str, int, float] | None = None  # pair and version that ``prepare`` loaded, pause in ms
+        self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have, perhaps in part
 
     def add_to(self, service: Service) -> None:
         service.route("POST", "/weights/connect", self.connect, Access.ADMIN)
@@ -182,13 +182,13 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name})
 
     async def _join(self, pair: WeightPair, group: bodies.GroupOffer, rank: int | None) -> None:
-        """Returns when the whole group is there."""
-        with engine_errors_as_api_errors():  # not exclusively: the others may take their time
+        """Join the process group; return when all members have joined."""
+        with engine_errors_as_api_errors():  # without the lock: the other members may join much later
             await self._receiver().join_group(pair.name, {**asdict(group), "rank": rank})
 
     async def _require_alone(self, name: str, gateway: str | None) -> None:
-        """Two trainers of one model would overwrite each other's weights. A trainer's weight-update gateway dies with
-        it, so only a live gateway blocks another. Raises ApiError 409."""
+        """Refuse a second trainer of the model: two would overwrite each other's weights. A trainer's weight-update
+        gateway ends with it, so only a live gateway blocks another. Raises ApiError 409."""
         there, record = self._pairs.get(name), self._tracker.published
         known = {there.gateway if there is not None else None}
         known |= {record.gateway if record is not None and record.pair == name else None}
@@ -206,8 +206,8 @@ class WeightRoutes:
         return True
 
     async def prepare(self, request: Request) -> Response:
-        """Have the engine read or receive the weights that ``update`` will swap in. An engine that cannot stage weights
-        swaps a broadcast at once; with ``verify`` it only tells whether it would refuse the weights."""
+        """Make the engine read or receive the weights that ``update`` will swap in. An engine that cannot stage weights
+        swaps a broadcast at once. With ``verify`` the engine only reports whether it would refuse the weights."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair, source = self._pair(body.pair_name), self._source(body)
         self._early = None
@@ -224,7 +224,7 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
     async def update(self, request: Request) -> Response:
-        """Swap the weights; ``paused_ms``: how long generation stood still."""
+        """Swap the weights. ``paused_ms``: how long generation was paused."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair, source, version = self._pair(body.pair_name), self._source(body), body.version
         early, self._early = self._early, None
@@ -247,7 +247,7 @@ class WeightRoutes:
             before, self._uncommitted = self._uncommitted, (pair.name, version)
             try:
                 await load()
-            except EngineRefused:  # the old ones are whole
+            except EngineRefused:  # the old weights are unchanged
                 self._uncommitted = before
                 raise
             self._tracker.loaded(pair.name, version)
@@ -264,8 +264,8 @@ class WeightRoutes:
         return str(folder)
 
     async def check(self, request: Request) -> Response:
-        """Compare with a plain forward pass; 502 where the engine computes with other weights. It needs a token: while
-        somebody holds generation still there is none, and ``largest_gap`` is null."""
+        """Compare the engine with a plain forward pass; 502 if it computes with other weights. The check samples a
+        token: while generation is paused it is skipped, and ``largest_gap`` is null."""
         probe = _probe((await read_body(request, bodies.CheckWeights, _BODY_BYTES)).probe)
         if self._control.paused:
             return json_response({"status": "ok", "largest_gap": None})
@@ -274,10 +274,10 @@ class WeightRoutes:
         return json_response({"status": "ok", "largest_gap": gap})
 
     async def commit(self, request: Request) -> Response:
-        """Every worker of the pair has this version: workers that start serve no other."""
+        """Publish a version that every worker of the pair has: workers that start serve only this version."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         pair = self._pair(body.pair_name)
-        # Shared memory ends with its trainer.
+        # Shared memory ends with its trainer: its path is not published.
         path = body_as(bodies.FolderSource, body.source, "source").path if pair.mode == "disk" else None
         with _storage_errors():
             self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway))
@@ -285,8 +285,8 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
     async def revert(self, request: Request) -> Response:
-        """A worker of the pair refused this version: return to the published weights. A worker without any of the
-        version (``reverted`` false) serves on; the others serve nothing until they have returned."""
+        """Return to the published weights, because a worker of the pair refused this version. A worker that has nothing
+        of the version (``reverted`` false) continues to serve; the others serve nothing until they have returned."""
         body = await read_body(request, bodies.WeightOrder, _BODY_BYTES)
         order = body.pair_name, body.version
         async with self._control.exclusively():  # waits for a running swap
@@ -297,8 +297,8 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": order[0], "version": order[1], "reverted": reverted})
 
     async def pairs(self, request: Request) -> Response:
-        """The pairs that an update may use: a process group is lost with its engine. ``?look`` polls the engine first.
-        ``group_form``: of the groups that the engine joins, null where it joins none."""
+        """List the pairs that an update may use; a process group is lost with its engine. ``?look`` polls the engine
+        first. ``group_form``: the form of the process groups that the engine joins, null if it joins none."""
         if request.query_string == "look":
             await self._control.probe()
         known = [pair.name for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
@@ -306,8 +306,8 @@ class WeightRoutes:
         return json_response({"pairs": known, "group_form": form})
 
     async def disconnect(self, request: Request) -> Response:
-        """Idempotent, however far the connecting came; a pair that another ``gateway`` connected stays. ``left``: the
-        trainer is done, and these weights remain (null: none)."""
+        """Remove a pair. Idempotent, also after a ``connect`` that failed halfway. A pair that another ``gateway``
+        connected stays. ``left``: the trainer has ended and leaves these weights (null: none)."""
         body = await read_body(request, bodies.DisconnectPair, _BODY_BYTES)
         name, there = body.pair_name, self._pairs.get(body.pair_name)
         if there is not None and None not in (there.gateway, body.gateway) and there.gateway != body.gateway:
@@ -321,8 +321,8 @@ class WeightRoutes:
         return json_response({"status": "ok", "pair_name": name, "known": pair is not None})
 
     async def release(self, request: Request) -> Response:
-        """Give up the published weights when no trainer will deliver them. Engines that start serve their own weights;
-        running ones keep what they have. 409 while the trainer is alive."""
+        """Drop the published weights when no trainer will deliver them. Engines that start then serve their own
+        weights; running engines keep theirs. 409 while the trainer is alive."""
         await request.read(_BODY_BYTES)
         self._tracker.reload()
         record = self._tracker.published
@@ -339,7 +339,7 @@ class WeightRoutes:
         return json_response({"status": "ok", "released": {"pair_name": record.pair, "version": record.version}})
 
     async def _forget(self, pair: WeightPair) -> None:
-        """A lost engine has nothing to forget."""
+        """Remove the pair's process group and staged weights from the engine, unless the engine is lost."""
         with engine_errors_as_api_errors(), contextlib.suppress(EngineUnavailable):
             if pair.mode == XCCL:
                 await self._receiver().leave_group(pair.name)
@@ -359,7 +359,7 @@ class WeightRoutes:
 
 
 async def _shared_folder(offer: bodies.FolderOffer) -> Path:
-    """The folder of the offer. Raises 409 unless it has the training side's mark."""
+    """Return the folder of the offer. Raises 409 unless it contains the file that the training side wrote."""
     root = Path(offer.root)
     try:
         found = await asyncio.to_thread((root / offer.mark).read_text)
