@@ -1,6 +1,6 @@
 """The model routes of a data proxy for an external API.
 
-Calls are relayed with our request ids, errors and deadline, or translated where the API does not have the dialect.
+Calls are relayed with the data proxy's request ids, errors and deadline, and translated if the API lacks the dialect.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template
 
 
 def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """The body for the API: only OpenAI's own fields that the client set, since providers differ in all others. Raises
-    400 for options that only our own models have."""
+    """Return the body for the API: only OpenAI's own fields that the client set, since providers differ in all others.
+    Raises 400 for a last message that is to be continued, which external models do not support."""
     if chat.get("continue_final_message"):
         raise bad_request("the last message must be the user's: an external model begins its own", param="messages")
     body = {name: value for name, value in chat.items() if name not in _OWN_FIELDS and value not in (None, [], False)}
@@ -74,7 +74,7 @@ async def answer_in_dialect(
     *,
     stream: bool,
 ) -> AnyResponse:
-    """Answer with ``upstream``'s answer in the writer's dialect. Raises ApiError, EngineFailed, NotACompletion."""
+    """Send ``upstream``'s response in the writer's dialect. Raises ApiError, EngineFailed, NotACompletion."""
     if upstream.status != 200:
         raise _refused(upstream.status, await upstream.read(), upstream.headers.get("Retry-After"))
     if not stream:
@@ -96,7 +96,8 @@ async def answer_in_dialect(
 
 
 async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Raises EngineFailed for an error event, and for a stream that is cut before ``[DONE]``; NotACompletion."""
+    """Yield the chunks of a stream. Raises EngineFailed for an error event, and for a stream that ends before
+    ``[DONE]``; NotACompletion."""
     lines = Lines()
     async for part in upstream.content.iter_any():
         for payload in event_payloads(lines.feed(part)):
@@ -113,7 +114,7 @@ async def _dialect_parts(
     writer: DialectWriter, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
 ) -> AsyncGenerator[bytes, None]:
     chunks = ChatDeltaReader()
-    opening = writer.opening(0)  # the length of the prompt is known at the end
+    opening = writer.opening(0)  # the length of the prompt is known only at the end
     async with contextlib.aclosing(_events(upstream)) as events:
         async for event in events:
             chunks.note(event)
@@ -145,7 +146,7 @@ def _whole_answer(writer: DialectWriter, completion: Mapping[str, Any]) -> dict[
 async def _replay(
     request: Request, turns: Sequence[RecordedTurn], writer: DialectWriter | None, *, stream: bool
 ) -> AnyResponse:
-    """The recorded completion: as it is, or in the writer's dialect."""
+    """Send the recorded completion: as it is, or in the writer's dialect."""
     completion = recorded_completion(turns)
     if not stream:
         return json_response(completion if writer is None else _whole_answer(writer, completion))
@@ -161,16 +162,16 @@ async def _replay(
 
 
 class ChatDeltaReader:
-    """Reads the messages or deltas of one answer as pieces, and how it ended. Raises NotACompletion."""
+    """Reads the message or deltas of one response into pieces and a summary. Raises NotACompletion."""
 
     def __init__(self) -> None:
-        self._call = -1  # the last call that began
+        self._call = -1  # index of the last call that began
         self._finish = "stop"
         self._stop: str | None = None
         self._usage: dict[str, Any] = {}
 
     def note(self, data: Mapping[str, Any]) -> None:
-        """Note the finish reason and usage of a chunk or a whole answer."""
+        """Note the finish reason and usage of a chunk or a whole response."""
         self._usage = field_of(data, "usage", dict, self._usage)
         for choice in items_of(data, "choices")[:1]:
             self._finish = field_of(choice, "finish_reason", str, self._finish)
@@ -214,7 +215,7 @@ class ChatDeltaReader:
 
 
 def _refused(status: int, body: bytes, retry_after: str | None) -> ApiError:
-    """The API's error as ours: compatible APIs answer with OpenAI's error object."""
+    """Convert the API's error response to an ApiError: compatible APIs respond with OpenAI's error object."""
     try:
         error = orjson.loads(body).get("error")
     except (ValueError, AttributeError):
@@ -245,7 +246,8 @@ class _RelayedCall:
 
 
 class ExternalCalls:
-    """``timeout_s``: the longest time without a byte, where the relay does not set one."""
+    """Makes the handlers of an external model's routes. ``timeout_s``: the longest time without a byte from the API,
+    unless the relay sets another one."""
 
     def __init__(
         self, model: str, api: ExternalApi, recorders: CallRecorders, *, max_body_bytes: int, timeout_s: float
@@ -257,7 +259,8 @@ class ExternalCalls:
         self._timeout_s = timeout_s
 
     def relay_to(self, path: str, *, records: bool = True) -> Handler:
-        """The handler that relays to ``path`` under the API's base URL. ``records``: a session's call is recorded."""
+        """Return the handler that relays to ``path`` under the API's base URL. ``records``: a session's calls are
+        recorded."""
         is_messages = path.startswith("/messages")  # of Anthropic's API
 
         async def handle(request: Request) -> AnyResponse:
@@ -294,7 +297,7 @@ class ExternalCalls:
             raise ApiError(404, message, code="model_not_found", param="model")
 
     def translated_by(self, translate: Callable[[Fields, TemplateUses], ChatTranslation], id_prefix: str) -> Handler:
-        """The handler of a dialect that the API does not have: sent as a chat, answered in the dialect."""
+        """Return the handler of a dialect that the API lacks: it sends a chat and responds in the dialect."""
 
         async def handle(request: Request) -> AnyResponse:
             caller = self._recorders.authenticate(request.headers)
@@ -350,14 +353,14 @@ async def _pass_on(
 
 
 def _anthropic_headers(request: Request) -> dict[str, str]:
-    """The client's headers that choose a version of Anthropic's API."""
+    """The client's headers that select a version of Anthropic's API."""
     found = {name: request.headers.get(name) for name in ("anthropic-version", "anthropic-beta")}
     return {name: value for name, value in found.items() if value}
 
 
 @contextlib.contextmanager
 def api_failures() -> Iterator[None]:
-    """Failures of the API as final errors: no other worker would fare better."""
+    """Convert failures of the API to ApiErrors. Errors that every worker would get are marked as final."""
     try:
         yield
     except ApiError as error:

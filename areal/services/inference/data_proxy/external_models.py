@@ -1,7 +1,7 @@
-"""External APIs that a data proxy serves in addition to its own model, registered while it runs.
+"""External models that a data proxy serves in addition to its own model, registered while it runs.
 
 Registrations are stored in a file beside the journals, so that a restarted process still serves the models of its
-sessions. The file holds the providers' keys and is readable by its owner only.
+sessions. The file contains the providers' API keys and is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect
 from areal.wire.bodies import RegisterExternal
 
-if TYPE_CHECKING:  # a data proxy at which none is registered starts without a client that speaks to the outside
+if TYPE_CHECKING:  # without registered models, a data proxy starts without importing a client of external APIs
     import aiohttp
 
     from areal.services.inference.engines.external import ExternalApi
@@ -37,7 +37,7 @@ _BODY_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class Registered:
-    """One external model, as it was registered. ``model`` is the provider's name of it."""
+    """The registration of an external model. ``model``: the provider's name of the model."""
 
     name: str
     url: str
@@ -54,7 +54,7 @@ class Registered:
 
 @dataclass(frozen=True)
 class ExternalModel:
-    """A registered model that is served."""
+    """An external model that is served."""
 
     registered: Registered
     http: aiohttp.ClientSession
@@ -65,7 +65,7 @@ class ExternalModel:
 def open_external(
     registered: Registered, recorders: CallRecorders, max_body_bytes: int, timeout_s: float
 ) -> ExternalModel:
-    """Raises UrlError."""
+    """Open the API of an external model. Raises UrlError."""
     from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
     from areal.services.inference.engines.external import ExternalApi, open_checked_session
 
@@ -77,7 +77,8 @@ def open_external(
 
 
 class ExternalModels:
-    """``own``: the model that needs no registration. ``file``: keeps registrations across restarts."""
+    """The external models of a data proxy, and the routes that register them. ``own``: the name of the data proxy's own
+    model. ``file``: stores registrations across restarts."""
 
     def __init__(
         self, own: str, recorders: CallRecorders, *, max_body_bytes: int, timeout_s: float, file: Path | None
@@ -93,7 +94,7 @@ class ExternalModels:
 
     @property
     def names(self) -> list[str]:
-        """Every served model."""
+        """The names of all served models."""
         return [self.own, *self._served]
 
     def add_to(self, service: Service) -> None:
@@ -102,7 +103,7 @@ class ExternalModels:
         service.add_lifespan(self._living)
 
     def route_of(self, path: str, own: Handler) -> Handler:
-        """The handler of a path for every model: ``own`` unless the call names another one."""
+        """Return the handler of a path for every model: ``own``, unless the request names an external model."""
 
         async def handle(request: Request) -> AnyResponse:
             if not self._served:
@@ -114,8 +115,8 @@ class ExternalModels:
         return handle
 
     async def register(self, request: Request) -> Response:
-        """Register an external model. With ``dry_run`` the registration is only tried: the API must answer and accept
-        the key. Raises 400, 409, 502."""
+        """Register an external model; its API must respond and accept the key. With ``dry_run`` the model is only
+        checked. Raises 400, 409, 502, 507."""
         body = await read_body(request, RegisterExternal, _BODY_BYTES)
         registered = _registered(body, self.own)
         async with self._lock:
@@ -139,8 +140,8 @@ class ExternalModels:
         return json_response({"status": "ok", "name": name})
 
     async def _put(self, name: str, served: ExternalModel | None) -> None:
-        """Write the registration to disk, then use it. Running calls keep the model's earlier registration: its
-        connections close with the process."""
+        """Write the registrations to disk, then use them. ``served`` None: remove the model. Running calls keep the
+        model's earlier registration, whose connections close with the process. Raises ApiError 507."""
         wanted = {key: value for key, value in self._served.items() if key != name}
         if served is not None:
             wanted[name] = served

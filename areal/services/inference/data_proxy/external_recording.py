@@ -1,4 +1,4 @@
-"""Records an external model's answers while they are relayed, before their last bytes are sent."""
+"""Records an external model's responses while they are relayed, before their last bytes are sent."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _JOINED = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class NotACompletion(Exception):
-    """An external API's answer is not a chat completion."""
+    """An external API's response is not a chat completion."""
 
 
 def decoded_answer(body: bytes) -> Mapping[str, Any]:
-    """Raises NotACompletion."""
+    """Decode a JSON object. Raises NotACompletion."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
@@ -35,7 +35,7 @@ def decoded_answer(body: bytes) -> Mapping[str, Any]:
 
 
 def field_of(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
-    """A field of an external API's answer; null is its default. Raises NotACompletion for a value of another kind."""
+    """Return a field of an external API's response; ``default`` for null. Raises NotACompletion for another type."""
     value = data.get(name)
     if value is None:
         return default
@@ -45,7 +45,7 @@ def field_of(data: Mapping[str, Any], name: str, kind: type[T], default: T) -> T
 
 
 def items_of(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """A list of objects; null is an empty one. Raises NotACompletion."""
+    """Return a field that is a list of objects; empty for null. Raises NotACompletion."""
     items = field_of(data, name, list, [])
     if not all(isinstance(item, dict) for item in items):
         raise NotACompletion(f"{name} has an item that is not an object")
@@ -53,7 +53,7 @@ def items_of(data: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def message_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The first choice's message. Raises NotACompletion."""
+    """Return the first choice's message. Raises NotACompletion."""
     for choice in items_of(completion, "choices"):
         if choice.get("message") is not None:
             return field_of(choice, "message", dict, {})
@@ -62,8 +62,8 @@ def message_of(completion: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class CompletionAssembler:
-    """Assembles an answer from its chunks as one chat completion, or takes a whole one: that is recorded, and replayed
-    to repeated calls. Raises NotACompletion."""
+    """Assembles one chat completion from its chunks, or takes a whole one. The completion is recorded, and replayed for
+    repeated calls. Raises NotACompletion."""
 
     def __init__(self) -> None:
         self._completion: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class CompletionAssembler:
                 _join(choice["message"], field_of(chosen, "delta", dict, {}))
 
     def completion(self) -> dict[str, Any] | None:
-        """The completion; None when the answer is not complete."""
+        """Return the completion; None if it is incomplete."""
         if not self._choices or any(choice.get("finish_reason") is None for choice in self._choices.values()):
             return None
         choices = [self._choices[index] for index in sorted(self._choices)]
@@ -117,7 +117,7 @@ def _join(message: dict[str, Any], delta: Mapping[str, Any]) -> None:
 def text_samples(
     completion: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], conversation: ConversationDigest
 ) -> list[TextSample]:
-    """One per choice; the first keeps the whole answer for replays."""
+    """Return one sample per choice. The first one contains the whole completion, for replays."""
     samples = []
     for place, choice in enumerate(completion["choices"]):
         message = choice.get("message") or {"role": "assistant", "content": choice.get("text")}
@@ -167,8 +167,8 @@ _DONE = b"data: [DONE]"
 
 
 class ResponseRecorder:
-    """Records one answer while it is relayed. ``call`` None: nothing is recorded. ``held``: its last event, which is
-    sent once the answer is recorded."""
+    """Records one response while it is relayed. ``call`` None: nothing is recorded. ``held``: the last event, which is
+    sent once the response is recorded."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class ResponseRecorder:
         self.held = b""
 
     def events(self, part: bytes) -> bytes:
-        """The part of these whole events that may be sent now."""
+        """Record whole stream events; return those that may be sent now."""
         if self._call is None:
             return part
         if self.held or _DONE in part:
@@ -208,7 +208,7 @@ class ResponseRecorder:
             self._malformed = True
 
     async def answer(self, status: int, body: bytes) -> None:
-        """A whole answer."""
+        """Record a whole response. A status of 500 or more is counted as a failure, other errors are not."""
         if self._call is None:
             return
         if status != 200:
@@ -220,7 +220,7 @@ class ResponseRecorder:
         await self.end()
 
     async def end(self) -> None:
-        """Raises ApiError 507 where the answer cannot be stored. An incomplete answer is a failure of the API."""
+        """Store the response; an incomplete one is counted as a failure. Raises ApiError 507 if it cannot be stored."""
         if self._call is None:
             return
         completion = None if self._malformed else self._assembler.completion()
@@ -237,7 +237,7 @@ class ResponseRecorder:
 def chat_recorder(
     recorder: CallRecorder, model: str, path: str, data: Mapping[str, Any], answer_id: str | None = None
 ) -> ResponseRecorder:
-    """Raises 400 for a session's call that could not be recorded."""
+    """Return the recorder of a call's response. Raises 400 for a session's call that cannot be recorded."""
     if not recorder.records(data.get("store") is not False):
         return ResponseRecorder(None)
     messages = data.get("messages")
@@ -253,7 +253,7 @@ def chat_recorder(
     return ResponseRecorder(recorder, model, messages, answer_id)
 
 
-# Anthropic's events, recorded as the chunks of chat completions.
+# Anthropic's events and messages, recorded as chat completions.
 
 _LAST = "message_stop"
 _EVENT_ENDS = re.compile(rb"(?<=\n\n)|(?<=\n\r\n)")
@@ -261,7 +261,7 @@ _FINISH = {"max_tokens": "length", "tool_use": "tool_calls", "refusal": "content
 
 
 class MessagesRecorder(ResponseRecorder):
-    """Takes Anthropic's events and answers where ``ResponseRecorder`` takes OpenAI's."""
+    """Records Anthropic's events and messages, as ``ResponseRecorder`` records OpenAI's chunks and completions."""
 
     _blocks = 0  # tool_use blocks so far
 
@@ -315,7 +315,7 @@ class MessagesRecorder(ResponseRecorder):
 
 
 def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, Any]) -> ResponseRecorder:
-    """Raises 400 for a session's call whose messages could not be recorded as a chat."""
+    """Return the recorder of a call's response. Raises 400 for a session's call whose messages are no chat."""
     if not recorder.records(True):
         return ResponseRecorder(None)
     try:
@@ -355,7 +355,7 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _completion(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A whole message as a chat completion."""
+    """Convert a whole Anthropic message to a chat completion."""
     answer: dict[str, Any] = {"role": "assistant", "content": ""}
     for block in items_of(message, "content"):
         match block.get("type"):
