@@ -347,7 +347,7 @@ def _assistant(content: object, where: str) -> dict[str, Any]:
             case "thinking":
                 thoughts.append(string_of(block, "thinking", place))
             case "redacted_thinking":
-                continue  # only the service that wrote it can read it
+                continue  # only the service that wrote it can decrypt it
             case "tool_use":
                 calls.append(_tool_use(block, place))
             case _:

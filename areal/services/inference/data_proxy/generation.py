@@ -50,8 +50,8 @@ from areal.services.inference.engines.transport import MISREAD, malformed_answer
 
 class StopScanner:
     """Finds the first stop string in the text of a choice. Text that may start a stop string is held back until later
-    text decides; no part of a stop string is ever emitted. The result does not depend on how tokens split the text: the
-    stop string that *ends* first wins, and of those that end together the longest."""
+    text decides: a stop string, or a part of one that later completes, is never emitted. The result does not depend on
+    how tokens split the text: the stop string that *ends* first wins, and of those that end together the longest."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)

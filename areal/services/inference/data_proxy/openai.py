@@ -48,7 +48,7 @@ from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
 from areal.wire.sampling import SamplingParams
 
-# Tools of a request, and the parsing of its answer.
+# Tools of a request, and the parsing of its response.
 
 PROMPT_TAIL_TOKENS = 32  # enough to see whether the prompt's end opens or closes reasoning
 

@@ -25,7 +25,7 @@ _REFUSED = {
 _NO_EFFECT = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
-_INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent in the clear, so there is nothing to encrypt
+_INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent as plain text, so there is nothing to encrypt
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
 
 

@@ -237,7 +237,7 @@ def _rows(turns: TrajectoryTurns) -> dict[str, Any]:
 _EXPORT_BODY_BYTES = 4 * 1024 * 1024
 _LONGEST_WAIT_S = 300.0
 _MOST_ITEMS = 1024
-_AT_ONCE_BYTES = 32 * 1024  # the most columns to serialize on the event loop, no longer than starting a thread takes
+_AT_ONCE_BYTES = 32 * 1024  # columns up to this size are serialized inline, since starting a thread takes longer
 _MOST_SKIPPED = 100
 
 

@@ -1,5 +1,4 @@
-"""Converts text to token ids and back, with a model's ``tokenizer.json``, configuration and chat template, without
-transformers.
+"""Text codec: loads a model's ``tokenizer.json``, configuration and chat template, without the package transformers.
 
 Long encoding and rendering run in a small thread pool (``tokenizers`` releases the GIL), so that a long prompt delays
 no other stream. Short work runs inline: switching threads would cost more.

@@ -147,6 +147,8 @@ class WeightPair:
 
 
 class WeightRoutes:
+    """The routes ``/weights/*`` of a data proxy."""
+
     def __init__(self, engine: TokenEngine, control: EngineControl, tracker: WeightTracker, http: HttpClient) -> None:
         self._engine = engine
         self._control = control

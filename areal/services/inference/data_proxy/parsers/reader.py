@@ -77,6 +77,8 @@ def is_name_char(char: str) -> bool:
 
 
 class Tools:
+    """The tools of a request, by name, and the schemas of their parameters."""
+
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._parameters: dict[str, Mapping[str, Any]] = {}
         for function in (tool["function"] for tool in tools):
