@@ -1,5 +1,6 @@
-"""The kinds: positioned YAML to typed resources, templating, JSON Schema. Pure: no state, no process, no network.
+"""Manifests: YAML with positions, templating, typed and validated resources, JSON Schemas. The package keeps no state,
+starts no process and uses no network.
 
-Light modules (standard library only, so that ``areal get`` and completion stay fast): ``kinds``, ``tree``, ``nodes``,
-``backend``, ``paths``, ``addresses``, ``jsonpath``. Pydantic is imported by ``fields`` and ``specs``, on first use.
+``kinds``, ``tree``, ``nodes``, ``backend``, ``paths``, ``addresses`` and ``jsonpath`` import only the standard library,
+so that ``areal get`` and completion stay fast. ``fields`` imports pydantic; modules that need it are imported on use.
 """

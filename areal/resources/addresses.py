@@ -1,10 +1,9 @@
-"""Addresses that services listen on, and addresses that external models may be reached at. Standard library only.
+"""Addresses that services listen on, and addresses of external models. Standard library only.
 
-The URL of an external API is read once, strictly, into parts that are then used as they are: nothing downstream parses
-the text again, so there are no two readings of it to play against each other. Spellings of an address that only some
-parsers understand (``0x7f.1``, ``2130706433``, ``127.1``, ``0177.0.0.1``) are refused as hosts. The rules for addresses
-are the same for one written in the URL and for one that a name server told for a connection, which then goes to that
-very address.
+``parse_external_url`` parses the URL of an external API once, strictly. Later code uses the parsed parts and never
+parses the text again, so that two parsers cannot disagree about the host. Address spellings that only some parsers
+accept (``0x7f.1``, ``2130706433``, ``127.1``, ``0177.0.0.1``) are rejected. The same rules apply to an address in the
+URL and to an address that DNS returns; the connection then uses exactly the address that was checked.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-MIN_EXPOSED_KEY = 16  # characters of an admin key where other machines can reach the service
+MIN_EXPOSED_KEY = 16  # minimum characters of an admin key if other machines can reach the service
 
 
 def is_loopback(host: str) -> bool:
@@ -39,7 +38,7 @@ def base_url(host: str, port: int) -> str:
 
 
 def key_fault(key: bytes, host: str) -> str | None:
-    """The fault of ``key`` as the admin key of a service that listens on ``host``; None for a valid one."""
+    """Returns why ``key`` is not a valid admin key for a service that listens on ``host``; None if it is valid."""
     if not key:
         return "it is empty"
     if not key.isascii() or any(byte <= 32 or byte == 127 for byte in key):
@@ -61,7 +60,7 @@ _NUMERIC = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp", "Cs", "Co", "Cn")  # Unicode categories
 _DOT_SEGMENT = re.compile(r"(?:\.|%2e){1,2}", re.IGNORECASE)
 
-# Where clouds keep an instance's credentials, beside the link-local range.
+# Metadata services of clouds, which serve an instance's credentials, outside the link-local range.
 _METADATA = {
     ipaddress.ip_address(text)
     for text in ("100.100.100.200", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fd20:ce::254")
@@ -71,7 +70,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class UrlError(ValueError):
-    """``str`` says what is wrong, for the person who wrote it."""
+    """An invalid URL. The message is a predicate whose subject is the URL: ``must hold no query and no fragment``."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class ExternalUrl:
 
     @property
     def address(self) -> IPAddress | None:
-        """The address, where the URL names one and no name."""
+        """The host as an IP address; None for a host name."""
         try:
             return ipaddress.ip_address(self.host)
         except ValueError:
@@ -98,17 +97,17 @@ class ExternalUrl:
         return f"{self.scheme}://{host}{port}{self.path}"
 
     def refusal(self, address: IPAddress, *, allow_private: bool) -> str | None:
-        """The reason that a connection of this URL may not go to ``address``; None where it may.
+        """Returns why a connection for this URL must not go to ``address``; None if it may.
 
-        A loopback address is allowed where the URL names it: ``localhost`` means this machine; another name that leads
-        here does not.
+        Loopback is allowed if the URL itself says so (``localhost`` or a loopback address), but not for another name
+        that resolves to it.
         """
         is_named = address.is_loopback and (self.host == "localhost" or self.address is not None)
         return refusal(address, allow_private=allow_private or is_named)
 
 
 def parse_external_url(text: str, *, allow_private: bool = False) -> ExternalUrl:
-    """Raises UrlError, also for an address that may not be reached."""
+    """Parses the base URL of an external API. Raises UrlError, also for an address that must not be reached."""
     if any(char <= " " or char == "\\" or char == "\x7f" or unicodedata.category(char) in _INVISIBLE for char in text):
         raise UrlError("holds a space, a backslash or a character that does not show")
     match = _URL.fullmatch(text)
@@ -153,7 +152,7 @@ def _ipv6(text: str) -> str:
 
 
 def _name(text: str) -> str:
-    """A host name or an IPv4 address, in the one spelling that all agree on."""
+    """Returns a host name or an IPv4 address in its canonical spelling."""
     try:
         # Compatibility forms first: full-width digits are digits, and an ideographic full stop is a dot.
         name = unicodedata.normalize("NFKC", text).replace("\u3002", ".").encode("idna").decode("ascii").lower()
@@ -172,8 +171,8 @@ def _name(text: str) -> str:
 
 
 def refusal(address: IPAddress, *, allow_private: bool) -> str | None:
-    """The reason that nothing may be sent to ``address``; None where it may. The rules for IPv4 addresses apply to an
-    IPv6 address that embeds them."""
+    """Returns why no request may be sent to ``address``; None if it may. The rules for IPv4 addresses also apply to
+    IPv4 addresses that an IPv6 address embeds."""
     judged = _embedded_ipv4(address) or (address,)
     if any(each.is_link_local or each in _METADATA for each in (address, *judged)):
         return f"leads to {address}, a link-local or metadata address: credentials of machines live there, no model"
@@ -190,7 +189,7 @@ def refusal(address: IPAddress, *, allow_private: bool) -> str | None:
 
 
 def _embedded_ipv4(address: IPAddress) -> tuple[IPAddress, ...]:
-    """IPv4 addresses that an IPv6 one stands for: mapped, compatible, 6to4, Teredo, NAT64."""
+    """Returns the IPv4 addresses that an IPv6 address embeds: mapped, compatible, 6to4, Teredo, NAT64."""
     if not isinstance(address, ipaddress.IPv6Address):
         return ()
     found: list[IPAddress] = [each for each in (address.ipv4_mapped, address.sixtofour) if each is not None]

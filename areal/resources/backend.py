@@ -1,15 +1,15 @@
-"""The engine of a model: the ``backend`` string, which lays out its devices, and ``engineArgs``, its arguments.
+"""Parses the ``backend`` string of a model (engine and device layout), and checks ``engineArgs``.
 
 ``allocation = part ("+" part)*``, ``part = engine [":" dims]``, ``dims = (letter number)+`` with each letter at most
 once: d data parallel (replicas), t tensor, p pipeline, c context, e expert. ``sglang:d4t2+fsdp:d8`` is an inference
 and a training part. The older ``sglang.d16p1m1+d32p2m1`` (m = tensor, the second part's engine implied: fsdp, or
-megatron when it needs tensor or pipeline parallelism) is read as well.
+megatron when it needs tensor, pipeline or context parallelism) is accepted too.
 
-World size is d*t*p*c; e folds experts onto devices that are already counted, each over as many tensor ranks as the
-rest. ``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` says both layouts, of attention and of experts, on the same devices.
+World size is d*t*p*c. e distributes experts over the same devices and does not add to it; each expert uses t tensor
+ranks. ``megatron:(attn:d4p2t2c2|ffn:d2p2t4e2)`` gives attention and experts separate layouts on the same devices.
 
-The embedded engine's flags are the fields of its configuration, so that a manifest is checked where no engine is
-installed. The flags of other engines come from the ``--help`` of an installed one.
+The flags of the embedded engine are the fields of its configuration, so that manifests can be checked where no engine
+is installed. The flags of other engines come from the ``--help`` of an installed engine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_DEVICES = 1_000_000
 _NUMBER = "(?!0+(?![0-9]))[0-9]{1,6}(?![0-9])"
 _SIZE_ONE = "0{0,5}1(?![0-9])"
 _ONCE = "".join(f"(?!.*[{letter}].*[{letter}])" for letter in ("d", "tm", "p", "c", "e"))
-# Of one inference engine, for JSON Schemas; only its size is not bounded.
+# Pattern of one inference engine, for JSON Schemas; it does not bound the number of devices.
 BACKEND_PATTERN = (
     rf"(?:embedded|external)(?::{_ONCE}(?:[de]{_NUMBER}|[tpc]{_SIZE_ONE})+|\.{_ONCE}(?:[de]{_NUMBER}|[tmpc]{_SIZE_ONE})+)?"
     rf"|(?:sglang|vllm)(?::{_ONCE}(?:[dtpce]{_NUMBER})+|\.{_ONCE}(?:[dtmpce]{_NUMBER})+)?"
@@ -47,7 +47,7 @@ BACKEND_PATTERN = (
 
 
 class BackendError(ValueError):
-    """``column`` is the 1-based place of the trouble inside the string."""
+    """An invalid ``backend`` string; ``column`` is the 1-based position of the fault."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(f"column {column}: {message}")
@@ -65,7 +65,7 @@ class Part:
     pipeline: int = 1
     context: int = 1
     expert: int = 1
-    ffn_tensor: int | None = None  # None: as the rest
+    ffn_tensor: int | None = None  # tensor-parallel ranks of experts; None: ``tensor``
 
     @property
     def expert_tensor(self) -> int:
@@ -95,7 +95,7 @@ def _dims(sizes: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The parts as written; ``str`` gives the one canonical spelling."""
+    """The parts in the order written; ``str`` returns the canonical spelling."""
 
     parts: tuple[Part, ...]
 
@@ -116,13 +116,13 @@ class Allocation:
 
 
 def is_train_engine(engine: str) -> bool:
-    """Built in, or registered by another package."""
+    """Whether ``engine`` is a train engine, built in or registered by another package."""
     return engine in TRAIN_ENGINES or (engine not in ENGINES and engine in kinds.TRAIN_ENGINES)
 
 
 def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool = False) -> Allocation:
-    """Read ``text``; ``engines`` are those allowed here, train engines of other
-    packages with ``fsdp``; ``single`` forbids ``+``. Raises BackendError."""
+    """Parses ``text``. ``engines``: the engines allowed here; if ``fsdp`` is among them, so are train engines of other
+    packages. ``single`` forbids ``+``. Raises BackendError."""
     parts: list[Part] = []
     column = 1
     for index, piece in enumerate(text.split("+")):
@@ -166,7 +166,7 @@ def _parse_part(piece: str, column: int, before: list[Part], engines: Collection
 
 
 def _parse_hybrid(engine: str, piece: str, column: int) -> Part:
-    """``megatron:(attn:DIMS|ffn:DIMS)``."""
+    """Parses ``megatron:(attn:DIMS|ffn:DIMS)``."""
     match = _HYBRID.fullmatch(piece)
     at = column + len(engine) + 1
     if engine != "megatron":
@@ -226,13 +226,13 @@ def _check_part(part: Part, column: int) -> None:
 
 @dataclass(frozen=True)
 class Flag:
-    """The values of a flag: one of ``choices``, or a ``type``."""
+    """The values that a flag takes: one of ``choices``, or any value of ``type``."""
 
     type: type = str
     choices: tuple[str, ...] = ()
 
 
-_OURS: Mapping[str, Mapping[str, str]] = {  # flags set from another field, or fixed
+_OURS: Mapping[str, Mapping[str, str]] = {  # flags that areal sets, by engine: the field they come from, "" if fixed
     "embedded": {
         "model-path": "path",
         "lora": "lora",
@@ -257,12 +257,12 @@ _OURS: Mapping[str, Mapping[str, str]] = {  # flags set from another field, or f
     },
 }
 _ONE = "must be 1: with more, tokens sampled before a weight update may come after it, and get the new weights' version"
-_ONE_ONLY = {"stream-interval"}  # flags of vLLM and SGLang whose one good value is 1
+_ONE_ONLY = {"stream-interval"}  # flags of vLLM and SGLang that must be 1
 
 
 @cache
 def embedded_flags() -> dict[str, Flag]:
-    """The embedded engine's own options, from its configuration."""
+    """Returns the flags of the embedded engine that ``engineArgs`` may set, from its configuration class."""
     from areal.wire.processes import EmbeddedEngineConfig
 
     flags = {}
@@ -282,13 +282,13 @@ def flag_name(name: str) -> str:
 
 
 def areal_sets(engine: str, name: str) -> bool:
-    """Whether an argument is areal's own business."""
+    """Whether areal itself sets this argument of ``engine``."""
     return flag_name(name).partition(".")[0] in _OURS.get(engine, {})
 
 
 def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str = "") -> dict[str, Any]:
-    """``engineArgs`` from the engine's section of a job's configuration: without what says nothing and what areal sets
-    itself. The embedded engine computes in the trainer's dtype where it is told no other."""
+    """Returns ``engineArgs`` from the engine's section of a job's configuration, without empty values and without
+    arguments that areal sets. The ``dtype`` of the embedded engine defaults to the trainer's."""
     defaults = {"dtype": trainer_dtype} if engine == "embedded" and trainer_dtype else {}
     return {
         str(name): value
@@ -300,10 +300,8 @@ def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str
 def engine_arg_faults(
     engine: str, arguments: Mapping[str, Any], known: Collection[str] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(argument, its fault). ``known``: the engine's flags without dashes; None: no engine is installed to list them.
-
-    An argument of a flag that takes a map may be written with its key after a dot.
-    """
+    """Yields (argument, fault) for invalid arguments. ``known``: the engine's flags without leading dashes; None if no
+    installed engine can list them. A flag that takes a map may be written as ``flag.key``."""
     if engine == "embedded":
         known = embedded_flags()
     for name, value in arguments.items():
@@ -320,7 +318,8 @@ def engine_arg_faults(
 
 
 def engine_args_schema(engine: str) -> Schema:
-    """JSON Schema of ``engineArgs``: the embedded engine's flags with their values; of others, what is areal's own."""
+    """Returns the JSON Schema of ``engineArgs``. It lists the flags and values of the embedded engine; for other
+    engines, it only rejects the flags that areal sets."""
     refused: Schema = {f"^{_spellings(flag)}$": False for flag in _OURS[engine]}
     if engine != "embedded":
         return {"patternProperties": refused}
@@ -329,7 +328,7 @@ def engine_args_schema(engine: str) -> Schema:
 
 
 def _spellings(flag: str) -> str:
-    """A regular expression of the names that ``flag_name`` takes for this flag, also with a key after a dot."""
+    """Returns a regular expression for the spellings that ``flag_name`` maps to this flag, with or without ``.key``."""
     first, *words = flag.split("-")
     head = f"[{first[0]}{first[0].upper()}]{first[1:]}"
     tail = "".join(f"(?:[-_]{word[0]}|{word[0].upper()}){word[1:]}" for word in words)
@@ -347,7 +346,7 @@ def _value_schema(flag: Flag) -> Schema:
 
 
 def _value_fault(flag: Flag, value: Any) -> str | None:
-    """Values of the embedded engine's flags. Null leaves a flag out."""
+    """Returns the fault of a value for a flag of the embedded engine. Null is valid: it leaves the flag out."""
     if value is None:
         return None
     if flag.choices:

@@ -1,7 +1,7 @@
-"""``areal explain KIND.PATH``: the meaning, type and default of a field and the cost of its change; and ``areal init``.
+"""``areal explain KIND.PATH`` (meaning, type, default and update class of a field) and ``areal init KIND``.
 
-A manifest of ``areal init KIND`` has the required fields filled in and everything else as a comment with its meaning
-and default, so that removing ``# `` is enough.
+``areal init`` writes a manifest with the required fields filled in. Every other field is a comment with its meaning and
+default; deleting ``# `` sets it.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _BOUNDS = {"ge": "from", "gt": "above", "le": "to", "lt": "below"}
 
 
 def type_text(info: FieldInfo) -> str:
-    """``integer from 1 to 65535 (port)``, ``list of maps``, ``auto | round_robin``."""
+    """Returns the type of a field in words: ``integer from 1 to 65535 (port)``, ``list of maps``, ``auto | prefix``."""
     field = info.owner.model_fields[info.attribute]
     text = _type(info.annotation, list(_bounds(field.metadata)))
     return f"{text} ({info.unit.name})" if info.unit is not None and info.unit.name not in text else text
 
 
 def default_text(info: FieldInfo) -> str:
-    """The default as YAML's flow style writes it; ``required`` when there is none, ``absent`` when that is null."""
+    """Returns the default in YAML flow style; ``required`` for a required field, ``absent`` for a null default."""
     if info.default is ABSENT or info.default is None:
         return "required" if info.default is ABSENT else "absent"
     return json.dumps(plain_default(info.default), ensure_ascii=False)
 
 
 def plain_default(value: Any) -> Any:
-    """A default without models: maps with YAML names, and without the entries that are absent by default."""
+    """Converts a default that is a model to a map with YAML names, without null entries."""
     dump = getattr(value, "model_dump", None)
     return dump(by_alias=True, exclude_none=True) if dump is not None else value
 
@@ -67,7 +67,7 @@ def _type(annotation: Any, bounds: list[Any]) -> str:
 
 
 def _bounds(metadata: Any) -> Iterator[Any]:
-    """The bounds of a field, also those inside a pydantic ``FieldInfo``."""
+    """Yields the bounds of a field, including those inside a pydantic ``FieldInfo``."""
     for mark in metadata:
         if hasattr(mark, "metadata"):
             yield from _bounds(mark.metadata)
@@ -87,7 +87,7 @@ _WIDTH = 100
 
 
 def explain(path: str) -> str:
-    """``inferenceservice.spec.gateway`` explained. Raises NotFound with a suggestion for an unknown kind or field."""
+    """Explains the field at ``inferenceservice.spec.gateway``. Raises NotFound for an unknown kind or field."""
     first, *steps = [step.partition("[")[0] for step in path.strip().strip(".").split(".")]
     if first.lower() in ("overlay", "overlays"):
         from areal.resources.overlay import Overlay
@@ -109,7 +109,7 @@ def explain(path: str) -> str:
 
 
 def fields_below(path: str) -> dict[str, str]:
-    """The fields below ``path``, each with its explanation; empty where there are none."""
+    """Returns the description of each field below ``path``; empty if ``path`` is unknown or has no fields."""
     first, *steps = [step.partition("[")[0] for step in path.split(".")]
     try:
         kind = resolve_kind(first)
@@ -135,7 +135,7 @@ def fields_below(path: str) -> dict[str, str]:
 
 
 def _explained(kind: str, model: type[SpecModel], above: list[str], steps: list[str]) -> str:
-    """The text for the field that ``steps`` lead to from ``model``, or for ``model`` itself."""
+    """Explains the field at ``steps`` below ``model``, or ``model`` itself. ``above``: the path of ``model``."""
     holder: type[SpecModel] | None = model
     info: FieldInfo | None = None
     floor = UpdateClass.META
@@ -184,7 +184,7 @@ def _wrapped(text: str, levels: int = 1) -> str:
 _MANIFEST_WIDTH = 110
 _BARE = re.compile(r"[A-Za-z][\w./-]*(?::[\w.]+)?")
 
-# Shown, commented, for fields whose absence is their default.
+# Values that ``init`` shows, commented out, for fields whose default is null or empty.
 _EXAMPLES: dict[str, Any] = {
     "models": [{"name": "my-model", "backend": "embedded", "path": "Qwen/Qwen3-0.6B"}],
     "engineArgs": {"max-model-len": 8192},
@@ -197,7 +197,7 @@ _EXAMPLES: dict[str, Any] = {
 
 
 def init(kind: str, *, schema: str | None = None) -> str:
-    """The manifest; ``schema`` is the URL or path for the editor's modeline."""
+    """Returns a manifest of ``kind``. ``schema``: URL or path of the JSON Schema for the editor's modeline."""
     url = schema or f"{BASE_URL}{kind.lower()}.schema.json"
     model = spec_model(kind)
     fields = fields_of(model)
@@ -228,7 +228,7 @@ def _field(info: FieldInfo, filled: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _shown(info: FieldInfo) -> Any:
-    """The default, or where that is nothing, an example of the field's shape."""
+    """Returns the example of a field, else its default, else an empty map or null."""
     if info.name in _EXAMPLES:
         return _EXAMPLES[info.name]
     default = plain_default(info.default)
@@ -238,7 +238,7 @@ def _shown(info: FieldInfo) -> Any:
 
 
 def _yaml(value: dict[str, Any], indent: str) -> Iterator[str]:
-    """Block style for maps that are not empty, flow style for the rest."""
+    """Yields YAML lines: block style for non-empty maps and lists of maps, flow style for other values."""
     for key, item in value.items():
         if isinstance(item, dict) and item:
             yield f"{indent}{key}:"
@@ -254,7 +254,7 @@ def _yaml(value: dict[str, Any], indent: str) -> Iterator[str]:
 
 
 def _flow(value: Any) -> str:
-    from areal.resources.yaml_io import resolve_plain  # and with it PyYAML, which explaining does not need
+    from areal.resources.yaml_io import resolve_plain  # imports PyYAML, which ``explain`` does not need
 
     bare = isinstance(value, str) and _BARE.fullmatch(value) and isinstance(resolve_plain(value), str)
     return str(value) if bare else json.dumps(value, ensure_ascii=False)

@@ -2,8 +2,8 @@
 
     python -m areal.resources.schema --write schemas/      (--check: exit 1 when a file is stale)
 
-Wherever a value is not text, an expression (``${{ ... }}``) is allowed as well, so that a template is valid in an
-editor. ``x-areal-update`` says what a change of the field costs. Draft 7 is what YAML editors read.
+A value of any other type than text may also be an expression (``${{ ... }}``), so that templates are valid in an
+editor. ``x-areal-update`` is the update class of a field. The files use draft 7, which YAML editors read.
 """
 
 from __future__ import annotations
@@ -84,21 +84,21 @@ def combined_schema(draft: int = 7) -> Schema:
 
 
 def schema_files() -> dict[str, str]:
-    """The files of ``schemas/``: name to content."""
+    """Returns the content of each file of ``schemas/``, by name."""
     schemas = {kind.lower(): json_schema(kind) for kind in (*KINDS, "Overlay")}
     schemas[COMBINED] = combined_schema()
     return {f"{name}.schema.json": json.dumps(schema, indent=2) + "\n" for name, schema in schemas.items()}
 
 
 def stale_files(folder: Path) -> list[str]:
-    """The files of ``folder`` that are missing, differ from the models, or should not be there."""
+    """Returns the names of files in ``folder`` that are missing, out of date, or superfluous."""
     wanted = schema_files()
     present = {path.name: path.read_text("utf-8") for path in sorted(folder.glob("*.schema.json"))}
     return [name for name in sorted({*wanted, *present}) if wanted.get(name) != present.get(name)]
 
 
 def _definitions(kind: str) -> Schema:
-    """The envelope of a kind under its name, and the models it uses."""
+    """Returns the definitions of a kind: its envelope, under the kind's name, and the models that it uses."""
     spec = spec_model(kind)
     needed = bool(validate(kind, {}))
     envelope: Schema = {
@@ -158,7 +158,7 @@ def _model_schema(model: type[SpecModel], raw: Schema) -> Schema:
 
 
 def _templated(shape: Schema) -> Schema:
-    """``shape``, or an expression. A ``$ref`` moves inside, since draft 7 ignores what stands beside it."""
+    """Allows ``shape`` or an expression. A ``$ref`` moves into ``anyOf``: draft 7 ignores the keywords beside it."""
     if shape.get("type") == "string" and not {"enum", "const", "pattern"} & shape.keys():
         return shape
     arms = shape.pop("anyOf", None)
@@ -220,13 +220,13 @@ def _finished(name: str, title: str, body: Schema, definitions: Schema, draft: i
     return schema
 
 
-# The docstrings under the fields of the spec models, read from their source on demand: reading them with every import
-# would cost each ``apply`` more than validating its manifests.
+# Docstrings of fields are parsed from the source of the spec models on demand: parsing them at import would cost each
+# ``apply`` more than validating its manifests.
 
 
 @cache
 def field_docs(model: type[SpecModel]) -> dict[str, str]:
-    """The docstring of each field by attribute name, inherited ones included; a field without one is absent."""
+    """Returns the docstring of each field, own or inherited, by attribute name; fields without one are left out."""
     docs: dict[str, str] = {}
     for cls in reversed(model.__mro__):
         if cls.__module__ not in ("pydantic.main", "builtins"):
