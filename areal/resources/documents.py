@@ -1,12 +1,12 @@
-"""``-f`` arguments to documents: files read, profiles chosen, ``generate`` expanded, expressions evaluated.
+"""Turns ``-f`` arguments into documents: reads files, selects profiles, expands ``generate``, evaluates expressions.
 
     generate:
       each: [{name: small, replicas: 1}, ...]      # or an expression; or matrix: {size: [7b, 32b], tp: [1, 2]}
     template: {kind: Model, metadata: {name: "${{ item.name }}"}, ...}     # or a list of them
 
 ``item`` is the item (of a matrix: a map with one value of each axis, the last axis fastest), ``index`` counts from 0.
-Expressions are evaluated on nodes and never on text: everything else keeps its position, and the value of an expression
-stands where the expression does. Manifests are read from disk here and nowhere else.
+Expressions are evaluated on nodes, never on text: a result takes the position of its expression, and all other values
+keep theirs. No other module reads manifests from disk.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ TOO_MUCH = "templates and expressions yield more than any set of manifests needs
 
 _SUFFIXES = (".yaml", ".yml", ".json")
 _GENERATE_KEYS = ("apiVersion", "generate", "template", "profiles")
-_RESULT_COST = 4  # a value made by an expression, against one of a template, which is shared
+_RESULT_COST = 4  # budget for a value that an expression returns; a value of a template, which is shared, costs 1
 
 
 @dataclass(frozen=True)
 class SourceText:
-    """One manifest file. ``named``: the user named it, rather than a folder it is in."""
+    """One manifest file. ``named``: the user named the file itself, not its folder."""
 
     file: str
     text: str
@@ -68,7 +68,7 @@ class SourceText:
 def read_sources(
     files: tuple[str, ...], recursive: bool, stdin: str | None, problems: Problems
 ) -> Iterator[SourceText]:
-    """The texts of all arguments in order, a folder's files by name; each file once."""
+    """Yields the text of each file once, in the order of the arguments; the files of a folder are sorted by name."""
     seen: set[Path] = set()
     for argument in files:
         if argument == "-":
@@ -88,7 +88,7 @@ def read_sources(
 
 
 def read_text(path: Path, problems: Problems, *, named: bool = True) -> SourceText | None:
-    """The text of one file, None after reporting why it cannot be read."""
+    """Returns the text of one file. Returns None if it cannot be read, after reporting the reason."""
     problems.files[str(path)] = None
     try:
         with path.open("rb") as file:
@@ -141,7 +141,7 @@ def _expand(argument: str, recursive: bool, problems: Problems) -> Iterator[tupl
 
 
 def _manifests(folder: Path, recursive: bool) -> Iterator[Path]:
-    """Manifest files of a folder by name; hidden files and folders are passed over, links to folders not followed."""
+    """Yields manifest files of a folder by name. Skips hidden files and folders; does not follow links to folders."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
@@ -153,7 +153,7 @@ def _manifests(folder: Path, recursive: bool) -> Iterator[Path]:
 
 
 class Document(NamedTuple):
-    """``origin`` is the item that the document was generated for (``each[2]``), empty for one written out."""
+    """One document. ``origin``: the item of ``generate`` that it was made for (``each[2]``), empty if there is none."""
 
     node: MappingNode
     source: SourceText
@@ -170,13 +170,13 @@ class Document(NamedTuple):
         return item_name(self.node.get("metadata") or self.node) or ""
 
     def declared(self) -> list[Ref]:
-        """The resource of the document and its inline objects, as far as their names can be read."""
+        """Returns the references of the document's resource and of its inline objects, if their names can be read."""
         if self.kind not in KINDS or not self.name:
             return []
         return [Ref(self.kind, self.name), *self.inline()]
 
     def inline(self) -> list[Ref]:
-        """The named objects that the document declares inside its spec."""
+        """Returns the references of the named objects that the document declares inside its spec."""
         inline = spec_model(self.kind).INLINE if self.kind in KINDS else None
         items = child(self.node.get("spec") or self.node, inline[0]) if inline is not None else None
         if inline is None or not isinstance(items, SequenceNode):
@@ -184,12 +184,13 @@ class Document(NamedTuple):
         return [Ref(inline[1], name) for item in items.items if (name := item_name(item)) is not None]
 
     def report(self, pos: Pos, path: str, message: str, *, hint: str | None = None) -> None:
-        """A fault in this document; generated ones name their item, since all share one position."""
+        """Reports a fault in this document, with its ``origin``: generated documents share one position."""
         self.problems.add(pos, path, message, hint=hint, origin=self.origin)
 
 
 def read_documents(source: SourceText, problems: Problems) -> list[Document]:
-    """The documents of one file, ``kind: List`` taken apart. An empty file is a fault when it was named."""
+    """Returns the documents of one file, with each item of a ``kind: List`` as a document. An empty file is a fault if
+    the user named it."""
     before = problems.met
     found: list[Document] = []
     for node in load_documents(source.text, source.file, problems):
@@ -213,7 +214,7 @@ def _flatten(node: Node, source: SourceText, problems: Problems) -> list[Documen
 
 
 def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, Any]:
-    """The files merged, a later one over an earlier; each holds one map."""
+    """Merges values files, a later file over an earlier one. Every document must be a map."""
     values: dict[str, Any] = {}
     for file in files:
         source = read_text(Path(file), problems)
@@ -229,13 +230,13 @@ def read_values(files: tuple[str, ...], problems: Problems) -> dict[str, Any]:
 
 @dataclass
 class RenderBudget:
-    """The values and 64-character pieces of text that the templates and expressions of one rendering may yield
-    together: the bound on a small file that asks for gigabytes."""
+    """Limits how many values, and 64-character pieces of text, all templates and expressions of one rendering may
+    produce, so that a small file cannot expand to gigabytes."""
 
     left: int = MAX_RENDERED
 
     def spend(self, node: Node, cost: int = 1) -> bool:
-        """False when the budget is used up."""
+        """Charges ``cost`` for each value in ``node``. Returns False if the budget is used up."""
         pending = [node]
         while pending and self.left > 0:
             found = pending.pop()
@@ -251,7 +252,7 @@ class RenderBudget:
 
 @dataclass(frozen=True)
 class ExpressionContext:
-    """The names that the expressions of one place may use, and where their faults are reported."""
+    """The names that expressions can use, and the document or problem list that gets their faults."""
 
     scope: Scope
     problems: Problems
@@ -266,7 +267,7 @@ class ExpressionContext:
 
 
 def substitute(node: Node, context: ExpressionContext, path: FieldPath = ()) -> Node:
-    """``node`` with every expression evaluated; the very same node when there is none."""
+    """Returns ``node`` with every expression evaluated; the same object if it has none."""
     if isinstance(node, ScalarNode):
         return _scalar(node, context, path) if isinstance(node.value, str) and OPENING in node.value else node
     if isinstance(node, SequenceNode):
@@ -300,7 +301,7 @@ def _scalar(node: ScalarNode, context: ExpressionContext, path: FieldPath) -> No
 
 
 def expand(document: Document, context: ExpressionContext) -> Iterator[Document]:
-    """The documents that ``generate`` makes of ``document``, or itself, with every expression evaluated."""
+    """Yields the documents that ``generate`` produces, or ``document`` itself, with every expression evaluated."""
     context = replace(context, document=document)
     if "generate" not in document.node.entries and "template" not in document.node.entries:
         node = substitute(document.node, context)
@@ -334,7 +335,7 @@ def _templates(document: Document) -> list[MappingNode]:
         if not isinstance(template, MappingNode):
             document.report(template.pos, "template", "expected a resource, or a list of resources")
             continue
-        for key in ("apiVersion", "profiles"):  # a template takes those beside ``generate``
+        for key in ("apiVersion", "profiles"):  # a template inherits the fields beside ``generate``
             beside = document.node.get(key)
             if beside is not None and key not in template.entries:
                 template = with_entry(template, key, beside, document.node.keys[key])
@@ -386,8 +387,8 @@ def _list(node: Node, context: ExpressionContext, path: tuple[str, ...]) -> list
 
 @dataclass
 class Reading:
-    """The reading of all files of one rendering. ``profiles`` collects the profiles that files name; ``seen`` counts
-    documents, including those of other profiles, ``count`` the resources made of them."""
+    """State of one rendering while files are read. ``profiles``: all profiles that files name; ``seen``: documents
+    read, including those of other profiles; ``count``: documents after ``generate`` is expanded."""
 
     problems: Problems
     env: EnvironmentVariables
@@ -401,7 +402,7 @@ class Reading:
         return ExpressionContext(Scope(values, self.env, self.profile), self.problems, self.budget)
 
     def documents(self, sources: Iterable[SourceText], values: Mapping[str, Any]) -> list[Document]:
-        """The documents of ``sources`` that belong to the profile, without ``generate`` and expressions."""
+        """Returns the documents of ``sources`` that belong to the profile, after ``generate`` and expressions."""
         context = self.context(values)
         found: list[Document] = []
         for source in sources:
@@ -418,14 +419,14 @@ class Reading:
         return found
 
     def check_profile(self) -> None:
-        """Reports a profile that no file names while files name others."""
+        """Reports an unknown profile, if files name any."""
         if self.profile is not None and self.profiles and self.profile not in self.profiles:
             near = did_you_mean(self.profile, self.profiles)
             known = ", ".join(sorted(self.profiles))
             self.problems.add(Pos("--profile", 1, 1), "", f'unknown profile "{self.profile}"{near}: there are {known}')
 
     def _is_active(self, document: Document) -> bool:
-        """Whether the document names the profile, or none."""
+        """Whether the document belongs to the profile, or to all profiles."""
         node = document.node.get("profiles")
         if node is None:
             return True

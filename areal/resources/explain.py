@@ -87,7 +87,7 @@ _WIDTH = 100
 
 
 def explain(path: str) -> str:
-    """Explains the field at ``inferenceservice.spec.gateway``. Raises NotFound for an unknown kind or field."""
+    """Explains a kind or a field (``inferenceservice.spec.gateway``). Raises NotFound, with a suggestion."""
     first, *steps = [step.partition("[")[0] for step in path.strip().strip(".").split(".")]
     if first.lower() in ("overlay", "overlays"):
         from areal.resources.overlay import Overlay

@@ -1,12 +1,12 @@
-"""``${{ expr }}``: typed, sandboxed by having nothing to escape to, bounded in length, depth and size.
+"""Expressions, ``${{ expr }}``: typed, bounded in length, depth and size, and sandboxed: they reach no Python object.
 
-Python's grammar, parsed by ``ast`` and held to a list of nodes, with four additions: ``&&``, ``||`` and ``!``;
-``true``, ``false`` and ``null``; ``x | f(a)`` for ``f(x, a)``, which binds weakest; and keys after a dot that may be
-Python's keywords. There are no loops, no attributes but map entries and no calls but the functions of ``operations``.
-Evaluating never hangs, and raises nothing but ExpressionError. Every value is one of JSON's types.
+The grammar is Python's, parsed by ``ast`` and restricted to an allowlist of nodes, with four additions: ``&&``, ``||``
+and ``!``; ``true``, ``false`` and ``null``; ``x | f(a)`` for ``f(x, a)``, which binds weakest; and keys after a dot
+that are Python keywords. There are no loops; attributes are map entries; calls reach only the functions of
+``operations``. Evaluation always terminates and raises only ExpressionError. Every value has one of JSON's types.
 
-A name that is not set evaluates to Unset, which any use turns into an error, except by ``default(x, y)``: the second
-argument where the first is unset, anywhere along its path, or null.
+A name that is not set evaluates to Unset. Any use of Unset is an error, except in ``default(x, y)``, which returns y if
+x, or a part of the path of x, is unset, or if x is null.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SECRET_ENDINGS = {"KEY", "KEYS", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASS
 
 
 class ExpressionError(ValueError):
-    """``column`` is the 1-based place of the fault inside the scalar that holds the expression."""
+    """An invalid expression; ``column`` is the 1-based position of the fault in the scalar that holds it."""
 
     def __init__(self, message: str, column: int) -> None:
         super().__init__(message)
@@ -50,8 +50,8 @@ class ExpressionError(ValueError):
 
 @dataclass
 class EnvironmentVariables:
-    """The environment variables that expressions may read. ``read`` records those that were read, since a rendering
-    depends on them."""
+    """The environment variables that expressions can read. ``read`` records the variables that were read: the result of
+    a rendering depends on them."""
 
     variables: Mapping[str, str]
     read: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class EnvironmentVariables:
 
 @dataclass(frozen=True)
 class Scope:
-    """The names of an expression. ``item`` and ``index`` exist inside a generated template alone."""
+    """The names that an expression can use. ``item`` and ``index`` exist only in the template of a ``generate``."""
 
     values: Mapping[str, Any]
     env: EnvironmentVariables
@@ -87,7 +87,7 @@ class Template:
     parts: tuple[str | ast.expr, ...]
 
     def evaluate(self, scope: Scope) -> Any:
-        """The value of the expression when there is nothing else, else text. Raises ExpressionError."""
+        """Returns the value of the expression if there is no literal text, else text. Raises ExpressionError."""
         if len(self.parts) == 1 and not isinstance(self.parts[0], str):
             return evaluate(self.parts[0], scope)
         texts: list[str] = []
@@ -104,7 +104,8 @@ class Template:
 
 @lru_cache(maxsize=4096)
 def parse_template(text: str) -> Template:
-    """``$${{`` stands for a literal ``${{``. Raises ExpressionError. Cached: a generated template is parsed once."""
+    """Parses a scalar; ``$${{`` is a literal ``${{``. Raises ExpressionError. The cache makes ``generate`` parse its
+    template once."""
     parts: list[str | ast.expr] = []
     literal, at = "", 0
     while (found := text.find(OPENING, at)) >= 0:
@@ -122,12 +123,12 @@ def parse_template(text: str) -> Template:
     return Template(tuple(parts))
 
 
-# Text to syntax tree. Python's parser is given one token a line, so that the line of a node names its token and the
-# manifest's columns survive: ``col_offset`` of every node is set to the column where its faults are reported.
+# Text to syntax tree. Python's parser gets one token per line, so that the line of a node identifies its token.
+# ``col_offset`` of every node is then set to the column in the manifest at which its faults are reported.
 
 
 class _Token(NamedTuple):
-    """``python`` is its spelling for Python's parser."""
+    """One token; ``python`` is its spelling for Python's parser."""
 
     kind: str  # value | name | operator | end
     text: str
@@ -148,11 +149,11 @@ _WORDS = {"true": "True", "false": "False", "null": "None"}
 _OPERATORS = {"||": "or", "&&": "and", "!": "not", **{word: word for word in ("if", "else", "and", "or", "not", "in")}}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _CLOSING = {"(": ")", "[": "]"}
-_PAIRS = {*_CLOSING.items(), ("not", "in")}  # tokens that stand together where an operand would
+_PAIRS = {*_CLOSING.items(), ("not", "in")}  # a second token that may follow the first in place of an operand
 
 
 def _tokenize(text: str, start: int) -> tuple[list[_Token], int]:
-    """Tokens from offset ``start`` up to the closing braces, and the offset after those."""
+    """Returns the tokens from offset ``start`` to the closing braces, and the offset after the braces."""
     tokens: list[_Token] = []
     at = start
     while at < len(text):
@@ -190,7 +191,7 @@ def _token(kind: str, text: str, column: int, after_dot: bool) -> _Token:
 
 
 def _parse(tokens: list[_Token]) -> ast.expr:
-    """The tree of one expression; the last token is its end."""
+    """Returns the syntax tree of one expression; the last token is its end."""
     lines = _grouped(tokens)
     try:
         tree = ast.parse("\n".join(["(", *(token.python for token in lines[:-1]), ")"]), mode="eval").body
@@ -211,9 +212,9 @@ def _parse(tokens: list[_Token]) -> ast.expr:
 
 
 def _grouped(tokens: list[_Token]) -> list[_Token]:
-    """The tokens with parentheses around the left side of every ``|``, which makes it bind weakest."""
+    """Returns the tokens with parentheses around the left operand of every ``|``, so that ``|`` binds weakest."""
     grouped: list[_Token] = []
-    starts, closing = [0], ["}}"]  # where the expressions in open brackets begin, and what closes them
+    starts, closing = [0], ["}}"]  # for each open bracket: where its current expression begins, and its closing token
     pipes = 0
     previous = _Token("operator", "", 0, "")
     for token in tokens:
@@ -241,7 +242,7 @@ def _grouped(tokens: list[_Token]) -> list[_Token]:
 
 
 def _expected(previous: _Token, token: _Token, closing: list[str]) -> str | None:
-    """The kind of token that must follow ``previous`` instead of ``token``; None where ``token`` may."""
+    """Returns, in words, what must follow ``previous`` instead of ``token``; None if ``token`` is valid there."""
     is_operand = token.kind in ("value", "name")
     if previous.text in (".", "|"):
         return None if token.kind == "name" else "a name" if previous.text == "." else "a function"
@@ -254,7 +255,7 @@ def _expected(previous: _Token, token: _Token, closing: list[str]) -> str | None
 
 
 def _check(node: ast.expr, lines: list[_Token]) -> None:
-    """Sets the names and the column of a node. Raises ExpressionError for one that the language does not have."""
+    """Sets the names and the column of a node. Raises ExpressionError for a node that the language does not have."""
     first = lines[node.lineno - 2]
     node.col_offset = first.column
     match node:
@@ -287,14 +288,14 @@ def _check(node: ast.expr, lines: list[_Token]) -> None:
 
 @dataclass(frozen=True)
 class Unset:
-    """The reason that a name has no value, for the error when the value is needed."""
+    """The value of a name that is not set, with message and column for the error if a value is needed."""
 
     message: str
     column: int
 
 
 def evaluate(tree: ast.expr, scope: Scope) -> Any:
-    """The value of an expression. Raises ExpressionError; never anything else."""
+    """Returns the value of an expression. Raises only ExpressionError."""
     try:
         value = _value(tree, scope)
         check_size(value)
@@ -313,7 +314,7 @@ def _value(node: ast.expr, scope: Scope) -> Any:
 
 
 def _resolve(node: ast.expr, scope: Scope) -> Any:
-    """The value of ``node``, Unset where it has none."""
+    """Returns the value of ``node``, or Unset."""
     match node:
         case ast.Constant():
             return node.value
@@ -410,7 +411,7 @@ def _call(name: str, arguments: list[ast.expr], column: int, scope: Scope) -> An
 
 
 def _path_text(node: ast.expr) -> str:
-    """A lookup as it was written, as far as it is names and literals."""
+    """Returns the text of a lookup; parts that are neither names nor literals are elided."""
     match node:
         case ast.Name(id=name):
             return name

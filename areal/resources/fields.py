@@ -1,9 +1,9 @@
-"""The base of every spec model, its scalar types, ``metadata``, the maps that several kinds share, and their fields as
-values (``fields_of``).
+"""The base class of spec models, scalar types, ``metadata``, sections that several kinds share, and the description of
+fields (``fields_of``).
 
-Every field of a spec declares, beside its type: the cost of a change (``UpdateClass``), a docstring (read by
+Besides its type, every field of a spec declares the cost of a change (``UpdateClass``), a docstring (read by
 ``schema``), a default unless it is required, and for a number its ``Unit``. YAML names are camelCase, attributes
-snake_case. Validation is strict: YAML has already said which scalars are numbers, and ``"8080"`` is not one.
+snake_case. Validation is strict: YAML already determines which scalars are numbers, and ``"8080"`` is text.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ from areal.resources.tree import ABSENT, FieldPath, UpdateClass
 
 Schema = dict[str, Any]
 
-EXPRESSION_PATTERN = r"[\s\S]*\$\{\{[\s\S]*\}\}[\s\S]*"  # of a text
+EXPRESSION_PATTERN = r"[\s\S]*\$\{\{[\s\S]*\}\}[\s\S]*"  # of a text that contains an expression
 EXPRESSION: Schema = {"$ref": "#/definitions/Expression"}
-EMPTY: Schema = {"anyOf": [{"enum": [None, 0, "", [], {}]}, EXPRESSION]}  # counts as absent
+EMPTY: Schema = {"anyOf": [{"enum": [None, 0, "", [], {}]}, EXPRESSION]}  # values that count as absent
 
 
 PATTERN_WORDS: dict[str, str] = {}
-"""What a text must be, in words, by the pattern of ``Field(pattern=...)``."""
+"""Error words (``must WORDS``) for a text that does not match, by the pattern of ``Field(pattern=...)``."""
 
 
 def worded(pattern: str, words: str) -> str:
-    """``pattern``, whose mismatches are reported with ``words``."""
+    """Registers ``words`` for the errors of ``pattern``. Returns ``pattern``."""
     PATTERN_WORDS[pattern] = words
     return pattern
 
 
 def text(pattern: str) -> Schema:
-    """A text that is all ``pattern``."""
+    """Returns the schema of a text that matches ``pattern`` as a whole."""
     return {"type": "string", "pattern": f"^(?:{pattern})$"}
 
 
 def given(*names: str) -> Schema:
-    """A schema for fields that are set, or may be once their expressions are evaluated."""
+    """Returns a schema that is true if all of ``names`` are set, or may be after expressions are evaluated."""
     return {"required": list(names), "properties": {name: {"not": {"type": "null"}} for name in names}}
 
 
 def written(name: str, shape: Schema | None = None) -> Schema:
-    """A schema for a field that is certainly set, in this shape."""
+    """Returns a schema that is true if the field ``name`` is set to a value of ``shape``, not to an expression."""
     value: Schema = {"not": {"anyOf": [{"type": "null"}, EXPRESSION]}}
     return {"required": [name], "properties": {name: {**value, **(shape or {})}}}
 
@@ -83,43 +83,43 @@ class SpecModel(BaseModel):
         extra="forbid", strict=True, frozen=True, alias_generator=to_camel, defer_build=True, allow_inf_nan=False
     )
 
-    # Of the spec of a kind:
+    # Set by the spec models of kinds:
     REFERENCES: ClassVar[tuple[tuple[FieldPath, str, str], ...]] = ()
-    """The references of the spec: the map that must be present for the default to count, the field, its kind."""
+    """References to other objects: (path of a map, field in it, kind). The field's default counts if the map is set."""
     INSTEAD: ClassVar[Mapping[FieldPath, str]] = {}
-    """References whose default does not count beside another field of the same map, which says what they are."""
+    """Path of a reference -> field of the same map: if that field is set, the reference's default does not count."""
     REPLACEABLE: ClassVar[bool] = False
-    """Whether ``apply --replace`` deletes and creates an object again for the sake of an immutable field."""
+    """Whether ``apply --replace`` may delete and recreate an object to change an immutable field."""
     INLINE: ClassVar[tuple[str, str, str] | None] = None
-    """The field that declares objects that it owns, their kind, and their field that refers to the owner."""
+    """(field that declares owned objects, their kind, their field that refers to the owner)."""
     FILES: ClassVar[tuple[tuple[str, ...], ...]] = ()
-    """The fields that name a file or a folder; `*` stands for any key."""
+    """Paths of fields that name a file or a folder; ``*`` stands for any key."""
     FILES_FROM: ClassVar[Mapping[str, str]] = {}
-    """Of those the fields that are read from another field's folder first."""
+    """Field of ``FILES`` -> field that names the folder in which a relative path is looked up first."""
     EXAMPLE: ClassVar[tuple[str, Mapping[str, JsonValue]]] = ("my-object", {})
-    """The name and the spec that a new manifest begins with."""
+    """The name and the spec of the manifest that ``areal init`` writes."""
     EXAMPLE_FILES: ClassVar[Mapping[str, str]] = {}
-    """The files that this example needs beside its manifest: their texts by name."""
+    """The texts of the files that the example needs beside its manifest, by name."""
 
     def problems(self) -> Iterator[tuple[FieldPath, str]]:
-        """Faults between fields that are each valid alone, as (path with YAML names, message)."""
+        """Yields the faults of fields that are each valid alone, as (path with YAML names, message)."""
         return iter(())
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
-        """``problems`` as JSON Schema, as far as that can express them."""
+        """Returns ``problems`` as JSON Schema rules, as far as JSON Schema can express them."""
         return []
 
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of a number. A duration or a size has it in the field's name as well."""
+    """The unit of a number. Names of durations and sizes include the unit as well."""
 
     name: str
 
 
 def _checked(kind: str, problem: Callable[[str], str | None]) -> AfterValidator:
-    """A validator that refuses a text for the ``problem`` that it has."""
+    """Returns a validator that rejects a text for which ``problem`` returns a message."""
 
     def check(value: str) -> str:
         if (found := problem(value)) is not None:
@@ -317,7 +317,7 @@ class Slurm(SpecModel):
 
 
 def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept the name of a backend that a package has registered."""
+    """Accepts the name of a backend that a package has registered."""
     return value if isinstance(value, str) and value in BACKENDS else validate(value)
 
 
@@ -520,7 +520,7 @@ class FieldInfo:
 
 
 def resolve(model: type[SpecModel], path: FieldPath) -> Iterator[FieldInfo]:
-    """The fields on the way down ``path``, as far as models reach."""
+    """Yields the fields along ``path``, down to the last one that a model declares."""
     current: type[SpecModel] | None = model
     steps = iter(path)
     for step in steps:
@@ -569,7 +569,7 @@ def _field(model: type[SpecModel], attribute: str) -> FieldInfo:
 
 
 def _nested(annotation: Any) -> tuple[type[SpecModel] | None, bool, bool]:
-    """The model inside an annotation, and whether through a list or a map."""
+    """Returns (model inside an annotation, whether it is in a list, whether it is in a map)."""
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return (annotation, False, False) if issubclass(annotation, SpecModel) else (None, False, False)
     origin, args = get_origin(annotation), get_args(annotation)
@@ -587,7 +587,7 @@ def _nested(annotation: Any) -> tuple[type[SpecModel] | None, bool, bool]:
 
 
 def _marks(annotation: Any) -> Iterator[Any]:
-    """Metadata that sits deeper than the field, as in ``Seconds | None``."""
+    """Yields metadata nested in an annotation, as in ``Seconds | None``."""
     if get_origin(annotation) is Annotated:
         yield from annotation.__metadata__
         yield from _marks(get_args(annotation)[0])

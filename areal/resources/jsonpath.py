@@ -1,4 +1,4 @@
-"""kubectl's JSONPath templates, the part that scripts use.
+"""A subset of kubectl's JSONPath templates.
 
 ``{.items[*].metadata.name}``, ``.status.phase`` (braces may be left out), ``[0]``, ``[-1]``, ``[1:3]``, ``[*]``,
 ``['a.b']``, ``..name`` (any depth), ``[?(@.kind=="Model")]``, ``{range .items[*]}...{end}`` and literal text around
@@ -39,11 +39,12 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 Step: TypeAlias = Callable[[Any], Iterable[Any]]
-"""From a value to the values one step below."""
+"""A function from a value to the values that one path step selects in it."""
 
 
 class Node(NamedTuple):
-    """Literal text; or ``steps`` of a path, whose values are printed, or looped over where there is a ``body``."""
+    """Part of a template: literal ``text``, a path (``steps``) whose values are printed, or a ``range`` over them
+    with a ``body``."""
 
     text: str = ""
     steps: tuple[Step, ...] | None = None
@@ -55,7 +56,7 @@ def evaluate(template: str, document: Any) -> str:
 
 
 def first(expression: str, document: Any) -> Any:
-    """The first value that one expression selects, None when it selects nothing."""
+    """Returns the first value that one expression selects; None if it selects nothing."""
     for node in compile_template(expression):
         if node.steps is not None and node.body is None:
             return next(iter(_select(node.steps, document)), None)
@@ -63,12 +64,12 @@ def first(expression: str, document: Any) -> Any:
 
 
 def compile_template(template: str) -> tuple[Node, ...]:
-    """Parse ``template``; UsageFault names the part that is wrong."""
+    """Parses ``template``. Raises UsageFault with the part that is invalid."""
     return _parse(_tokens(template if "{" in template else f"{{{template}}}"), closing=False)
 
 
 def _tokens(text: str) -> Iterator[tuple[bool, str]]:
-    """Literal texts, and (True, expression)."""
+    """Yields (False, literal text) and (True, expression)."""
     at = 0
     for match in _SPLIT.finditer(text):
         if match.start() > at:
@@ -138,7 +139,7 @@ def _step(kind: str, text: str) -> Step:
 
 
 def _condition(text: str) -> tuple[tuple[Step, ...], Callable[[Any], bool]]:
-    """The path of a filter and the test of the values there; without a comparison, any value will do."""
+    """Returns the path of a filter and the predicate for its values; without a comparison, every value passes."""
     match = _FILTER.match(text)
     if match is None:
         raise UsageFault(f"jsonpath: cannot read the filter {text!r}", hint='write [?(@.field=="value")]')

@@ -1,9 +1,9 @@
 """The registry of kinds, references to objects, and the registries of plugins. Standard library only.
 
-A kind is a spec class, a controller and one line in the registry; both are imported when they are first asked for.
+A kind is a spec class, a controller and one line in the registry. Both classes are imported on first use.
 
-A reference is written ``kind/name`` with any spelling of the kind (``model/qwen``, ``mdl/qwen``); its one canonical
-form is ``Model/qwen``. A name is one path segment by construction: it can never leave the folder it names.
+A reference is written ``kind/name`` with any spelling of the kind (``model/qwen``, ``mdl/qwen``); its canonical form is
+``Model/qwen``. A valid name is a single path segment, so that it cannot leave its folder.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _NAME = re.compile(NAME_PATTERN)
 
 @dataclass(frozen=True)
 class KindInfo:
-    """``order``: the kind's place in a converging apply, after the kinds that it refers to. ``spec`` and ``controller``
-    name the pydantic model of the spec and the ``KindController``, as ``module:Class``. ``components``: the names of
-    its processes."""
+    """A registered kind. ``order``: position of the kind in an apply, after the kinds that it refers to. ``spec`` and
+    ``controller``: the pydantic model of the spec and the ``KindController``, as ``module:Class``. ``components``: the
+    names of its processes."""
 
     kind: str
     plural: str
@@ -52,7 +52,7 @@ _BY_SPELLING: dict[str, str] = {}
 
 
 def register(info: KindInfo) -> None:
-    """Add a kind. Raises ValueError where another kind has one of its spellings."""
+    """Adds a kind. Raises ValueError if another kind has one of its spellings."""
     taken = sorted(_BY_SPELLING.keys() & set(info.spellings))
     if taken:
         raise ValueError(f"{info.kind}: {', '.join(taken)} is {_BY_SPELLING[taken[0]]}")
@@ -92,7 +92,7 @@ def components_of(kinds: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, order=True)
 class Ref:
-    """One object, by kind and name."""
+    """Reference to an object by kind and name."""
 
     kind: str
     name: str
@@ -107,7 +107,7 @@ class Ref:
 
 
 def resolve_kind(text: str) -> str:
-    """The canonical kind of any spelling, case-insensitive. Raises NotFound with a suggestion."""
+    """Returns the canonical kind of any spelling, case-insensitive. Raises NotFound with a suggestion."""
     kind = _BY_SPELLING.get(text.lower())
     if kind is None:
         raise NotFound(
@@ -118,7 +118,7 @@ def resolve_kind(text: str) -> str:
 
 
 def parse_ref(text: str) -> Ref:
-    """``kind/name`` to a Ref. Raises UsageFault for another shape or a bad name, NotFound for an unknown kind."""
+    """Parses ``kind/name``. Raises UsageFault for other forms and invalid names, NotFound for an unknown kind."""
     kind, slash, name = text.partition("/")
     if not slash:
         raise UsageFault(f'"{text}" is not a reference', hint="write KIND/NAME, for example model/qwen")
@@ -126,13 +126,13 @@ def parse_ref(text: str) -> Ref:
 
 
 def ref_pattern() -> str:
-    """A regular expression of what ``parse_ref`` reads, but for the length of the name."""
+    """Returns a regular expression for the references that ``parse_ref`` accepts, without the limit on name length."""
     spellings = ("".join(f"[{char.upper()}{char}]" for char in word) for word in _BY_SPELLING)
     return f"(?:{'|'.join(spellings)})/{NAME_PATTERN}"
 
 
 def name_problem(name: str) -> str | None:
-    """The fault of ``name`` as an object's name; None for a valid one."""
+    """Returns why ``name`` is not a valid object name; None if it is valid."""
     if not name:
         return "a name is needed"
     if len(name) > MAX_NAME_LENGTH:
@@ -143,7 +143,7 @@ def name_problem(name: str) -> str | None:
 
 
 def check_name(name: str) -> str:
-    """``name``, or UsageFault saying what is wrong with it."""
+    """Returns ``name``. Raises UsageFault if it is not a valid object name."""
     problem = name_problem(name)
     if problem is not None:
         raise UsageFault(problem)
@@ -151,18 +151,17 @@ def check_name(name: str) -> str:
 
 
 def served_name(name: str, spec: Mapping[str, Any]) -> str:
-    """The name of the Model ``name`` for clients, the gateway and the router."""
+    """Returns the name that clients, the gateway and the router use for the Model ``name``."""
     return str(spec.get(SERVED) or name)
 
 
 def service_ref(spec: Mapping[str, Any]) -> str:
-    """The InferenceService that a Model is attached to."""
+    """Returns the reference of the InferenceService that a Model is attached to."""
     return f"InferenceService/{spec.get('service', 'default')}"
 
 
 # -- plugins: backends of ``spec.scheduler.type`` and train engines, by name. Each is a factory, ``"module:function"``,
-# imported when it is first used. A package registers its own as an entry point of the registry's group, or by
-# ``register``:
+# imported on first use. A package registers its plugins as entry points of the registry's group, or with ``register``:
 #
 #     [project.entry-points."areal.backends"]
 #     kube = "areal_kube.backend:open_backend"
@@ -171,7 +170,7 @@ _PLUGIN_NAME = re.compile(r"[a-z]([-_a-z0-9]*[a-z0-9])?")
 
 
 class PluginRegistry:
-    """Factories by name: those built in, those registered by this process, entry points of ``group``."""
+    """Plugin factories by name: built in, registered by this process, or entry points of ``group``."""
 
     def __init__(self, group: str, built_in: dict[str, str]) -> None:
         self.group = group
@@ -194,7 +193,7 @@ class PluginRegistry:
         return sorted({*self.factories, *(point.name for point in entry_points(group=self.group))})
 
     def make(self, name: str, *args: Any) -> Any:
-        """Call the factory of ``name`` with ``args``. Raises KeyError where nothing has the name."""
+        """Calls the factory of ``name`` with ``args``. Raises KeyError for an unknown name."""
         factory = self._factory(name)
         if factory is None:
             raise KeyError(name)

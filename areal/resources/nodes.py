@@ -1,14 +1,13 @@
-"""YAML values with their positions, the faults found in them, and merge patches on them. Standard library only.
+"""YAML values with positions, the faults found in them, and merge patches. Standard library only.
 
-Nodes are an immutable tree under every transformation: templating, generation and overlays build new nodes out of old
-ones, so that each leaf keeps the position of the text it came from. Nodes are shared freely (an alias is the very node
-of its anchor) and never changed. Every fault of every file is collected before anything is raised; each reads
-``file:line:col: path: message``.
+Nodes are immutable: templating, ``generate`` and overlays build new nodes from old ones, and each leaf keeps the
+position of its source text. Nodes can be shared (an alias is the same object as its anchor). All faults of all files
+are collected before an error is raised; each is printed as ``file:line:col: path: message``.
 
-In a patch maps merge, keyed lists merge by ``name``, anything else is replaced. Beyond ``tree.merge`` a patch can
-remove: ``key: null`` and ``{$patch: delete}`` remove, ``$patch: replace`` (in a map, or as the first item of a list)
-replaces instead of merging, and ``{$append: [...]}`` adds to a list without names. Values from the patch keep the
-patch's positions, everything else the base's.
+In a patch, maps merge, keyed lists merge by ``name``, and other values are replaced. In addition to ``tree.merge``,
+``key: null`` and ``{$patch: delete}`` remove, ``$patch: replace`` (in a map, or as the first item of a list) replaces
+instead of merging, and ``{$append: [...]}`` adds to a list without names. Values from the patch have positions in the
+patch, all others in the base.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from areal.resources.tree import FieldPath, bracketed
 
 
 class Pos(NamedTuple):
-    """A place in a file, 1-based. A value given on the command line has its flag as the file."""
+    """A position in a file; line and column are 1-based. For a value from the command line, the file is the flag."""
 
     file: str
     line: int
@@ -36,7 +35,7 @@ class Pos(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """``path`` is the place inside the resource (``spec.models[qwen].replicas``), empty for the file as a whole."""
+    """One fault. ``path``: the field of the resource (``spec.models[qwen].replicas``), empty for the whole file."""
 
     pos: Pos
     path: str
@@ -59,7 +58,7 @@ class Diagnostic:
 
 
 class ManifestError(InvalidManifest):
-    """At least one diagnostic, in file order."""
+    """Invalid manifests, with at least one diagnostic; the diagnostics are in file order."""
 
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(diagnostics)
@@ -69,8 +68,8 @@ class ManifestError(InvalidManifest):
 
 @dataclass
 class Problems:
-    """Diagnostics as they are found. A fault that is met twice (an alias, a template) is kept once, with the origins
-    (``each[2]``) that met it; ``met`` counts every time. ``files`` is the order in which files were read."""
+    """Collects diagnostics. A fault that occurs several times (alias, template) is kept once, with the origins
+    (``each[2]``) where it occurred; ``met`` counts all occurrences. ``files``: the files in the order they were read."""
 
     found: dict[Diagnostic, dict[str, None]] = field(default_factory=dict)
     met: int = 0
@@ -84,7 +83,7 @@ class Problems:
         return bool(self.found)
 
     def diagnostics(self) -> list[Diagnostic]:
-        """Files in the order they were read, then by position."""
+        """Returns the diagnostics by file, in the order files were read, then by position."""
         files = {**self.files, **{diagnostic.pos.file: None for diagnostic in self.found}}
         order = {file: index for index, file in enumerate(files)}
         ordered = sorted(self.found, key=lambda found: (order[found.pos.file], found.pos[1:]))
@@ -105,7 +104,8 @@ _UNREADABLE = -1
 
 
 class ScalarNode(NamedTuple):
-    """``text_col``: the column of the value's first character when its text stands verbatim on one line, else 0."""
+    """``text_col``: column of the value's first character if its text is verbatim on one line, else 0; -1 marks an
+    unreadable value."""
 
     value: Value
     pos: Pos
@@ -118,7 +118,7 @@ class SequenceNode(NamedTuple):
 
 
 class MappingNode(NamedTuple):
-    """``keys`` holds the position of every key of ``entries``."""
+    """``keys``: the position of every key of ``entries``."""
 
     entries: dict[str, Node]
     keys: dict[str, Pos]
@@ -128,7 +128,7 @@ class MappingNode(NamedTuple):
         return self.entries.get(key)
 
     def key_pos(self, key: str) -> Pos:
-        """The position of ``key``; of the map when it has no such key."""
+        """Returns the position of ``key``, or of the map if it has no such key."""
         return self.keys.get(key, self.pos)
 
 
@@ -136,7 +136,7 @@ Node: TypeAlias = ScalarNode | SequenceNode | MappingNode
 
 
 def plain(node: Node) -> Any:
-    """The value without positions."""
+    """Returns the value without positions."""
     if isinstance(node, MappingNode):
         return {key: plain(value) for key, value in node.entries.items()}
     if isinstance(node, SequenceNode):
@@ -145,7 +145,7 @@ def plain(node: Node) -> Any:
 
 
 def to_node(value: Any, pos: Pos) -> Node:
-    """A plain value as nodes that all stand at ``pos``."""
+    """Converts a plain value to nodes that all have the position ``pos``."""
     if isinstance(value, Mapping):
         entries = {str(key): to_node(item, pos) for key, item in value.items()}
         return MappingNode(entries, dict.fromkeys(entries, pos), pos)
@@ -155,26 +155,27 @@ def to_node(value: Any, pos: Pos) -> Node:
 
 
 def unreadable(pos: Pos) -> ScalarNode:
-    """The place of a value whose fault has been reported, so that its absence is not reported as well."""
+    """Returns a placeholder for a value whose fault has been reported, so that it is not also reported as missing."""
     return ScalarNode(None, pos, _UNREADABLE)
 
 
 def is_unreadable(node: Node | None) -> bool:
-    """An unreadable value, or a map that holds one."""
+    """Whether ``node`` is an unreadable value, or a map with one as an entry."""
     if isinstance(node, MappingNode):
         return any(isinstance(value, ScalarNode) and is_unreadable(value) for value in node.entries.values())
     return isinstance(node, ScalarNode) and node.text_col == _UNREADABLE
 
 
 def text_place(node: ScalarNode, column: int) -> tuple[Pos, str]:
-    """The position of a 1-based ``column`` of a scalar's text, and the column in words where the file shows another."""
+    """Returns the position of a 1-based ``column`` of a scalar's text, and "". If the file does not show the text
+    verbatim, returns the scalar's position and the column in words."""
     if node.text_col:
         return node.pos._replace(col=node.text_col + column - 1), ""
     return node.pos, f" (column {column} of the text)"
 
 
 def at_path(node: Node, path: FieldPath) -> Node | None:
-    """The node at ``path``, None when there is none."""
+    """Returns the node at ``path``; None if there is none."""
     found: Node | None = node
     for step in path:
         found = child(found, step) if found is not None else None
@@ -182,12 +183,12 @@ def at_path(node: Node, path: FieldPath) -> Node | None:
 
 
 def mapping(entries: Mapping[str, Node], pos: Pos) -> MappingNode:
-    """A map whose keys stand where their values do."""
+    """Returns a map in which each key has the position of its value."""
     return MappingNode(dict(entries), {key: node.pos for key, node in entries.items()}, pos)
 
 
 def with_entry(node: MappingNode, key: str, value: Node, key_pos: Pos | None = None) -> MappingNode:
-    """``node`` with ``key`` set; the key keeps its position, or takes ``key_pos``, or its value's."""
+    """Returns ``node`` with ``key`` set. The key's position is ``key_pos``, else its old position, else the value's."""
     where = key_pos or node.keys.get(key, value.pos)
     return MappingNode({**node.entries, key: value}, {**node.keys, key: where}, node.pos)
 
@@ -198,7 +199,7 @@ def without_entry(node: MappingNode, *keys: str) -> MappingNode:
 
 
 def child(node: Node, step: str | int) -> Node | None:
-    """The node one path step below, None when there is none."""
+    """Returns the node one path step below; None if there is none."""
     name = bracketed(step)
     if isinstance(node, MappingNode):
         key = str(step).removeprefix("\\")
@@ -213,20 +214,20 @@ def child(node: Node, step: str | int) -> Node | None:
 
 
 def item_name(node: Node) -> str | None:
-    """The ``name`` of a list item that is a map with one."""
+    """Returns the ``name`` of a list item; None if it has none."""
     name = node.entries.get("name") if isinstance(node, MappingNode) else None
     return name.value if isinstance(name, ScalarNode) and isinstance(name.value, str) else None
 
 
 def text_of(node: Node | None) -> str:
-    """The text of a scalar, empty for anything else."""
+    """Returns the text of a scalar; empty for any other value."""
     return node.value if isinstance(node, ScalarNode) and isinstance(node.value, str) else ""
 
 
 def locate(node: Node, path: FieldPath, *, at_key: bool = False) -> Pos:
-    """The position of ``path``, or of the deepest part of it that exists.
+    """Returns the position of ``path``, or of the deepest part of it that exists.
 
-    A scalar stands at its text, a list or map at the key that holds it, and so does anything when ``at_key``.
+    The position of a scalar is that of its text; of a list or map, or of any value if ``at_key``, that of its key.
     """
     pos = node.pos
     for step in path:
@@ -246,7 +247,7 @@ APPEND = "$append"
 
 
 def patched(base: Node, patch: Node, problems: Problems) -> Node:
-    """``patch`` over ``base``."""
+    """Applies the merge patch ``patch`` to ``base``."""
     directive = _directive(patch, problems)
     if directive == "replace" or (isinstance(patch, MappingNode) and isinstance(base, ScalarNode)):
         return stripped(patch, problems)
@@ -265,7 +266,7 @@ def patched(base: Node, patch: Node, problems: Problems) -> Node:
 
 
 def stripped(patch: Node, problems: Problems) -> Node:
-    """A patch without a base: removals and directives are dropped."""
+    """Applies a patch to nothing: its removals and directives are dropped."""
     if isinstance(patch, MappingNode):
         if APPEND in patch.entries:
             return _appended(SequenceNode((), patch.pos), patch, problems)
