@@ -69,7 +69,7 @@ class ManifestError(InvalidManifest):
 @dataclass
 class Problems:
     """Collects diagnostics. A fault that occurs several times (alias, template) is kept once, with the origins
-    (``each[2]``) where it occurred; ``met`` counts all occurrences. ``files``: the files in the order they were read."""
+    (``each[2]``) where it occurred; ``met`` counts all occurrences. ``files``: the files in the order read."""
 
     found: dict[Diagnostic, dict[str, None]] = field(default_factory=dict)
     met: int = 0

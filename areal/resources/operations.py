@@ -1,7 +1,7 @@
-"""The operators and functions of expressions: total over JSON's values, and bounded in what they return.
+"""Operators and functions of expressions. They are defined for all JSON values, and their results are bounded.
 
-An operation that could grow its result checks the size first, so that evaluating never hangs. Whatever values an
-operation cannot take, it raises OperandError and nothing else, but for a ZeroDivisionError.
+An operation whose result can be larger than its operands checks the size first, so that evaluation always terminates.
+An operation raises OperandError for operands that it cannot take, or ZeroDivisionError, and no other exception.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OperandError(ValueError):
 
 
 def to_text(value: Any) -> str:
-    """A scalar as it reads in YAML."""
+    """Returns a scalar as text, as YAML writes it. Raises OperandError for null, lists and maps."""
     if value is None:
         raise OperandError("null has no text; use default()")
     if isinstance(value, (list, dict)):
@@ -38,7 +38,7 @@ def type_name(value: Any) -> str:
 
 
 def check_size(value: Any) -> None:
-    """Counts the values in ``value`` up to the limit, so that shared parts cannot multiply."""
+    """Raises OperandError if ``value`` has more than MAX_NODES values; shared parts count each time."""
     pending, count = [value], 0
     while pending:
         found = pending.pop()
@@ -62,7 +62,7 @@ def _check_items(count: int) -> None:
 
 
 def _bounded(value: int | float) -> int | float:
-    """A number that JSON and 64 bits can hold."""
+    """Returns ``value``. Raises OperandError unless it is finite and fits in 64 bits."""
     if isinstance(value, float) and not math.isfinite(value):
         raise OperandError("the result is not a finite number")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -93,7 +93,7 @@ def _arithmetic(operate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def _ordered(holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    """Numbers with numbers, text with text."""
+    """Returns a comparison of two numbers or two texts."""
     return lambda a, b: holds(a, b) if isinstance(a, str) and isinstance(b, str) else holds(_number(a), _number(b))
 
 
@@ -114,7 +114,7 @@ def negate(value: Any) -> int | float:
 
 
 def _divide(a: int | float, b: int | float) -> int | float:
-    """An integer where integers divide, else a float: ``8 / 2`` can be a port."""
+    """Returns an integer if two integers divide evenly, else a float: ``8 / 2`` can be a port."""
     return a // b if isinstance(a, int) and isinstance(b, int) and a % b == 0 else a / b
 
 
@@ -204,7 +204,7 @@ def _json(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Function:
-    """``arity``: least and most number of arguments. ``usage`` is shown when a call does not fit."""
+    """One function. ``arity``: minimum and maximum number of arguments; ``usage`` is shown for any other number."""
 
     call: Callable[..., Any]
     arity: tuple[int, int]

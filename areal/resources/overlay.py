@@ -1,12 +1,12 @@
-"""``-k DIR``: the manifests that an overlay builds on, with the changes of ``areal.overlay.yaml``.
+"""``-k DIR``: applies the changes in ``areal.overlay.yaml`` to the manifests that the overlay builds on.
 
-Bases are read with this overlay's values (an overlay above wins), then patched, labelled and renamed, in that order:
-a patch targets the names that the bases use. Loading is the only I/O; the rest works on nodes, so that values of the
-overlay have the overlay's positions and everything else its own.
+Bases are read with this overlay's values (values of an outer overlay win), then patched, labelled and renamed, in that
+order: a patch targets the names that the bases use. Loading is the only I/O. Changes are made on nodes, so that values
+from the overlay have positions in the overlay file, and all others keep theirs.
 
-With ``namePrefix`` every reference among the documents follows; a reference to an object outside them stays. One that
-was implied by a default becomes explicit when its target is renamed: a Model without ``service`` still belongs to the
-service that used to be ``default``.
+``namePrefix`` also renames the references between the documents, but not references to other objects. A reference that
+a default implies is written out if its target is renamed: a Model without ``service`` still belongs to the service that
+was named ``default``.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Overlay(OverlaySection):
 
 
 def prefixed(documents: list[Document], prefix: str) -> list[Document]:
-    """``documents`` with ``prefix`` before every name."""
+    """Returns ``documents`` with ``prefix`` before every name, and with their references renamed."""
     renamed = {ref for document in documents for ref in document.declared()}
     return [document._replace(node=_prefixed_node(document.node, prefix, renamed)) for document in documents]
 
@@ -162,7 +162,7 @@ def _replaced(node: MappingNode, path: FieldPath, value: Node) -> MappingNode:
 
 @dataclass(frozen=True)
 class _Section:
-    """The overlay, or its part for the profile, with the node it was read from."""
+    """The overlay, or its section for the profile, with the node that it was read from."""
 
     spec: OverlaySection
     node: MappingNode
@@ -171,14 +171,14 @@ class _Section:
 
 @dataclass
 class _Chain:
-    """The overlays being read, outermost first, and how many were read in all."""
+    """``folders``: the overlays that are being read, outermost first; ``count``: the overlays read as bases so far."""
 
     folders: list[Path]
     count: int = 0
 
 
 def overlay_documents(folder: str, values: Mapping[str, Any], reading: Reading) -> list[Document]:
-    """The documents of the overlay in ``folder``; ``values`` win over those the overlay sets."""
+    """Returns the documents of the overlay in ``folder``; ``values`` take precedence over the overlay's values."""
     path = Path(folder)
     if not (path / OVERLAY_FILE).is_file():
         what = "no such folder" if not path.is_dir() else f"no {OVERLAY_FILE} in this folder"
@@ -206,7 +206,7 @@ def _build(folder: Path, outer: Mapping[str, Any], reading: Reading, chain: _Cha
 
 
 def _sections(folder: Path, reading: Reading) -> list[_Section]:
-    """The overlay file, and the profile's part of it. Empty after reporting what is wrong with it."""
+    """Returns the overlay and its section for the profile; empty if the file is invalid, after reporting its faults."""
     source = read_text(folder / OVERLAY_FILE, reading.problems)
     nodes = load_documents(source.text, source.file, reading.problems) if source is not None else []
     if source is None or len(nodes) != 1 or not isinstance(nodes[0], MappingNode):
@@ -238,7 +238,7 @@ def _bases(
     for index, base in enumerate(section.spec.bases):
         pos = locate(section.node, ("bases", index))
         text = path_text((*section.path, "bases", index))
-        # ``prod/../base`` is ``base``, unless a link makes those two places.
+        # ``prod/../base`` is read as ``base``, unless symbolic links make them different folders.
         path = folder / base
         tidy = Path(os.path.normpath(path))
         path = tidy if tidy.resolve() == path.resolve() else path
@@ -286,7 +286,7 @@ def _matches(document: Document, patch: Patch) -> bool:
 
 
 def _unmatched(documents: list[Document], patch: Patch) -> tuple[str, str | None]:
-    """The reason that a patch matched nothing: a misspelt name, or an object that is inline in another."""
+    """Returns why a patch matched nothing (a misspelt name, or an object that is inline in another), and a hint."""
     target = patch.target
     for document in documents:
         inline = spec_model(document.kind).INLINE if document.kind in KINDS else None
@@ -302,7 +302,7 @@ def _unmatched(documents: list[Document], patch: Patch) -> tuple[str, str | None
 
 
 def _decorated(document: Document, section: _Section) -> Document:
-    """The section's labels and annotations on the document, over its own."""
+    """Returns the document with the section's labels and annotations merged over its own."""
     node = document.node
     for field, entries in (("labels", section.spec.labels), ("annotations", section.spec.annotations)):
         metadata = node.get("metadata")

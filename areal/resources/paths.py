@@ -1,7 +1,7 @@
-"""Files, folders and Python names in specs: where a ``path`` leads, and whether ``module:attr`` can be imported.
+"""Resolves the files and folders that specs name, and checks whether ``module:attr`` can be imported.
 
-A module is looked for as a process would, without importing it, and its attribute among the names that its text binds.
-A module that makes names in another way (``import *``, ``__getattr__``, an extension) passes.
+A module is located as a process would locate it, without importing it. The attribute must be among the names that the
+module's source binds; a module that binds names in other ways (``import *``, ``__getattr__``, an extension) passes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,26 @@ from areal.errors import did_you_mean
 
 
 def looks_local(path: str) -> bool:
-    """Whether ``path`` can only mean a folder; ``org/name`` may be either."""
+    """Whether ``path`` can only be a folder; ``org/name`` can also be a Hugging Face id."""
     return path.startswith(("/", "./", "../", "~")) or path in (".", "..") or path.count("/") > 1
 
 
 def resolve_model_path(path: str, source_file: str | None = None) -> str | None:
-    """The absolute folder that ``path`` names: from the working directory, else from beside its manifest.
+    """Returns the absolute folder that ``path`` names, relative to the working directory, else to the folder of its
+    manifest, else to the folder above that.
 
-    None when there is no such folder: a Hugging Face id, or a mistake when ``looks_local``.
+    Returns None if there is no such folder: ``path`` is then a Hugging Face id, or a mistake if ``looks_local``.
     """
     found = _found(path, source_file)
     return str(found.resolve()) if found is not None and found.is_dir() else None
 
 
 def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | None = None) -> dict[str, Any]:
-    """``spec`` with every path of a file or folder made absolute, once, when it is written: no later command's working
-    directory can then change what it names. A path that names nothing here stays as it was written.
+    """Returns ``spec`` with the paths of files and folders made absolute, so that the working directories of later
+    commands do not matter. A path that does not exist on this machine is not changed.
 
-    From the working directory (a job's configuration: from the job's), else from beside its manifest, or one folder
-    above it.
+    Paths are relative to the working directory (``config`` of a job: to the job's ``workingDir``, if set), else to the
+    folder of the manifest, else to the folder above that.
     """
 
     def absolute(value: Any, first: str | None) -> Any:
@@ -55,7 +56,7 @@ def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | N
         keys = list(value) if name == "*" else [name]
         return {**value, **{key: made(value[key], rest, first) for key in keys if key in value}}
 
-    from areal.resources.validation import spec_model  # and with it pydantic
+    from areal.resources.validation import spec_model  # imports pydantic
 
     model, result = spec_model(kind), dict(spec)
     for fields in model.FILES:
@@ -69,23 +70,23 @@ def _found(path: str, source_file: str | None, first: str | None = None) -> Path
     if source_file:
         bases += Path(source_file).absolute().parents[:2]
     expanded = Path(path)
-    with suppress(RuntimeError):  # a user that this machine does not have
+    with suppress(RuntimeError):  # no such user on this machine
         expanded = expanded.expanduser()
     try:
         return next((found for base in bases if (found := base / expanded).exists()), None)
-    except OSError:  # too long for a name: it is none
+    except OSError:  # the name is too long to exist
         return None
 
 
 def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:
-    """The import path of a process of ours that starts in ``folder`` with ``env``."""
+    """Returns the import path of a process that areal starts in ``folder`` with ``env``."""
     given = env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
     return [str(folder), *(str(folder / each) for each in str(given).split(os.pathsep)), *sys.path]
 
 
 def import_fault(name: str, places: Sequence[str]) -> str | None:
-    """The fault of ``package.module:attr.attr``, or the same with dots; None where none is found.
-    ``places`` are folders, as in ``sys.path``."""
+    """Returns why ``package.module:attr.attr`` (or the same with dots) cannot be imported; None if no fault is found.
+    ``places``: folders, as in ``sys.path``."""
     module, colon, attributes = name.partition(":")
     if not colon:
         module, _, attributes = name.rpartition(".")
@@ -100,8 +101,8 @@ def import_fault(name: str, places: Sequence[str]) -> str | None:
 
 
 def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list[str]] | str:
-    """The file of ``package.module``, the parts of the name that are no modules but names in that, and the package's
-    folders; or the module that there is not."""
+    """Returns (file of ``package.module``, trailing parts of the name that are names in that file, folders of the
+    package). Returns the name of the first module that does not exist if there is one."""
     folders, parts = list(places), module.split(".")
     file = Path()
     for count in range(1, len(parts) + 1):
@@ -117,7 +118,7 @@ def module_of(module: str, places: Sequence[str]) -> tuple[Path, list[str], list
 
 
 def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """The spec that ``PathFinder`` would find, without importing the parents of a namespace package."""
+    """Returns the spec that ``PathFinder`` would find, without importing the parents of a namespace package."""
     portions: list[str] = []
     for folder in folders:
         importer = pkgutil.get_importer(folder or os.getcwd())  # noqa: PTH109 - a string is wanted
@@ -133,7 +134,7 @@ def _find(name: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _installed(name: str) -> ModuleSpec | None:
-    """A spec from any other finder of this interpreter: built-in modules, editable installations."""
+    """Returns a spec from any other finder of this interpreter: built-in modules, editable installations."""
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):
@@ -141,7 +142,7 @@ def _installed(name: str) -> ModuleSpec | None:
 
 
 def file_fault(file: Path, attribute: str) -> str | None:
-    """The fault of a module's file: a syntax error, or no such name in it; None where none is found."""
+    """Returns the fault of a module's file (a syntax error, or no such name in it); None if no fault is found."""
     if file.suffix != ".py" or not file.is_file():
         return None
     try:
@@ -158,7 +159,8 @@ def file_fault(file: Path, attribute: str) -> str | None:
 
 
 def _bound(body: Sequence[ast.stmt]) -> Iterator[str]:
-    """Names that the statements of a module bind; those within functions and classes are not its own."""
+    """Yields the names that a module's statements bind, outside functions and classes; ``*`` for names that are bound
+    dynamically."""
     pending: list[ast.AST] = list(body)
     while pending:
         node = pending.pop()

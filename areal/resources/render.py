@@ -1,7 +1,8 @@
-"""Files to resources: a pure function of the files, the values and the environment variables it says it read.
+"""Renders manifests into resources. The result depends only on the files, the values and the environment variables that
+``Rendered.env`` lists.
 
-``read -> template -> overlay -> set -> assemble -> cross-check``; every stage adds to one list of faults. ``render``
-returns nothing when there is any; ``render_valid`` leaves out the documents that have one.
+``read -> template -> overlay -> set -> assemble -> cross-check``: all stages collect faults in one list. ``render``
+raises if there are any; ``render_valid`` leaves out the documents that have faults.
 
 ``--set`` sets one field from the command line, over everything in the files:
 
@@ -9,8 +10,8 @@ returns nothing when there is any; ``render_valid`` leaves out the documents tha
     Model/qwen:spec.replicas=2              any resource, inline models too
     values.size=7b                          a value for expressions
 
-The value is read as YAML. It stands in the resource's own spec, and its position is the flag: ``--set:2:21`` is
-column 21 of the second ``--set``.
+The value is parsed as YAML and becomes part of the resource's spec. Its position is the flag: ``--set:2:21`` is column
+21 of the second ``--set``.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ _ROOTS = ("spec", "metadata", "values")
 
 @dataclass(frozen=True)
 class RenderRequest:
-    """``"-"`` among ``files`` stands for the text in ``stdin``; ``env`` None for this process's environment.
-    ``manifests``: built by an imperative verb from its flags, and read instead of ``files``."""
+    """Input of a rendering. ``"-"`` in ``files`` means the text in ``stdin``; ``env`` None means the environment of
+    this process. ``manifests``: built from the flags of an imperative command, and read instead of ``files``."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False
@@ -79,7 +80,7 @@ class RenderRequest:
 
 
 def render(request: RenderRequest) -> Rendered:
-    """The resources in file order, an inline model after its service. Raises ManifestError with every fault."""
+    """Returns the resources in file order, inline models after their service. Raises ManifestError with all faults."""
     valid = _rendered(request)
     if valid.faults:
         raise ManifestError(valid.faults)
@@ -88,8 +89,8 @@ def render(request: RenderRequest) -> Rendered:
 
 @dataclass(frozen=True)
 class ValidPart:
-    """The result of ``render`` without the documents that have a fault. ``spoiled``: the objects that those declare, as
-    far as their names can be read, each with the faults of its document; ``faults``: all of them, in file order."""
+    """The result of ``render`` without the documents that have faults. ``faults``: all faults, in file order.
+    ``spoiled``: the objects of the documents left out, if their names can be read, with the faults of the document."""
 
     rendered: Rendered
     faults: tuple[Diagnostic, ...] = ()
@@ -97,7 +98,8 @@ class ValidPart:
 
 
 def render_valid(request: RenderRequest) -> ValidPart:
-    """Raises ManifestError for faults that touch every document: of flags, values, overlays."""
+    """Renders the documents that have no faults. Raises ManifestError if there is a fault in flags, values or overlays,
+    since it can affect every document."""
     return _rendered(request, partly=True)
 
 
@@ -134,10 +136,10 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
 
 
 class _Places:
-    """Maps a line of a file to its YAML document. ``---`` at the start of a line begins one wherever it stands."""
+    """Maps a line of a file to its YAML document. ``---`` at the start of a line always begins a document."""
 
     def __init__(self, sources: Iterable[SourceText], manifests: Iterable[str]) -> None:
-        self._begins: dict[str, list[int]] = {file: [] for file in manifests}  # also those that could not be read
+        self._begins: dict[str, list[int]] = {file: [] for file in manifests}  # includes files that cannot be read
         self._begins |= {
             source.file: [
                 number for number, line in enumerate(source.text.split("\n"), 1) if re.match(r"---(\s|$)", line)
@@ -149,7 +151,7 @@ class _Places:
         return file, bisect_right(self._begins.get(file, ()), line)
 
     def of(self, faults: tuple[Diagnostic, ...]) -> dict[tuple[str, int], list[Diagnostic]]:
-        """Raises ManifestError with all of them where one is of no document."""
+        """Groups faults by document. Raises ManifestError with all faults if one belongs to no document."""
         found: dict[tuple[str, int], list[Diagnostic]] = {}
         for fault in faults:
             if fault.pos.file not in self._begins:
@@ -173,7 +175,7 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
 
 @dataclass(frozen=True)
 class Setting:
-    """One ``--set``, read. ``ref`` None: the only resource there is, or a value."""
+    """One parsed ``--set``. ``ref`` None: the only resource, or a value for expressions."""
 
     ref: Ref | None
     path: FieldPath
@@ -187,7 +189,7 @@ def parse_settings(texts: Sequence[str], problems: Problems) -> list[Setting]:
 
 
 def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Problems) -> dict[str, Any]:
-    """``values`` with every ``values.x=...``."""
+    """Returns ``values`` with all settings of ``values.NAME`` applied."""
     for setting in settings:
         if setting.path[0] != "values":
             continue
@@ -199,7 +201,7 @@ def set_values(values: dict[str, Any], settings: Sequence[Setting], problems: Pr
 
 
 def apply_settings(documents: list[Document], settings: Sequence[Setting], problems: Problems) -> list[Document]:
-    """The documents with every setting that is not a value in its place."""
+    """Returns the documents with all settings applied, except those of ``values``."""
     fields = [setting for setting in settings if setting.path[0] != "values"]
     if not fields:
         return documents
@@ -255,7 +257,7 @@ def _parse(text: str, line: int, problems: Problems) -> Setting | None:
 
 
 def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, problems: Problems) -> int | None:
-    """The index of the document that the setting is for."""
+    """Returns the index of the document that the setting changes; None after reporting that there is none."""
     text = path_text(setting.path)
     if setting.ref is None:
         if len(documents) == 1:
@@ -271,7 +273,8 @@ def _target(documents: list[Document], names: dict[Ref, int], setting: Setting, 
 
 
 def _set(node: Node | None, path: FieldPath, setting: Setting, above: FieldPath, kind: str) -> Node:
-    """``node`` with the setting's value at ``path``; what is missing on the way is made as the kind's model says."""
+    """Returns ``node`` with the setting's value at ``path``. Missing maps and lists on the path are created as the
+    kind's model declares them."""
     if not path:
         return setting.value
     step, here = path[0], (*above, path[0])

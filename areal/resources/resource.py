@@ -1,7 +1,7 @@
-"""Documents to resources as their authors wrote them, each value traceable to a file and line.
+"""Turns documents into resources. Specs stay as their authors wrote them, and each value has a file and line.
 
-``assemble`` checks the envelope, the metadata and the spec of one document, and takes inline models out. The checks
-across all resources follow: duplicates, served names, references, cycles. ``graph`` draws the references.
+``assemble`` checks the envelope, the metadata and the spec of one document, and extracts inline models. Other functions
+check all resources together: duplicates, served names, references, cycles. ``graph`` draws the references.
 """
 
 from __future__ import annotations
@@ -73,18 +73,19 @@ class Resource:
         return Ref(self.kind, self.name)
 
     def pos_of(self, path: FieldPath) -> Pos:
-        """The position of the field at ``path`` (inside the spec), or of the deepest part of the path that exists."""
+        """Returns the position of ``path`` (inside the spec), or of the deepest part of it that exists."""
         return locate(self.spec_node, path)
 
     def text_of(self, path: FieldPath) -> str:
-        """``path`` (inside the spec) as it reads in the file: an inline model's begins with its service's."""
+        """Returns ``path`` (inside the spec) as text relative to the document: that of an inline model begins with its
+        item in the service."""
         return path_text((*self.spec_path, *path))
 
 
 @dataclass(frozen=True)
 class PlacedReference:
-    """``source`` names ``target`` at ``pos``. ``declared``: the target is among the rendered resources; the others
-    must exist in state."""
+    """A reference from ``source`` to ``target`` at ``pos``. ``declared``: the target is among the rendered resources;
+    otherwise it must exist in state."""
 
     source: Ref
     target: Ref
@@ -111,7 +112,8 @@ ENVELOPE = ("apiVersion", "kind", "metadata", "spec", "profiles")
 
 
 def assemble(document: Document) -> list[Resource]:
-    """The resource of a document, its inline models after it. Empty, or incomplete, after reporting faults."""
+    """Returns the resource of a document and then its inline models. After faults, which are reported, the result can
+    be empty or incomplete."""
     kind = _kind(document)
     _check_envelope(document)
     metadata = _metadata(document)
@@ -213,7 +215,7 @@ def _report(faults: list[Fault], document: Document, node: Node, base: FieldPath
 
 
 def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> Iterator[Resource]:
-    """Each named item of a field as an object of its own. It takes its owner's labels."""
+    """Yields each named item of a field as a separate object, with the labels of its owner."""
     items = owner.spec_node.entries[field]
     for item in items.items if isinstance(items, SequenceNode) else ():
         name = item_name(item)
@@ -236,7 +238,7 @@ def _inline_objects(owner: Resource, field: str, kind: str, reference: str) -> I
 
 
 def unique(resources: Sequence[Resource], problems: Problems) -> None:
-    """One resource for each (kind, name), across all files."""
+    """Reports resources of the same kind and name, across all files."""
     first: dict[Ref, Resource] = {}
     for resource in resources:
         earlier = first.setdefault(resource.ref, resource)
@@ -248,12 +250,12 @@ def unique(resources: Sequence[Resource], problems: Problems) -> None:
 
 
 def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
-    """The service of a Model and its name there, a pair that is unique among models."""
+    """Returns (service, served name) of a Model. The pair is unique among models."""
     return str(spec.get("service", "default")), served_name(name, spec)
 
 
 def served_twice(resource: Resource, other: str) -> tuple[Pos, str, str]:
-    """Place, field and fault of a Model whose served name ``other`` has."""
+    """Returns position, field and message for a Model whose served name ``other`` already has."""
     service, name = served_as(resource.name, resource.spec)
     said = SERVED in resource.spec
     pos, path = (resource.pos_of((SERVED,)), resource.text_of((SERVED,))) if said else (resource.pos, "metadata.name")
@@ -261,7 +263,7 @@ def served_twice(resource: Resource, other: str) -> tuple[Pos, str, str]:
 
 
 def served_once(resources: Sequence[Resource], problems: Problems) -> None:
-    """One Model for each name that a service's clients send."""
+    """Reports models of one service that have the same served name."""
     first: dict[tuple[str, str], Resource] = {}
     for resource in resources:
         if SERVED not in fields_of(spec_model(resource.kind)):
@@ -273,7 +275,7 @@ def served_once(resources: Sequence[Resource], problems: Problems) -> None:
 
 
 def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ...]:
-    """Every reference of every resource, ``dependsOn`` included, in file order."""
+    """Returns all references of all resources, including ``dependsOn``, in file order."""
     declared = {resource.ref for resource in resources}
     found = []
     for resource in resources:
@@ -287,7 +289,7 @@ def place_references(resources: Sequence[Resource]) -> tuple[PlacedReference, ..
 
 
 def acyclic(references: Sequence[PlacedReference], problems: Problems) -> None:
-    """Reports each cycle once, every edge with the place that makes it."""
+    """Reports each dependency cycle once, with the position of each of its references."""
     edges: dict[Ref, list[PlacedReference]] = {}
     for reference in references:
         if reference.declared:
@@ -302,7 +304,7 @@ def acyclic(references: Sequence[PlacedReference], problems: Problems) -> None:
 def _cycles_from(
     start: Ref, edges: dict[Ref, list[PlacedReference]], done: set[Ref]
 ) -> Iterator[list[PlacedReference]]:
-    """Depth first without recursion: a chain of references may be as long as the files are."""
+    """Yields the cycles found depth first; without recursion, since a chain of references may be long."""
     if start in done:
         return
     path: list[PlacedReference] = []
@@ -324,8 +326,8 @@ def _cycles_from(
 
 
 def graph(resources: Iterable[Resource], format: str = "dot") -> str:
-    """``dot``, ``mermaid`` or ``text``; deterministic: kinds in order, then names. An edge goes from a resource to the
-    one it needs, labelled by the field that refers to it. Objects outside the files are dashed, or marked ``?``."""
+    """Renders references as ``dot``, ``mermaid`` or ``text``, sorted by kind, then name. An edge leads from a resource
+    to the one that it needs, labelled with the field. Objects outside the files are dashed, or marked ``?``."""
     declared = {resource.ref: resource for resource in resources}
     references = place_references([*declared.values()])
     nodes = sorted(declared, key=lambda ref: ref.sort_key)

@@ -1,7 +1,7 @@
 """The specs of the kinds: InferenceService, Model, AgentService and TrainJob.
 
-The maps that several of them share are in ``fields``; their cross-field rules come twice, as ``problems`` for manifests
-and as ``schema_rules`` for editors, and tests hold the two together.
+Sections that several kinds share are in ``fields``. Rules between fields exist twice, as ``problems`` for manifests and
+as ``schema_rules`` for editors; tests keep the two consistent.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class ServedModel(SpecModel):
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
-        """But for ``engineArgs`` of an engine that is not ours, and the addresses that ``external.url`` may lead to."""
+        """Returns ``problems`` as rules, except those for engine-specific arguments of SGLang and vLLM, and for the
+        addresses in ``external.url``."""
         ours: Schema = {"not": given("external")}
         attached: Schema = {"allOf": [written("engineUrl"), ours]}
         by_hand: Schema = {"properties": {"resources": {"additionalProperties": {"type": "null"}}}}
@@ -201,7 +202,7 @@ class ServedModel(SpecModel):
 
     @property
     def starts_engine(self) -> bool:
-        """Whether areal starts engine processes for it."""
+        """Whether areal starts engine processes for this model."""
         return self.external is None and self.engine_url is None
 
     def _attachment_problems(self, url: str) -> Iterator[tuple[FieldPath, str]]:
@@ -217,7 +218,7 @@ class ServedModel(SpecModel):
             yield ("backend",), "says several replicas; at engineUrl there is one engine"
 
     def _engine(self) -> str:
-        """The engine's name; empty where none is named."""
+        """Returns the engine's name; empty if ``backend`` is absent."""
         return (
             parse_backend(self.backend, engines=INFERENCE_ENGINES, single=True).parts[0].engine if self.backend else ""
         )
@@ -441,7 +442,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
                     yield (name,), 'does not go with "command"'
 
 
-# -- TrainJob: its spec cannot change under a run, another spec is another run
+# -- TrainJob: fields that define the run are immutable, since a run with other settings is another run
 
 _FUNCTION = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 DRIVER = worded(

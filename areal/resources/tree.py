@@ -1,16 +1,16 @@
-"""Plain JSON-like trees as values: merge, leaves, changes and their cost. Standard library only, nothing is mutated.
+"""JSON-like trees: merging, leaves, changes and the cost of changes. Standard library only. Only ``apply_override``
+changes a tree in place.
 
 A list whose items are all maps with distinct string ``name``s is *keyed*: it merges by name and its items are
-addressed by name, ``("models", "[qwen]", "replicas")``, so that the order of items never matters. Every other list is
-one leaf. ``None`` is a value like any other, and nothing here deletes by merging: an empty keyed list merged over a
-keyed list names no item and so changes none.
+addressed by name, ``("models", "[qwen]", "replicas")``, so that the order of items does not matter. Every other list is
+one leaf. ``None`` is a value like any other. Merging never deletes: an empty list over a keyed list changes nothing.
 
-Merging is associative over trees of one shape (a path never a map in one and a scalar in another), which is what a
-schema guarantees; layers rely on it.
+Merging is associative for trees of one shape (no path is a map in one tree and a scalar in another). Schemas guarantee
+this shape, and layers rely on it.
 
-A field declares the cost of its change as ``Annotated[int, UpdateClass.ROLL]``. On a field that holds a map it is a
-floor: the least that a change of any field inside costs there. So a block that kinds share is cheap to change in one (a
-gateway's scheduling) and impossible in another (a running job's).
+A field declares the cost of its change as ``Annotated[int, UpdateClass.ROLL]``. On a field that holds a map, the class
+is the minimum for every field inside. A section that several kinds share can thus differ in cost: ``scheduler`` is
+RECREATE in an InferenceService and IMMUTABLE in a TrainJob.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ABSENT: Final = _Sentinel.ABSENT
 
 @dataclass(frozen=True)
 class Change:
-    """One leaf, before and after; ABSENT where there was or will be none."""
+    """A changed leaf. ``old`` or ``new`` is ABSENT if the leaf is added or removed."""
 
     path: FieldPath
     old: Any
@@ -49,7 +49,7 @@ class Change:
 
 
 def merge(base: Any, patch: Any) -> Any:
-    """``patch`` over ``base``: maps merge, keyed lists merge by name, anything else replaces."""
+    """Merges ``patch`` over ``base``: maps merge, keyed lists merge by name, any other value replaces."""
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         merged = dict(base)
         for key, value in patch.items():
@@ -63,7 +63,7 @@ def merge(base: Any, patch: Any) -> Any:
 
 
 def is_keyed(value: Any) -> bool:
-    """A non-empty list of maps that all have distinct string names."""
+    """Whether ``value`` is a non-empty list of maps with distinct string names."""
     if not isinstance(value, list) or not value:
         return False
     names = [item.get("name") if isinstance(item, Mapping) else None for item in value]
@@ -71,13 +71,13 @@ def is_keyed(value: Any) -> bool:
 
 
 def leaves(tree: Any) -> dict[FieldPath, Any]:
-    """Every leaf by its path, in document order. Empty maps and lists are leaves, but an empty tree has none."""
+    """Returns every leaf by path, in document order. Empty maps and lists are leaves, but an empty tree has none."""
     return {} if tree == {} else dict(_walk(tree, ()))
 
 
 def changes(old: Any, new: Any) -> tuple[Change, ...]:
-    """The leaves that differ, by path; equal for trees that differ in the order of keyed items alone. An empty map that
-    is filled is told by its new entries."""
+    """Returns the leaves that differ; none if only the order of keyed items differs. If an empty map is filled, only
+    its new entries are changes."""
     before, after = leaves(old), leaves(new)
     filled = {path[:length] for path in after for length in range(len(path))}
     paths = [path for path in before if before[path] != {} or path not in filled]
@@ -87,7 +87,7 @@ def changes(old: Any, new: Any) -> tuple[Change, ...]:
 
 
 def get_path(tree: Any, path: FieldPath) -> Any:
-    """The value at ``path``, ``ABSENT`` when there is none."""
+    """Returns the value at ``path``; ``ABSENT`` if there is none."""
     for step in path:
         slot = _slot(tree, step)
         if slot is None:
@@ -97,7 +97,8 @@ def get_path(tree: Any, path: FieldPath) -> Any:
 
 
 def set_path(tree: Any, path: FieldPath, value: Any) -> Any:
-    """A copy of ``tree`` with ``value`` at ``path``; missing maps and keyed items on the way are created."""
+    """Returns a copy of ``tree`` with ``value`` at ``path``; missing maps and keyed items on the path are created.
+    Raises KeyError for a list index that does not exist."""
     if not path:
         return value
     step, rest = path[0], path[1:]
@@ -119,7 +120,8 @@ def set_path(tree: Any, path: FieldPath, value: Any) -> Any:
 
 
 def delete_path(tree: Any, path: FieldPath) -> Any:
-    """A copy of ``tree`` without ``path``; branches that become empty go too. Unchanged when there is no such path."""
+    """Returns a copy of ``tree`` without ``path``, and without branches that become empty; an unknown path changes
+    nothing."""
     if not path:
         return {}
     slot = _slot(tree, path[0])
@@ -135,7 +137,8 @@ def delete_path(tree: Any, path: FieldPath) -> Any:
 
 
 def path_text(path: FieldPath) -> str:
-    """``spec.models[qwen].replicas``; other keys than plain words go in brackets: ``labels[areal.dev/x]``."""
+    """Returns a path as text: ``spec.models[qwen].replicas``; keys with special characters are in brackets:
+    ``labels[areal.dev/x]``."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -150,7 +153,7 @@ def path_text(path: FieldPath) -> str:
 
 
 def parse_path(text: str) -> FieldPath:
-    """The inverse of ``path_text``; digits in brackets are an index. Raises ValueError with the offending column."""
+    """Inverse of ``path_text``; digits in brackets are an index. Raises ValueError with the column of the fault."""
     steps: list[Step] = []
     at = 0
     while at < len(text):
@@ -167,7 +170,7 @@ def parse_path(text: str) -> FieldPath:
 
 
 def bracketed(step: Step) -> str | None:
-    """The name in a ``[name]`` step, None for any other step."""
+    """Returns the name in a ``[name]`` step; None for any other step."""
     if isinstance(step, str) and len(step) > 2 and step[0] == "[" and step[-1] == "]":
         return step[1:-1]
     return None
@@ -190,7 +193,7 @@ def _walk(tree: Any, path: FieldPath) -> Iterator[tuple[FieldPath, Any]]:
 
 
 def _slot(tree: Any, step: Step) -> Any:
-    """The key or index in ``tree`` that ``step`` addresses, None when there is none."""
+    """Returns the key or index in ``tree`` that ``step`` addresses; None if there is none."""
     name = bracketed(step)
     if isinstance(tree, Mapping):
         for key in (_key(step), name):
@@ -215,7 +218,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal and of one type: ``1`` is not ``True``, ``1`` is not ``1.0``, to someone who wrote one of them."""
+    """Whether two values are equal and of the same types: ``1``, ``1.0`` and ``True`` differ in YAML."""
     if type(a) is not type(b):
         return False
     if isinstance(a, list):
@@ -226,22 +229,22 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class UpdateClass(IntEnum):
-    """Ordered by cost; a plan takes the highest class among the changed leaves and names the leaf that decided."""
+    """Cost of a change, ascending. A plan uses the highest class among the changed leaves, and names that leaf."""
 
     META = 0
-    """Recorded only: no process learns of it."""
+    """Recorded only; no process is affected."""
     HOT = 1
-    """Applied to what runs: a call to a router or gateway, or replicas added or removed."""
+    """Applied to running processes: a request to a router or gateway, or replicas added or removed."""
     ROLL = 2
     """New processes beside the old ones, then the old ones drained: no request is lost."""
     RECREATE = 3
     """The old processes stop before the new ones start: requests fail in between."""
     IMMUTABLE = 4
-    """Only by deleting and creating the object (``--replace``)."""
+    """Refused; only ``--replace`` applies it, by deleting and recreating the object."""
 
 
-# -- changes of a job's configuration from a command line or a manifest. ``key=value`` sets a key; ``+key=value`` (or
-# ``++``) one that may be new; ``~key`` removes a key, ``~key=value`` only where it has that value. Keys are dotted,
+# -- overrides of a job's configuration, from a command line or a manifest. ``key=value`` sets a key; ``+key=value`` (or
+# ``++``) may also add a new key; ``~key`` removes a key, ``~key=value`` only if it has that value. Keys are dotted and
 # list items are numbers: ``actor.optimizer.lr=1e-4``, ``rollout.scheduling_spec.0.gpu=1``. A value is YAML.
 
 _OVERRIDE = re.compile(r"(?P<op>\+\+|\+|~)?(?P<key>[^=+~\s][^=\s]*)(?P<eq>=(?P<value>.*))?", re.S)
@@ -249,7 +252,7 @@ _OVERRIDE = re.compile(r"(?P<op>\+\+|\+|~)?(?P<key>[^=+~\s][^=\s]*)(?P<eq>=(?P<v
 
 @dataclass(frozen=True)
 class Override:
-    """``op`` is "", "+" or "~". ``value`` is text in YAML, None where none was given."""
+    """A parsed override. ``op``: "", "+" or "~"; ``value``: YAML text, None if none is given."""
 
     text: str
     op: str
@@ -262,7 +265,7 @@ class BadOverride(ValueError):
 
 
 def parse_override(text: str) -> Override:
-    """Raises BadOverride."""
+    """Parses an override. Raises BadOverride."""
     match = _OVERRIDE.fullmatch(text)
     if match is None:
         raise BadOverride(f"{text!r} is no override: write key=value, +key=value or ~key")
@@ -276,7 +279,8 @@ def parse_override(text: str) -> Override:
 
 
 def apply_override(tree: Any, override: Override, value: Any) -> None:
-    """Change ``tree`` in place, making the maps on the way; ``value`` is the decoded one. Raises BadOverride."""
+    """Changes ``tree`` in place; missing maps on the path are created. ``value``: the parsed value of ``override``.
+    Raises BadOverride."""
     *way, last = override.path
     missing = BadOverride(f"~{dotted(override.path)}: the file has no such key")
     node = tree
@@ -299,7 +303,7 @@ def apply_override(tree: Any, override: Override, value: Any) -> None:
 
 
 def _place(node: Any, part: Step, at: FieldPath) -> Any:
-    """The key or index that ``part`` means in ``node``, which stands at ``at``. Raises BadOverride."""
+    """Returns the key or index in ``node`` for ``part``; ``at`` is the path of ``node``. Raises BadOverride."""
     if isinstance(node, list) and isinstance(part, int):
         if part >= len(node):
             raise BadOverride(f"{dotted(at)} has {len(node)} items, there is none with number {part}")

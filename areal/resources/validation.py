@@ -1,5 +1,5 @@
-"""A sparse spec and its kind's model: defaults, the cost of a change, references, and every fault at once, worded for
-the author of the YAML. Paths are inside the spec and use YAML names; keyed items are steps like ``"[qwen]"``.
+"""Checks sparse specs against the model of their kind: defaults, cost of changes, references, and all faults at once,
+worded for the author of the YAML. Paths are inside the spec and use YAML names; keyed items are steps: ``"[qwen]"``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reference:
-    """``path`` inside the spec names ``kind``/``name``."""
+    """The field at ``path`` inside the spec refers to the object ``kind``/``name``."""
 
     path: FieldPath
     kind: str
@@ -36,15 +36,15 @@ class Reference:
 
 @cache
 def spec_model(kind: str) -> type[SpecModel]:
-    """The pydantic model of a canonical kind's spec."""
+    """Returns the pydantic model of the spec of a canonical kind."""
     model: type[SpecModel] = load(KINDS[kind].spec)
     return model
 
 
 def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
-    """The spec with every default filled in: an instance of ``spec_model(kind)``. Raises InvalidManifest.
+    """Returns the spec with all defaults, as an instance of ``spec_model(kind)``. Raises InvalidManifest.
 
-    Returned as Any because its class depends on ``kind``: a caller that knows the kind annotates the result.
+    The return type is Any because the class depends on ``kind``: a caller that knows the kind annotates the result.
     """
     spec, found = check_model(spec_model(kind), sparse)
     if found:
@@ -54,16 +54,16 @@ def effective(kind: str, sparse: Mapping[str, Any]) -> Any:
 
 
 def validate(kind: str, sparse: Mapping[str, Any]) -> list[tuple[FieldPath, str]]:
-    """The faults of a sparse spec, as (path inside the spec, message)."""
+    """Returns the faults of a sparse spec, as (path inside the spec, message)."""
     return [(fault.path, fault.message) for fault in check_model(spec_model(kind), sparse)[1]]
 
 
 @cache
 def update_class(kind: str, path: FieldPath) -> UpdateClass:
-    """The cost of changing the leaf at ``path``: the highest class of any field on the way to it.
+    """Returns the cost of changing the leaf at ``path``: the highest class of the fields along ``path``.
 
-    So a block that several kinds share has the cost of its place in each. A leaf of a free-form map or list has the
-    cost of its field; a field that this version does not know is RECREATE, which is safe.
+    A section that several kinds share can thus differ in cost. A leaf of a free-form map or list has the cost of its
+    field; a field that this version does not know is RECREATE, which is safe.
     """
     fields = list(resolve(spec_model(kind), path))
     known_steps = sum(2 if field.repeated or field.mapped else 1 for field in fields)  # an item is a step of its own
@@ -73,7 +73,7 @@ def update_class(kind: str, path: FieldPath) -> UpdateClass:
 
 
 def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
-    """The objects a sparse spec refers to, defaults included (a Model belongs to ``default`` unless it says else)."""
+    """Returns the references of a sparse spec, including defaults: a Model without ``service`` refers to ``default``."""
     found = []
     for base, name, target in spec_model(kind).REFERENCES:
         holder = get_path(sparse, base)
@@ -93,8 +93,8 @@ def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
 
 
 class Fault(NamedTuple):
-    """A fault at ``path``. ``at_key``: of the key rather than its value; ``column``: 1-based inside the value's text, 0
-    for the value as a whole."""
+    """A fault at ``path``. ``at_key``: the key is at fault, not its value; ``column``: 1-based position in the value's
+    text, 0 for the value as a whole."""
 
     path: FieldPath
     message: str
@@ -123,7 +123,7 @@ _YAML_1_1_BOOLEANS = {"yes": "true", "on": "true", "y": "true", "no": "false", "
 
 
 def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, list[Fault]]:
-    """``value`` as an instance of ``model`` (None when invalid), and what is wrong with it."""
+    """Returns ``value`` as an instance of ``model`` (None if it is invalid), and its faults."""
     try:
         spec = model.model_validate(value)
     except ValidationError as error:
@@ -138,7 +138,7 @@ def check_model(model: type[SpecModel], value: Any) -> tuple[SpecModel | None, l
 
 
 def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fault, bool]:
-    """One pydantic error in our words, and whether it is one arm of a union."""
+    """Converts a pydantic error to a fault. Also returns whether the error is of one arm of a union."""
     path, union = _locate(value, detail["loc"])
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
@@ -146,14 +146,14 @@ def _fault(model: type[SpecModel], value: Any, detail: ErrorDetails) -> tuple[Fa
         return Fault(path, f"unknown field{near}", at_key=True), union
     if kind == "missing":
         return Fault(path[:-1], f'required field "{path[-1]}" is missing', at_key=True), union
-    if "key" in context:  # a validator of a whole map says which entry it means
+    if "key" in context:  # a validator of a whole map names the entry
         path = (*path, context["key"])
     message = _message(kind, detail["input"], context) or detail["msg"]
     return Fault(path, message, column=context.get("column", 0)), union
 
 
 def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
-    """Our words for a wrong value; None where pydantic's, or our own validator's, are good."""
+    """Returns the message for an invalid value; None to keep the message of pydantic or of our validator."""
     if kind in _EXPECTED:
         return f"expected {_EXPECTED[kind]}, got {describe(given)}{_advice(kind, given)}"
     if kind in _BOUNDS:
@@ -170,8 +170,8 @@ def _message(kind: str, given: Any, context: Mapping[str, Any]) -> str | None:
 
 
 def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[FieldPath, bool]:
-    """The YAML path of a pydantic location. Steps that are no part of the value name the arm of a union; an item of
-    a list of named maps is addressed by its name."""
+    """Returns the YAML path of a pydantic location, and whether it ends in an arm of a union. Steps that are not in the
+    value name arms of a union; an item of a list of named maps is addressed by its name."""
     path: list[int | str] = []
     for at, step in enumerate(loc):
         if isinstance(value, Mapping):
@@ -187,7 +187,7 @@ def _locate(value: Any, loc: tuple[int | str, ...]) -> tuple[FieldPath, bool]:
 
 
 def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> list[Fault]:
-    """The arms of a union each report their own fault at one path: say them as alternatives."""
+    """Merges the faults that the arms of a union report at one path into one message with alternatives."""
     found: dict[tuple[FieldPath, str], Fault] = {}
     for fault, union in details:
         key = (fault.path, "" if union else fault.message)
@@ -197,7 +197,7 @@ def _merge_unions(details: Iterable[tuple[Fault, bool]]) -> list[Fault]:
 
 
 def _siblings(model: type[SpecModel], path: FieldPath) -> list[str]:
-    """The fields that the unknown one at ``path`` could have been."""
+    """Returns the fields of the map that has the unknown field at ``path``."""
     holder: type[SpecModel] | None = model
     if len(path) > 1:
         fields = list(resolve(model, path[:-1]))
@@ -216,7 +216,7 @@ def _advice(kind: str, given: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """A value as its author would recognise it, cut when long."""
+    """Describes a value for an error message; long text is truncated."""
     match value:
         case None:
             return "null"

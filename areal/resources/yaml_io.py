@@ -1,15 +1,15 @@
-"""YAML text to positioned nodes, with YAML's traps closed, and plain values back to YAML.
+"""Loads YAML text into nodes with positions, and dumps plain values as YAML.
 
-Nodes are built from the parser's events: PyYAML's own composition recurses in C, and a few thousand brackets crash the
-interpreter. Here depth is bounded, an alias costs nothing, and its expanded size is counted as it is met. Rejected:
-duplicate keys, tags beyond the core, keys other than words, recursive aliases, alias bombs. ``<<`` merges, since many
-existing files use it. Reading goes on after a fault as long as the rest can be understood.
+Nodes are built from parser events: PyYAML's composer recurses in C, and a few thousand brackets crash the interpreter.
+Here, depth is bounded; an alias shares the node of its anchor, but counts with its expanded size. Rejected are
+duplicate keys, non-core tags, keys that are not scalars, recursive aliases and alias bombs. ``<<`` merges maps, since
+many existing files use it. Loading continues after a fault if the rest can be parsed.
 
 Scalars follow the YAML 1.2 core schema. PyYAML resolves by 1.1: ``yes``, ``on`` and ``no`` become booleans, ``1:30``
 becomes 90, ``1e-3`` stays text. Here only ``true`` and ``false`` are booleans, ``1:30`` is text, ``1e-3`` a number.
 
-``load(dump(value)) == value``, for readers of either version: text that one of them would take for something else is
-quoted, and in manifests a literal ``${{`` is escaped.
+``load(dump(value)) == value`` for readers of YAML 1.1 and 1.2: text that either would read as another type is quoted.
+In manifests, a literal ``${{`` is escaped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_DEPTH = 64
 MAX_DOCUMENT_NODES = 200_000
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DROPPED = "\0"  # never an anchor: marks a list or map in a key's place, dropped when it closes
+_DROPPED = "\0"  # not a valid anchor: marks a list or map in place of a key, which is dropped when it closes
 _CONTAINER_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -40,7 +40,7 @@ _WORDS: dict[str, Value] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
-# The first characters of numbers: most text is recognized by not having one.
+# First characters of numbers. Most text fails this test, and no regular expression is tried.
 _NUMBER_START = frozenset("0123456789+-.")
 _MAX_DIGITS = 19
 _TAGS: dict[str, tuple[type, ...]] = {
@@ -52,11 +52,11 @@ _TAGS: dict[str, tuple[type, ...]] = {
 
 
 class BadScalar(ValueError):
-    """A scalar outside the values that JSON and 64 bits can hold, or of a tag that is not allowed."""
+    """A scalar that JSON or 64 bits cannot hold, that does not match its tag, or whose tag is not allowed."""
 
 
 def resolve_plain(text: str) -> Value:
-    """The value of an unquoted scalar. Raises BadScalar for numbers that JSON or 64 bits cannot hold."""
+    """Returns the value of an unquoted scalar. Raises BadScalar for numbers that JSON or 64 bits cannot hold."""
     if text in _WORDS:
         return _WORDS[text]
     if text[0] not in _NUMBER_START:
@@ -79,7 +79,7 @@ def resolve_plain(text: str) -> Value:
 
 
 def resolve_tagged(text: str, tag: str) -> Value:
-    """The value of a scalar with an explicit standard tag such as ``!!str`` or ``!!int``."""
+    """Returns the value of a scalar with an explicit tag such as ``!!str`` or ``!!int``. Raises BadScalar."""
     name = short_tag(tag)
     if name in ("!!str", "!"):
         return text
@@ -98,8 +98,8 @@ def short_tag(tag: str) -> str:
 
 
 def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None = None) -> list[Node]:
-    """Every document of ``text`` that is not empty. Faults go to ``problems``; a syntax error ends the file there.
-    ``at``: where the text begins, on the one line that it stands on."""
+    """Returns the non-empty documents of ``text``. Faults are added to ``problems``; loading stops at a syntax error.
+    ``at``: position of the text on a command line, which is then a single line."""
     builder = _Builder(file, problems, at)
     unprintable = _UNPRINTABLE.search(text)
     if unprintable is not None:
@@ -119,7 +119,7 @@ def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None =
 
 
 def load_value(text: str, pos: Pos, problems: Problems) -> Node | None:
-    """One YAML value that stands at ``pos`` of a command line. Empty text is an empty string."""
+    """Loads one YAML value at ``pos`` of a command line; None after a fault. Empty text is an empty string."""
     before = problems.met
     documents = load_documents(text, pos.file, problems, at=pos)
     if len(documents) > 1:
@@ -148,7 +148,7 @@ class _Frame:
     key: str | None = None
     key_pos: Pos | None = None
     merges: list[Node] = field(default_factory=list)
-    merging: bool = False  # the key is a bare "<<"; a quoted one is a word like any other
+    merging: bool = False  # the key is an unquoted "<<"; a quoted one is an ordinary key
     size: int = 1
 
     @property
@@ -157,7 +157,7 @@ class _Frame:
 
 
 class _Builder:
-    """Events in, documents out. The size of an alias is that of its anchor's node."""
+    """Builds documents from parser events. The size of an alias is that of its anchor's node."""
 
     def __init__(self, file: str, problems: Problems, at: Pos | None) -> None:
         self.documents: list[Node] = []
@@ -225,7 +225,7 @@ class _Builder:
         self._stack.append(_Frame(pos, isinstance(event, yaml.MappingStartEvent), anchor))
 
     def _bad_key(self, frame: _Frame, pos: Pos, what: str) -> None:
-        """The key is reported and its value read under an empty one."""
+        """Reports the key, and reads its value under an empty key."""
         self._problems.add(pos, "", f"a key must be a word, not {what}", hint='quote a value that begins with "{"')
         frame.key, frame.key_pos, frame.merging = "", pos, False
 
@@ -264,7 +264,7 @@ class _Builder:
             self._place(node, size, pos)
 
     def _place(self, node: Node, size: int, at: Pos | None = None) -> None:
-        """``node`` where the parse stands: the top, a list, or the value of the pending key."""
+        """Adds ``node`` at the current position: as a document, a list item, or the value of the pending key."""
         if not self._stack:
             if not (isinstance(node, ScalarNode) and node.value is None):
                 self.documents.append(node)
@@ -291,7 +291,7 @@ class _Builder:
 
 
 def _text_column(event: Any, column: int) -> int:
-    """The column of the scalar's first character, when its source is the text itself on one line; else 0."""
+    """Returns the column of the scalar's first character if its text is verbatim on one line; else 0."""
     start, end = event.start_mark, event.end_mark
     if start.line != end.line or event.anchor is not None or event.tag is not None:
         return 0
@@ -324,8 +324,8 @@ class _ManifestDumper(_Dumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """PyYAML quotes what a reader of YAML 1.1 would misread, except for line breaks. Control characters are quoted so
-    that they can be escaped."""
+    """PyYAML quotes text that a YAML 1.1 reader would misread, except for line breaks. This function also quotes text
+    that a YAML 1.2 reader would misread, and control characters, so that they are escaped."""
     lines = text.split("\n")
     try:
         plain_text = text != "<<" and isinstance(resolve_plain(text), str) and all(map(str.isprintable, lines))
@@ -341,8 +341,8 @@ _ManifestDumper.add_representer(str, lambda dumper, text: _represent_text(dumper
 
 
 def dump_documents(documents: Iterable[Any], *, manifests: bool = False) -> str:
-    """The documents as a YAML stream, keys in their order. ``manifests``: a literal ``${{`` is escaped, so that the
-    text can be applied."""
+    """Returns the documents as a YAML stream, with keys in their order. ``manifests``: escapes a literal ``${{``, so
+    that the text can be applied."""
     dumper = _ManifestDumper if manifests else _Dumper
     return yaml.dump_all(
         documents, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120
