@@ -1,7 +1,7 @@
-"""``areal apply`` and ``diff``: the same plan, executed or printed; ``delete``, ``history`` and ``rollback``.
+"""``areal apply`` executes a plan, ``diff`` prints the same plan; also ``delete``, ``history`` and ``rollback``.
 
-Shortcuts apply the manifests that their flags stand for. Their errors name flags instead of fields: the user of a
-shortcut has never seen a manifest.
+Shortcut commands build manifests from their flags and apply them. Their errors name flags instead of fields, because
+their users do not see a manifest.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _INVALID = 3
 
 
 class PolicyFlags(NamedTuple):
-    """The limits of ``apply``; ``diff`` takes the same flags, so that it prints the same plan."""
+    """Flags for what ``apply`` may do; ``diff`` takes the same flags, so that it prints the same plan."""
 
     prune: bool
     set_name: str | None
@@ -180,7 +180,7 @@ def diff(
 
 
 def _refused(plan: Plan) -> int:
-    """Print the objects that cannot be applied. Returns the exit status of the worst, 0 without any."""
+    """Prints the objects that cannot be applied. Returns the most severe exit status, or 0 if there are none."""
     from areal.errors import worst_exit
     from areal.reconcilers.outcomes import refused_error
 
@@ -228,7 +228,7 @@ def _readable(plan: Plan) -> str:
 
 
 def _markdown(plan: Plan) -> str:
-    """A comment for a pull request: a table of objects, the whole plan folded below it."""
+    """Returns a pull request comment: a table of objects and, folded, the whole plan."""
     changed = [item for item in plan.objects if item.action != "unchanged"]
     if not changed and not plan.drift and not plan.faults:
         return "**areal diff**: no difference"
@@ -243,7 +243,7 @@ def _markdown(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-# -- manifests that the flags of a shortcut stand for
+# -- manifests built from the flags of shortcut commands
 
 Manifest = Mapping[str, Any]
 FLAG_FIELDS = {
@@ -282,11 +282,11 @@ FLAG_FIELDS = {
     "restart": "restart.policy",
     "max_restarts": "restart.maxRestarts",
 }
-"""The field of the spec that a flag sets."""
+"""The field of the spec that each flag sets."""
 
 
 def spec_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec that flags stand for. Flags that are not given set nothing: defaults are never written down."""
+    """Returns the spec that the given flags set. Other flags set nothing, so that no default is stored."""
     spec: dict[str, Any] = {}
     for name, path in FLAG_FIELDS.items():
         if given.get(name) not in (None, {}):
@@ -305,7 +305,7 @@ def resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 def preview(
     cli: Invocation, manifests: Sequence[Manifest], dry_run: str, *, force: bool = False, recreate: str = ""
 ) -> int:
-    """``--dry-run``: the plan as text, or with -o the manifests that the flags stand for."""
+    """Implements ``--dry-run``: prints the plan as text, or with ``=client`` or -o the manifests built from the flags."""
     if dry_run == "client" or not cli.format.is_table:
         print_manifests(cli, manifests, "(dry run)")
         return 0
@@ -327,8 +327,8 @@ def converge(
     timeout: float | None = None,
     recreate: str = "",
 ) -> Outcome:
-    """Apply ``manifests`` as one request. ``force`` replaces what cannot be changed and takes fields in conflict.
-    ``recreate``: the uid of an object that is replaced in any case."""
+    """Applies ``manifests`` as one request. ``force`` replaces objects to change immutable fields, takes fields that
+    other layers hold and allows downtime. ``recreate``: uid of an object that is replaced even if it is unchanged."""
     from areal.reconcilers.apply import apply
 
     cli.yes = cli.yes or force or bool(recreate)
@@ -359,7 +359,7 @@ _FLAGS = {
     "spec.auth.adminKeyFrom": "--admin-api-key-file",
     "spec.external.apiKeyFrom": "--provider-api-key-env",
     "spec.workingDir": "the working folder",
-    "spec.overrides": "",  # the message names the one that is meant
+    "spec.overrides": "",  # the message names the override
     "spec": "",
 }
 _FIELD = re.compile(r"\bspec(?:\.[A-Za-z]\w*|\[[^\]]*\])*")
@@ -374,7 +374,7 @@ _PHRASES = {
 
 @contextmanager
 def flags_in_errors() -> Iterator[None]:
-    """Errors name flags instead of fields, and no place in a manifest."""
+    """Rewrites errors to name flags instead of fields, without positions in a manifest."""
     try:
         yield
     except ArealError as error:
@@ -406,8 +406,8 @@ def _in_flags(text: str) -> str:
 
 
 def flag_of(path: str) -> str:
-    """The flag that says the field ``spec.a.b[c]``; "" where several do or the message says it, the field itself where
-    none does."""
+    """Returns the flag that sets the field ``spec.a.b[c]``; "" if several flags do or the message names the flag; the
+    field itself if no flag sets it."""
     for end in range(len(path), 0, -1):
         if (end == len(path) or path[end] in ".[") and (flag := _FLAGS.get(path[:end])) is not None:
             rest = path[end:].lstrip(".")

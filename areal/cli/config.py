@@ -1,4 +1,4 @@
-"""``areal config``, and the verbs about ``areal`` itself: completion and version."""
+"""``areal config``, ``areal completion`` and ``areal version``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 def config_text(config: Mapping[str, Any]) -> str:
-    """YAML in block form, without empty sections."""
+    """Returns the configuration as YAML in block style, without empty sections."""
     kept = {key: value for key, value in config.items() if value not in ({}, None)}
     return to_yaml([kept]) if kept else ""
 
@@ -199,7 +199,7 @@ def _no_context(cli: Invocation, name: str) -> NotFound:
 
 @contextmanager
 def _changed(cli: Invocation, said: str) -> Iterator[dict[str, Any]]:
-    """The configuration, to be changed in place. It is written at the end of the block; then ``said`` is printed."""
+    """Yields a copy of the configuration to change in place. At the end, writes it to the file and prints ``said``."""
     from areal.state.files import write_atomic
 
     config = copy.deepcopy(dict(cli.config))
@@ -242,7 +242,7 @@ def _script(shell: str) -> str:
     class _Bash(BashComplete):
         @staticmethod
         def _check_version() -> None:
-            """The reader's bash may be another one than this machine's first: leave the check to it."""
+            """Skips click's check of the first bash on PATH: another bash may read the script."""
 
     root = click.get_current_context().find_root().command
     makers: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": ZshComplete, "fish": FishComplete}

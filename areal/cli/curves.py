@@ -1,7 +1,7 @@
-"""``areal train metrics``: curves of jobs, in groups of numbers that belong together, in the terminal or as a picture.
+"""``areal train metrics``: draws the metrics of jobs in groups, in the terminal or in an image file.
 
-The numbers of a group have one unit, so they share a scale; and all curves share an axis of steps, so that those of
-several runs, which may be of different lengths, can be compared point by point.
+The metrics of a group have the same unit and share a scale. All curves share an axis of steps, so that runs of
+different lengths can be compared step by step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from areal.terminal import fancy
 
 WIDTH = 60
 _BARS = "▁▂▃▄▅▆▇█"
-_DOTTED = 30  # points of a curve, below which each is seen
+_DOTTED = 30  # a curve with fewer points gets a marker at each point
 _NO_CURVES = ("step", "attempt", "time", "total_steps")
 MAIN = (
     "reward/mean",
@@ -66,7 +66,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("prompts", ("prompts/*",)),
     ("weight update (ms)", ("weights/*ms",)),
 )
-"""The groups, most important first. Metrics of no group follow, each alone; times come last."""
+"""Groups of metrics, most important first. Each metric without a group follows as its own group; times are last."""
 _TIMES = "time (s)"
 _SUMMARIES = ("avg", "min", "max")
 
@@ -76,7 +76,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Series:
-    """One number of one job. ``curve`` is in order of steps, never empty."""
+    """One metric of one job. ``curve`` is ordered by step and never empty."""
 
     metric: str
     job: str
@@ -95,7 +95,7 @@ class CurveGroup:
 
 
 def curves_of(steps: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) -> dict[str, Curve]:
-    """(step, value) of each metric in order of steps, by name; of all metrics without ``wanted``."""
+    """Returns the curve, (step, value) ordered by step, of each metric in ``wanted``, or of all if it is empty."""
     found: dict[str, Curve] = {}
     for step in steps:
         for name, value in step.items():
@@ -106,7 +106,7 @@ def curves_of(steps: Sequence[Mapping[str, Any]], wanted: Sequence[str] = ()) ->
 
 
 def grouped(runs: Mapping[str, Mapping[str, Curve]]) -> list[CurveGroup]:
-    """``runs``: curves by name, by job. A metric's curves of all jobs stand side by side."""
+    """Groups curves. ``runs``: job -> metric -> curve. The curves of one metric are adjacent for all jobs."""
     found: dict[tuple[int, str], list[Series]] = {}
     metrics = sorted({metric for curves in runs.values() for metric in curves})
     for metric in metrics:
@@ -131,22 +131,22 @@ def span_of(groups: Iterable[CurveGroup]) -> Span:
 
 
 def sparkline(curve: Curve, span: Span, scale: tuple[float, float], width: int = WIDTH) -> str:
-    """The curve from the first to the last step of ``span`` in at most ``width`` characters, each the mean of its share
-    of the steps; a space where the curve has none."""
+    """Draws ``curve`` over the steps of ``span`` in at most ``width`` characters. Each character is the mean of the
+    values in its range of steps, or a space if there are none."""
     first, steps = span[0], span[1] - span[0] + 1
     count = max(1, min(width, steps))
     shares: dict[int, list[float]] = {}
     for step, value in curve:
         shares.setdefault((step - first) * count // steps, []).append(value)
-    half = (scale[1] / 2 - scale[0] / 2) or 1.0  # halves: a difference of finite numbers may be infinite
+    half = (scale[1] / 2 - scale[0] / 2) or 1.0  # halved, since the difference of finite floats can overflow
     means = {place: sum(value / len(share) for value in share) for place, share in shares.items()}
     levels = {place: round((mean / 2 - scale[0] / 2) / half * (len(_BARS) - 1)) for place, mean in means.items()}
     return "".join(_BARS[levels[place]] if place in levels else " " for place in range(count)).rstrip()
 
 
 def draw(groups: Sequence[CurveGroup], path: str) -> None:
-    """A picture with a diagram for each group: jobs by colour, and where there are several, numbers by the form of the
-    line. Raises ArealError where there is nothing to draw with."""
+    """Writes an image with a diagram for each group. Colors distinguish jobs and line styles metrics; for a single job,
+    colors distinguish metrics. Raises ArealError without matplotlib, or if the file cannot be written."""
     try:
         from matplotlib.figure import Figure  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError as error:
@@ -227,7 +227,7 @@ def metrics(
 
 
 def _metrics_file(cli: Invocation, name: str) -> Path:
-    """Raises NotFound."""
+    """Returns the metrics file of a job, or of the folder of a run. Raises NotFound."""
     if "/" in name:
         path = Path(name).expanduser() / "metrics.jsonl"
         if not path.is_file():
@@ -238,7 +238,7 @@ def _metrics_file(cli: Invocation, name: str) -> Path:
 
 
 def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: Sequence[str]) -> None:
-    """Raises NotFound for a metric that no job has, and where none has any."""
+    """Raises NotFound for a metric that no job has, and if no job has any metric."""
     known = {metric for curves in runs.values() for metric in curves}
     first = next(iter(runs))
     if missing := [metric for metric in wanted if metric not in known]:
@@ -254,7 +254,7 @@ def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: S
 
 
 def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
-    """The ten that matter; all, where a driver writes none of them."""
+    """Returns the metrics of ``MAIN``, or all metrics if the jobs write none of them."""
     chosen = {job: {name: curves[name] for name in MAIN if name in curves} for job, curves in runs.items()}
     known, shown = ({metric for curves in every.values() for metric in curves} for every in (runs, chosen))
     if not shown:
@@ -265,7 +265,7 @@ def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str,
 
 
 def _emit_curves(cli: Invocation, groups: Sequence[CurveGroup], *, several: bool) -> None:
-    """A table with the groups' titles between its lines; the curves have the room that is left on a terminal."""
+    """Prints a table with group titles between its rows. On a terminal, curves take the width that is left."""
     rows = [
         {
             "group": group.title,

@@ -1,4 +1,4 @@
-"""``areal generate systemd|docker``: files by which the services of a home come back after a boot."""
+"""``areal generate systemd|docker``: writes files that start the services of a home at boot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _env = click.option(
 
 
 def _environment(variables: Sequence[str]) -> dict[str, str]:
-    """Raises UsageFault."""
+    """Parses ``NAME=VALUE`` and ``NAME``. Raises UsageFault."""
     found = {}
     for text in variables:
         name, equals, value = text.partition("=")
@@ -51,7 +51,7 @@ def _environment(variables: Sequence[str]) -> dict[str, str]:
 
 
 def _secrets(items: Sequence[StoredObject]) -> dict[str, str]:
-    """The variables from which objects take secrets, each with one place that names it."""
+    """Returns the environment variables that objects read secrets from, each with a field that names it."""
 
     def walk(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, inner in value.items() if isinstance(value, Mapping) else ():
@@ -106,20 +106,20 @@ _STOP_S = 120
 
 
 def _plain(text: str) -> str:
-    """A value that systemd reads to the end of its line. Raises UsageFault."""
+    """Escapes a value that extends to the end of a line in a unit. Raises UsageFault for control characters."""
     if any(ord(char) < 32 for char in text):
         raise UsageFault(f"{text!r} cannot be written into a unit: it has a control character")
     return text.replace("%", "%%")
 
 
 def _quoted(text: str, *, expands: bool = False) -> str:
-    """One word for systemd. ``expands``: where it replaces variables."""
+    """Quotes one word for systemd. ``expands``: systemd replaces variables in it."""
     text = _plain(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text.replace("$", "$$") if expands else text}"'
 
 
 def _absolute(source: SourceFlags) -> list[str]:
-    """The flags again, with absolute paths. Raises UsageFault."""
+    """Returns the flags as words with absolute paths. Raises UsageFault for stdin."""
     if STDIN in source.files:
         raise UsageFault("a unit cannot read stdin", hint="-f FILE")
     words = [word for file in source.files for word in ("-f", os.path.abspath(file))]  # noqa: PTH100 - symlinks stay
@@ -131,7 +131,7 @@ def _absolute(source: SourceFlags) -> list[str]:
 
 
 def _login(name: str | None) -> str:
-    """Raises UsageFault."""
+    """Returns the name of the given or the current user. Raises UsageFault."""
     try:
         return pwd.getpwnam(name).pw_name if name else pwd.getpwuid(os.getuid()).pw_name
     except KeyError as error:
@@ -247,14 +247,14 @@ def _extras(kind: str, spec: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _of_dockerfile(text: str) -> str:
-    """One word for ENV, which replaces variables. Raises UsageFault."""
+    """Quotes one word for ENV, in which Docker replaces variables. Raises UsageFault for control characters."""
     if any(ord(char) < 32 for char in text):
         raise UsageFault(f"{text!r} cannot be written into a Dockerfile: it has a control character")
     return json.dumps(text, ensure_ascii=False).replace("$", "\\$")
 
 
 def _inside(source: SourceFlags) -> list[str]:
-    """The flags with paths relative to this folder. Raises UsageFault for one outside of it."""
+    """Returns the flags as words with paths relative to the working directory. Raises UsageFault for other paths."""
     words, here = _absolute(source), Path.cwd()
     for place, word in enumerate(words):
         if words[place - 1] in ("-f", "-k", "--values"):

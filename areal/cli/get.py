@@ -1,6 +1,6 @@
-"""``areal get``, ``describe`` and ``events``: state and /proc, and a gateway elsewhere.
+"""``areal get``, ``describe`` and ``events``, which read state and /proc, or a remote gateway.
 
-A model, YAML or an HTTP client is imported for the flags that need it.
+Pydantic models, YAML and the HTTP client are imported only for the flags that need them.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def get(
 def _objects(
     cli: Invocation, targets: Sequence[str], selector: str | None, defaults: bool, listed: set[str] | None
 ) -> Table:
-    """``listed``: the objects that were listed before, and stay so though their job has ended since; None: all are
-    listed."""
+    """``listed``: the objects that earlier calls listed. They stay listed after they end; other ended objects are left
+    out. None: all are listed."""
     home = HomeView(cli.home)
     refs, kinds = _requested(targets)
     unreadable: list[tuple[str, str]] = []
@@ -145,14 +145,14 @@ def _objects(
         note = f"no labels match {selector}" if selector is not None else f"there is no {' or '.join(kinds)}"
     if cli.format.kind == "manifest":
         return Table([], [], str, manifests=[manifest(item) for item in shown], unreadable=unreadable, note=note)
-    seen = home.statuses(shown, probe=cli.format.kind != "name")  # then nobody reads a status
+    seen = home.statuses(shown, probe=cli.format.kind != "name")  # -o name prints no status
     rows = [document_of(item, seen[str(item.ref)], defaults=defaults) for item in shown]
     columns = columns_for([item.kind for item in shown] if refs else kinds)
     return Table(rows, columns, document_name, single=len(refs) == 1, unreadable=unreadable, note=note)
 
 
 def _requested(targets: Sequence[str]) -> tuple[list[Ref], list[str]]:
-    """The single objects that are named, or the kinds."""
+    """Returns (named objects, kinds); one of them is empty."""
     if not targets or tuple(targets) == ("all",):
         return [], list(KINDS)
     if len(targets) == 1 and "/" not in targets[0]:
@@ -237,7 +237,7 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 
 
 def _process(cli: Invocation, state: RunState) -> dict[str, Any]:
-    """A process; where it failed, also its first exception and last lines."""
+    """Returns the document of a process; if it failed, with its first exception and last log lines."""
     row = process_row(state)
     if state.last_exit is not None and state.last_exit.reason != "stopped":
         from areal.runtime.backends import Backends
@@ -286,7 +286,7 @@ def _section(title: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Co
 
 
 def _waiting(process: Mapping[str, Any]) -> str:
-    """The scheduler's own words for a process that has no node yet."""
+    """Describes a queued process, with the scheduler's reason."""
     who = f"{process['owner']} {process['component']}/{process['replica']}"
     since = f" since {process['queuedAt']}" if process.get("queuedAt") else ""
     return f"{who} waits for a node{since}: {process['reason'] or 'no reason is given'}"

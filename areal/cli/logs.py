@@ -1,4 +1,4 @@
-"""``areal logs``: all processes of an object merged in order of time, or one."""
+"""``areal logs``: logs of one process, or of all processes of an object, merged by time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class LogQuery(NamedTuple):
 def log_options(
     kinds: Iterable[str] = (), *, replica: str = "One replica.", since: str = "Only lines of the last TIME."
 ) -> Decorator[Any]:
-    """Hands the verb a ``query``. ``kinds``: the kinds of its processes; without any there is one, and no choice."""
+    """Adds the options of logs, passed to the command as ``query``. ``kinds``: the kinds whose processes can be
+    selected; if there are none, the command has one process and no options to select it."""
     components = components_of(kinds)
     more = ", also of processes yet to come" if kinds else ""
     one_process: list[Decorator[Any]] = [
@@ -89,7 +90,7 @@ def logs(cli: Invocation, targets: tuple[str, ...], query: LogQuery) -> int:
 
 
 def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bool] = lambda: False) -> int:
-    """Print, and with ``follow`` go on until Ctrl-C or ``until`` is true."""
+    """Prints logs; with ``follow``, until Ctrl-C or until ``until()`` is true. Raises NotFound without a process."""
     from areal.runtime.backends import Backends
 
     backend = Backends(cli.home.root)
@@ -133,7 +134,7 @@ def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:
 
 
 def print_lines(cli: Invocation, lines: Sequence[str], *, follow: bool = False) -> None:
-    """Lines of a file that keeps no times. ``follow``: more may come, so that each is a document of its own."""
+    """Prints lines of a file without timestamps. ``follow``: more lines may come, so that each is a JSON document."""
     rows = [{"line": line} for line in lines]
     if cli.format.is_table:
         write("\n".join(lines))
@@ -149,7 +150,7 @@ def print_lines(cli: Invocation, lines: Sequence[str], *, follow: bool = False) 
 _FIRST_WINDOW_S = 16.0
 _WIDER = 8
 _WIDEST_S = 1e9
-_RESOLUTION_S = 1.0  # a line's time is that of its log's last time mark, which is at most this much older
+_RESOLUTION_S = 1.0  # a line has the time of the last time mark in its log, which is at most this much older
 
 
 class Line(NamedTuple):
@@ -170,8 +171,8 @@ def _lines(backend: RunControl, state: RunState, query: LogQuery) -> list[TimedL
 
 
 def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[TimedLine]:
-    """The last ``count`` lines written at ``since`` or later. Looks back ever further, so that the end of a long log
-    is found without reading its beginning."""
+    """Returns the last ``count`` lines written at ``since`` or later. Widens its time window step by step, so that it
+    does not read the beginning of a long log."""
     newest = max((Path(path).stat().st_mtime for path in paths if Path(path).exists()), default=0.0)
     window = _FIRST_WINDOW_S
     while True:
@@ -184,13 +185,13 @@ def last_lines(paths: Sequence[str], count: int, since: float = 0.0) -> list[Tim
 
 
 def merged(streams: Sequence[tuple[RunState, Sequence[TimedLine]]]) -> Iterator[Line]:
-    """All lines by time. The lines of one process keep their order: their times never go back."""
+    """Yields all lines by time. Lines of one process keep their order, since their times never decrease."""
     lines = [[Line(line.at, process, line.text) for line in stream] for process, stream in streams]
     return merge(*lines, key=lambda line: line.at)
 
 
 def not_yet_shown(shown: Sequence[str], polled: Sequence[str]) -> list[str]:
-    """``polled`` without its beginning that ``shown`` ends with: lines written between opening and reading."""
+    """Returns ``polled`` without the first lines that ``shown`` ends with: lines written between opening and reading."""
     for overlap in range(min(len(shown), len(polled)), 0, -1):
         if list(shown[-overlap:]) == list(polled[:overlap]):
             return list(polled[overlap:])
@@ -198,7 +199,7 @@ def not_yet_shown(shown: Sequence[str], polled: Sequence[str]) -> list[str]:
 
 
 class _Tail:
-    """The new lines of one process; ``shown`` are the lines that were printed of it before."""
+    """Follows the log of one process. ``shown``: its lines that have been printed before."""
 
     def __init__(self, backend: RunControl, state: RunState, *, new: bool = False) -> None:
         from areal.runtime.logs import LogFollower
@@ -215,8 +216,8 @@ class _Tail:
 
 
 class _Printer:
-    """Lines as people read them, with a prefix a process when there are several; or as documents, one a line where
-    the end cannot be awaited (``lines``)."""
+    """Prints lines as text, with a prefix per process if there are several, or as documents. ``lines``: print each
+    document on its own line, because the output has no end."""
 
     def __init__(self, cli: Invocation, states: Sequence[RunState], *, lines: bool) -> None:
         self._cli = cli

@@ -1,8 +1,8 @@
-"""Entry point of ``areal``: the tree of commands as one static table, one verb called, its errors as one message and an
-exit code.
+"""Entry point of ``areal``: has the command tree as a static table, runs one command, and turns its errors into a
+message and an exit status.
 
-Imports nothing but click and the options: this is the cost of ``areal --help`` and of completion, which read the table
-alone. The code behind a name is imported when the name is used. Names are frozen: scripts depend on them
+``areal --help`` and completion read only the table, so this module imports little besides click and the options. The
+module of a command is imported when the command is used. Names are frozen, since scripts depend on them
 (``tests/cli/tree.json``).
 """
 
@@ -180,13 +180,13 @@ ROOT: dict[str, Leaf | Branch] = {
 }
 
 
-# -- groups that import a command when it is used
+# -- groups that import a command on use
 
 CONTEXT_SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 class LazyGroup(click.Group):
-    """A group over a static table. Listing, help and completion of names read the table and import nothing."""
+    """A group of commands in a static table. Lists, help and completion of names read the table and import nothing."""
 
     def __init__(self, *args: Any, table: Mapping[str, Leaf | Branch], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -236,7 +236,7 @@ class LazyGroup(click.Group):
 
 
 def load(name: str, leaf: Leaf) -> click.Command:
-    """Import the command behind ``leaf``. Its short help is the table's, so the two cannot disagree."""
+    """Imports the command of ``leaf``. Its short help is taken from the table, so that the two cannot differ."""
     module_name, attribute = leaf.target.split(":")
     __import__(module_name)
     command = getattr(sys.modules[module_name], attribute)
@@ -260,11 +260,11 @@ def cli() -> None:
 
 
 def main() -> int:
-    """The console script. The process ends here, so the collector is told that nothing is left to look at: the
-    interpreter's last collections would cost a short command a tenth of its time."""
+    """Runs the console script. ``gc.freeze`` skips the garbage collections at exit, which would take a tenth of the
+    time of a short command."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            # A name that the terminal cannot show, half a surrogate pair of an answer: no reason to fail.
+            # Characters that cannot be encoded (in a name, or half a surrogate pair in a response) must not fail.
             utf8 = stream.encoding.lower() in ("utf-8", "utf8")
             stream.reconfigure(errors="backslashreplace" if utf8 else "replace")
     status = run()
@@ -273,7 +273,7 @@ def main() -> int:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status (docs/reference/cli.md)."""
+    """Runs one command and returns its exit status (docs/reference/cli.md)."""
     with guarded():
         return _run(args)
 
@@ -291,7 +291,7 @@ def _run(args: Sequence[str] | None) -> int:
     except click.Abort:
         return STATUS
     except BrokenPipeError:
-        # The reader of our pipe left: the interpreter's last flush must not complain about it.
+        # The reader closed the pipe: the interpreter's last flush must not fail on it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every failure becomes a message and a status
@@ -305,7 +305,7 @@ def _run(args: Sequence[str] | None) -> int:
 
 
 def _invoke(args: list[str], invocation: Invocation) -> int:
-    """Run the command and return its exit status. ``cli.main`` would turn a closed pipe into status 1."""
+    """Runs the command and returns its exit status. ``cli.main`` would turn a closed pipe into status 1."""
     try:
         with cli.make_context("areal", args, obj=invocation) as ctx:
             result = cli.invoke(ctx)

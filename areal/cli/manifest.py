@@ -1,4 +1,4 @@
-"""Verbs over manifests alone: no state, no GPU, no network; and the flags that name manifests."""
+"""Commands that only read manifests (no state, no GPU, no network), and the flags that name manifests."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STDIN = "-"
 
 
 class SourceFlags(NamedTuple):
-    """The flags as given."""
+    """The flags that name manifests, as given."""
 
     files: tuple[str, ...] = ()
     recursive: bool = False
@@ -49,13 +49,13 @@ class SourceFlags(NamedTuple):
         return self
 
     def read(self) -> RenderRequest:
-        """Reads stdin where the flags name it."""
+        """Returns the request to render the manifests. Reads stdin if a flag names it."""
         from areal.resources.render import RenderRequest
 
         return RenderRequest(**self._asdict(), stdin=sys.stdin.read() if STDIN in self.files else None)
 
     def render(self) -> Rendered:
-        """The resources, by file and values alone."""
+        """Renders the manifests, from files and values alone. Raises ManifestError."""
         from areal.resources.render import render
 
         return render(self.read())
@@ -98,7 +98,7 @@ _COLUMNS = (field("KIND", "kind"), field("NAME", "metadata", "name"))
 
 
 class DryRunCommand(click.Command):
-    """Reads a bare ``--dry-run`` as ``--dry-run=server`` (click would take the next word as its value)."""
+    """Treats a bare ``--dry-run`` as ``--dry-run=server`` (click would take the next word as its value)."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -115,7 +115,7 @@ dry_run_option = click.option(
 
 
 def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], said: str) -> None:
-    """Resources as manifests, ready to apply; as a table, one sentence each."""
+    """Prints manifests that can be applied; in the table format, one line each with ``said``."""
     if cli.format.kind == "yaml":
         write(to_yaml(manifests, manifests=True))
     elif cli.format.kind == "table":

@@ -1,7 +1,7 @@
 """Objects and processes on the command line: their names, completion, state and documents.
 
-Completion reads file names only, so that TAB opens no object. Everything else reads state and /proc. A document is a
-typed tree, the same in JSON, YAML and JSONPath; tables pick from it.
+Completion only lists file names, so that TAB opens no object. Other functions read state and /proc. A document is a
+typed tree, the same in JSON, YAML and JSONPath; tables show a part of it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def parse_refs(words: Sequence[str]) -> list[Ref]:
-    """``model qwen llama`` or ``model/qwen job/x``; the two spellings do not mix."""
+    """Parses ``model qwen llama`` or ``model/qwen job/x``. Raises UsageFault if the two forms are mixed."""
     if not words:
         return []
     if "/" in words[0]:
@@ -55,7 +55,7 @@ def one_ref(words: Sequence[str]) -> Ref:
 
 
 def names_of(home_root: str, kind: str) -> list[str]:
-    """Names of the stored objects of a kind, from the folder listing alone."""
+    """Returns the names of the stored objects of a kind, from the folder listing alone."""
     try:
         entries = os.scandir(os.path.join(home_root, "objects", kind.lower()))  # noqa: PTH118 - pathlib is slower
     except OSError:
@@ -65,7 +65,7 @@ def names_of(home_root: str, kind: str) -> list[str]:
 
 
 def missing(home: Home, ref: Ref) -> NotFound:
-    """The error for an object that is not there, with the name that was probably meant."""
+    """Returns the error for an object that does not exist, with a similar name as a suggestion."""
     from areal.errors import did_you_mean
 
     names = names_of(str(home.root), ref.kind)
@@ -74,7 +74,7 @@ def missing(home: Home, ref: Ref) -> NotFound:
 
 
 def stored(home: Home, ref: Ref) -> StoredObject:
-    """The object, or NotFound with a suggestion. Raises Unreadable when its file is damaged."""
+    """Returns the object. Raises NotFound, with a suggestion, or Unreadable if its file is damaged."""
     from areal.state.objects import ObjectStore
 
     found = ObjectStore(home).get(ref)
@@ -90,7 +90,7 @@ def recorded(cli: Invocation, ref: Ref) -> StoredObject | None:
 
 
 def select(home: Home, words: Sequence[str], selector: str) -> list[Ref]:
-    """The objects of one kind with matching labels."""
+    """Returns the objects of one kind with matching labels."""
     from areal.state.objects import ObjectStore
 
     if len(words) != 1 or "/" in words[0]:
@@ -106,7 +106,7 @@ Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def complete(choices: Callable[[click.Context], Iterable[str]]) -> Completer:
-    """A completer for words that ``choices`` gives."""
+    """Returns a completer for the words of ``choices``."""
 
     def completer(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
         return [word for word in choices(ctx) if word.startswith(incomplete)]
@@ -115,7 +115,7 @@ def complete(choices: Callable[[click.Context], Iterable[str]]) -> Completer:
 
 
 def complete_names(kind: str) -> Completer:
-    """A completer for the names of one kind."""
+    """Returns a completer for the names of one kind."""
     return complete(lambda ctx: names_of(home_of(ctx), kind))
 
 
@@ -124,7 +124,7 @@ def complete_kinds(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """``KIND``, then ``NAME``; or ``KIND/NAME``."""
+    """Completes ``KIND``, then ``NAME``; or ``KIND/NAME``."""
 
     def names(spelling: str) -> list[str]:
         try:
@@ -147,7 +147,7 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str] | list[CompletionItem]:
-    """``KIND.FIELD...``: kinds, then the fields below the typed one."""
+    """Completes ``KIND.FIELD...``: kinds, then the fields below the typed field."""
     from click.shell_completion import CompletionItem
 
     from areal.resources.explain import fields_below
@@ -164,7 +164,8 @@ def complete_fields(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def home_of(ctx: click.Context) -> str:
-    """The state folder as completion sees it: the flags typed so far, the environment, the default. Never fails."""
+    """Returns the state folder for completion, from the flags typed so far, the environment or the default. Never
+    fails."""
     invocation = ctx.find_object(Invocation)
     return home_path(invocation.home_flag if invocation else None)
 
@@ -214,8 +215,8 @@ _TERM = rf"""\s*(?:
 
 
 def parse_selector(text: str) -> Selector:
-    """One predicate over labels: every comma-separated requirement holds. As in Kubernetes, ``!=`` and ``notin`` also
-    match an object without the label."""
+    """Returns a predicate that is true if labels meet all comma-separated requirements. As in Kubernetes, ``!=`` and
+    ``notin`` also match an object without the label. Raises UsageFault."""
     requirement = re.compile(_TERM, re.VERBOSE)
     terms: list[Selector] = []
     at = 0
@@ -249,7 +250,7 @@ def _term(match: re.Match[str]) -> Selector:
 
 
 class HomeView:
-    """A home at one moment: its objects and processes, each read when it is first needed."""
+    """A snapshot of a home: its objects and processes, each read on first use."""
 
     def __init__(self, home: Home) -> None:
         self.home = home
@@ -277,19 +278,19 @@ class HomeView:
         return statuses(self.home, objects, self.runs if objects and probe else {})
 
     def states(self, refs: Iterable[Ref] | None = None) -> list[RunState]:
-        """The processes of ``refs``, or all; by owner, component and replica, the newest of a slot last."""
+        """Returns the processes of ``refs``, or all, sorted by slot (owner, component, replica), then by start time."""
         owners = {str(ref) for ref in refs} if refs is not None else None
         found = [state for state in self.runs.values() if owners is None or state.spec.owner in owners]
         return sorted(found, key=lambda state: (*_slot(state), state.started_at or 0.0))
 
     def family(self, ref: Ref) -> list[Ref]:
-        """The object, the objects that it owns, and those that are attached to it, as models are to a service."""
+        """Returns the object, the objects that it owns, and the objects attached to it, as models to a service."""
         from areal.reconcilers.kinds import host_of
 
         return [ref, *(found.ref for found in self.objects if str(ref) in (found.owner, host_of(found)))]
 
     def ended(self) -> set[str]:
-        """Objects that have ended for good, as a job that has succeeded or failed, and the objects that they own."""
+        """Returns the objects that have completed, such as succeeded or failed jobs, and the objects that they own."""
         from areal.reconcilers.kinds import controller_of
 
         ended = set()
@@ -312,14 +313,14 @@ class HomeView:
         return [ObservedRun(state) for state in self.states([found.ref])]
 
     def address(self, ref: Ref) -> str:
-        """The URL of a service's gateway; "" when none lives."""
+        """Returns the URL of a service's gateway; "" if none runs."""
         from areal.reconcilers.status import gateway_address
 
         return gateway_address(str(ref), self.runs.values())
 
 
 def service_of(found: StoredObject) -> str | None:
-    """The name of the service that a model is attached to; None of an object that is attached to nothing."""
+    """Returns the name of the service that a model is attached to; None for an object without one."""
     from areal.reconcilers.kinds import host_of
 
     host = host_of(found)
@@ -331,8 +332,8 @@ def _slot(state: RunState) -> tuple[str, str, int]:
 
 
 def replaced(states: Iterable[RunState]) -> set[str]:
-    """The uids of exited processes whose slot (owner, component, replica) a living one has taken, and of commands in
-    the background that have done what they were started for."""
+    """Returns the uids of exited processes whose slot (owner, component, replica) a running process has taken, and of
+    background commands that have succeeded."""
     alive = {_slot(state) for state in states if state.pid}
     done = {state.spec.uid for state in states if not state.spec.owner and _ended_well(state)}
     return done | {state.spec.uid for state in states if not state.pid and _slot(state) in alive}
@@ -346,7 +347,8 @@ def _ended_well(state: RunState) -> bool:
 
 
 def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
-    """One kind has its own columns too. Several kinds share the common columns and name objects KIND/NAME."""
+    """Returns the columns of a table. A single kind has columns of its own; for several kinds there are only the common
+    columns, and objects are named KIND/NAME."""
     from areal.reconcilers.kinds import KindController, controller_of
 
     one, *more = dict.fromkeys(kinds) or KINDS
@@ -378,14 +380,14 @@ def document_name(document: Mapping[str, Any]) -> str:
 
 
 def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = False) -> dict[str, Any]:
-    """``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it, or with defaults filled in."""
+    """Returns ``apiVersion, kind, metadata, spec, status``; ``spec`` as the user set it, or with defaults."""
     from areal.reconcilers.status import object_document
 
     return object_document(found, status, spec=with_defaults(found) if defaults else None)
 
 
 def manifest(item: StoredObject | Resource) -> dict[str, Any]:
-    """The fields that the user has set: applying it changes nothing."""
+    """Returns the manifest with the fields that the user has set: applying it changes nothing."""
     metadata: dict[str, Any] = {"name": item.name}
     if item.labels:
         metadata["labels"] = dict(item.labels)
@@ -397,7 +399,7 @@ def manifest(item: StoredObject | Resource) -> dict[str, Any]:
 
 
 def with_defaults(found: StoredObject) -> dict[str, Any]:
-    """The spec that is in force. Validates, so this is the slow path."""
+    """Returns the spec with defaults. Slow, because it validates the spec."""
     from areal.resources.validation import effective
 
     dumped: dict[str, Any] = effective(found.kind, found.spec).model_dump(mode="json", by_alias=True)
@@ -405,7 +407,7 @@ def with_defaults(found: StoredObject) -> dict[str, Any]:
 
 
 def origin_rows(found: StoredObject, *, defaults: bool = False) -> list[dict[str, Any]]:
-    """One row a field: its value, the layer that set it, who, when, from which file."""
+    """Returns a row per field: its value, the layer that set it, the actor, the time and the source file."""
     from areal.resources.tree import leaves, path_text
     from areal.state.records import origins
 
@@ -436,7 +438,7 @@ ORIGIN_COLUMNS = (
 
 
 def source_text(source: Mapping[str, Any] | None) -> str | None:
-    """``file:line`` of a manifest, None when there was no file."""
+    """Returns ``file:line`` of a manifest; None if there was no file."""
     if not source or not source.get("file"):
         return None
     return f"{source['file']}:{source['line']}" if source.get("line") else str(source["file"])
@@ -446,7 +448,7 @@ def source_text(source: Mapping[str, Any] | None) -> str | None:
 
 
 def process_row(state: RunState) -> dict[str, Any]:
-    """One process, typed."""
+    """Returns the document of a process."""
     from areal.runtime.runs import is_placed
 
     last = state.last_exit
@@ -455,7 +457,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         "owner": state.spec.owner,
         "component": state.spec.component,
         "replica": state.spec.replica,
-        "state": "halted" if state.halted else state.phase.value,  # by a signal: it lives, and does nothing
+        "state": "halted" if state.halted else state.phase.value,  # halted: stopped by a signal, but alive
         "pid": state.pid,
         "shimPid": state.shim_pid,
         "gpus": list(state.gpus or state.spec.gpus),

@@ -149,7 +149,7 @@ _WORDS = {"true": "True", "false": "False", "null": "None"}
 _OPERATORS = {"||": "or", "&&": "and", "!": "not", **{word: word for word in ("if", "else", "and", "or", "not", "in")}}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _CLOSING = {"(": ")", "[": "]"}
-_PAIRS = {*_CLOSING.items(), ("not", "in")}  # a second token that may follow the first in place of an operand
+_PAIRS = {*_CLOSING.items(), ("not", "in")}  # (previous, current) tokens that are valid where an operand is due
 
 
 def _tokenize(text: str, start: int) -> tuple[list[_Token], int]:

@@ -73,7 +73,7 @@ def update_class(kind: str, path: FieldPath) -> UpdateClass:
 
 
 def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
-    """Returns the references of a sparse spec, including defaults: a Model without ``service`` refers to ``default``."""
+    """Returns the references of a sparse spec, with defaults: a Model without ``service`` refers to ``default``."""
     found = []
     for base, name, target in spec_model(kind).REFERENCES:
         holder = get_path(sparse, base)
