@@ -305,7 +305,7 @@ def resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 def preview(
     cli: Invocation, manifests: Sequence[Manifest], dry_run: str, *, force: bool = False, recreate: str = ""
 ) -> int:
-    """Implements ``--dry-run``: prints the plan as text, or with ``=client`` or -o the manifests built from the flags."""
+    """Implements ``--dry-run``: prints the plan, or with ``=client`` or -o the manifests built from the flags."""
     if dry_run == "client" or not cli.format.is_table:
         print_manifests(cli, manifests, "(dry run)")
         return 0

@@ -191,7 +191,7 @@ def merged(streams: Sequence[tuple[RunState, Sequence[TimedLine]]]) -> Iterator[
 
 
 def not_yet_shown(shown: Sequence[str], polled: Sequence[str]) -> list[str]:
-    """Returns ``polled`` without the first lines that ``shown`` ends with: lines written between opening and reading."""
+    """Returns ``polled`` without the first lines if ``shown`` ends with them (written between opening and reading)."""
     for overlap in range(min(len(shown), len(polled)), 0, -1):
         if list(shown[-overlap:]) == list(polled[:overlap]):
             return list(polled[overlap:])

@@ -457,7 +457,7 @@ def process_row(state: RunState) -> dict[str, Any]:
         "owner": state.spec.owner,
         "component": state.spec.component,
         "replica": state.spec.replica,
-        "state": "halted" if state.halted else state.phase.value,  # halted: stopped by a signal, but alive
+        "state": "halted" if state.halted else state.phase.value,  # halted: alive, stopped by a signal or debugger
         "pid": state.pid,
         "shimPid": state.shim_pid,
         "gpus": list(state.gpus or state.spec.gpus),

@@ -1,5 +1,5 @@
-"""Operations: ``areal scale|restart|suspend|resume|wait|reconcile|adopt|doctor``, and what every command that changes
-something has: a context, progress, Ctrl-C, the approval of its plan, and an outcome.
+"""Operations: ``areal scale|restart|suspend|resume|wait|reconcile|adopt|doctor``, and the parts that all mutating
+commands share: context, progress, Ctrl-C, approval of the plan, and outcome.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-# -- progress on stderr: one moving line a target on a terminal, one line a change elsewhere
+# -- progress on stderr: on a terminal one line per target, redrawn in place; elsewhere one line per change
 
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _TICK_S = 0.1
-_BYTES = 1 << 20  # a total above this is shown as bytes: nothing else here counts so far
+_BYTES = 1 << 20  # totals from here on are shown as bytes: no other count gets this high
 
 
 class ProgressPrinter:
-    """Shows ``Progress`` values as they come; safe to call from many threads. Use as a context manager.
+    """Shows ``Progress`` values as they arrive. Thread-safe. Use as a context manager.
 
-    On a terminal every unfinished target keeps one line at the bottom, redrawn in place; a finished one is printed
-    once above them and let go. Elsewhere a line is written when a target's stage changes, and only then (``verbose``:
-    also when its count does; work with an ETA: also at each tenth of it).
+    On a terminal, every target has one line that is redrawn in place; the last lines stay. Elsewhere, a line is written
+    only when the stage of a target changes (with ``verbose`` also when its count changes; for work with an ETA also at
+    each tenth).
     """
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, stream: TextIO | None = None) -> None:
@@ -130,7 +130,7 @@ def _progress_line(progress: Progress, *, waited: float = 0.0) -> str:
 
 
 def _tenth(progress: Progress) -> int:
-    """The number of tenths done, of work with an ETA."""
+    """Returns how many tenths are done of work with an ETA; 0 for other work."""
     if progress.eta_s is None or not progress.total:
         return 0
     return 10 * (progress.done or 0) // progress.total
@@ -144,10 +144,10 @@ _NOTICE = "\ninterrupted: {doing}; again to leave at once (nothing is lost eithe
 
 @contextmanager
 def graceful(interrupted: threading.Event, doing: str = "finishing the operation at hand") -> Iterator[None]:
-    """Within, SIGINT and SIGTERM set ``interrupted``; a second one ends the process with 130.
+    """Makes SIGINT and SIGTERM set ``interrupted``; a second signal exits the process with status 130.
 
-    Leaving at once is safe: every operation is journaled before it is done, and the next command finishes or rolls
-    back what it finds.
+    Exiting at once is safe: every operation is journaled before it runs, and the next command finishes open operations
+    or rolls them back.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -174,7 +174,8 @@ _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True
 
 @contextmanager
 def mutation(cli: Invocation) -> Iterator[Context]:
-    """The context of one mutating command: progress on stderr, the first Ctrl-C finishes the op at hand."""
+    """Yields the context of a mutating command. Progress goes to stderr; the first Ctrl-C lets the current operation
+    finish."""
     from areal.cli.remote import refuse_remote_context
     from areal.reconcilers.context import Context
     from areal.state.locks import actor, command_line
@@ -199,14 +200,15 @@ def mutation(cli: Invocation) -> Iterator[Context]:
 def mutate(
     cli: Invocation, operation: Callable[Concatenate[Context, P], Outcome], *args: P.args, **given: P.kwargs
 ) -> int:
-    """Run ``operation`` and print its outcome. Returns the exit status."""
+    """Runs ``operation`` and prints its outcome. Returns the exit status."""
     with mutation(cli) as context:
         outcome = operation(context, *args, **given)
     return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
 def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
-    """Approves a plan. Only a destructive one is asked about: with --yes never, off a terminal it is refused."""
+    """Returns a function that approves plans. It asks only about destructive plans, and not with --yes. Without a
+    terminal to ask on, it raises UsageFault."""
 
     def approve(plan: Plan) -> bool:
         if not plan.destructive or cli.yes:
@@ -224,7 +226,7 @@ def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
 
 
 def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> int:
-    """Print an outcome: data on stdout, failures and notes on stderr. Returns the exit status."""
+    """Prints an outcome: data to stdout, failures and notes to stderr. Returns the exit status."""
     if cli.format.kind == "table":
         for item in outcome.objects:
             kind, _, name = item.ref.partition("/")
@@ -280,7 +282,7 @@ def scale_object(cli: Invocation, ref: Ref, replicas: int, *, within_s: float = 
 
 
 def _verb(name: str, text: str) -> click.Command:
-    """An operation on one object after the other. A failure on one is reported beside the outcomes of the others."""
+    """Returns a command that runs an operation on each object in turn, and reports failures with all outcomes."""
 
     def run(cli: Invocation, targets: tuple[str, ...]) -> int:
         from areal.reconcilers import operations
@@ -315,7 +317,7 @@ resume = _verb("resume", "Start a suspended object again.")
 
 
 def together(outcomes: Sequence[Outcome]) -> Outcome:
-    """Several outcomes as one, with the status that the exit table gives them; of an object, the last change."""
+    """Merges outcomes. The exit status is the most severe one; an object keeps its last change."""
     from areal.errors import worst_exit
     from areal.reconcilers.context import Outcome
 
@@ -435,7 +437,7 @@ def wait_for(
 
 
 def parse_alternatives(text: str) -> tuple[str, ...]:
-    """``a,b`` as (a, b); a comma inside quotes or brackets separates nothing."""
+    """Splits ``a,b`` into (a, b), but not at commas inside quotes or brackets. Raises UsageFault."""
     parts = re.findall(_PART, text)
     if not parts or ",".join(parts) != text:
         raise UsageFault(f"cannot read --for {text!r}", hint=f"write {_FORMS}")

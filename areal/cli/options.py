@@ -1,7 +1,7 @@
-"""The invocation, the value of -o, config.yaml, and the options that many verbs share.
+"""The invocation, the value of -o, config.yaml, and the options that many commands share.
 
-An option writes into the ``Invocation``, on the root, on a group or on the verb: the last one wins. It reaches no
-verb's signature. ``areal --help`` imports this module, so it imports click and nothing else.
+A shared option on the root or on the command sets an attribute of the ``Invocation`` (the last one wins), and is not
+passed to the command. ``areal --help`` imports this module, so it imports only click.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ DEFAULTS = {
 
 
 def read_config(path: str) -> dict[str, Any]:
-    """The file as a map; an absent file is an empty one. Raises ArealError for one that cannot be read."""
+    """Returns the file as a map; empty for an absent file. Raises ArealError if it is unreadable or invalid."""
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
@@ -113,7 +113,7 @@ def _config_error(message: str, hint: str | None = None) -> Exception:
 
 
 class Invocation:
-    """Flags as given (None: not given), and the few things derived from them on first use."""
+    """The shared flags as given (None: not given), and values derived from them on first use."""
 
     def __init__(self) -> None:
         self.home_flag: str | None = None
@@ -146,7 +146,7 @@ class Invocation:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """``config.yaml`` of the home; an absent file is an empty one."""
+        """``config.yaml`` of the home; empty for an absent file."""
         if self._config is None:
             path = f"{home_path(self.home_flag)}/config.yaml"
             if not os.path.exists(path):  # noqa: PTH110 - before every command; pathlib would cost more than the check
@@ -155,7 +155,7 @@ class Invocation:
         return self._config
 
     def default(self, name: str) -> Any:
-        """A default that the user has set in ``config.yaml``, or None."""
+        """Returns a default that the user has set in ``config.yaml``, or None."""
         return (self.config.get("defaults") or {}).get(name)
 
     @property
@@ -171,31 +171,31 @@ class Invocation:
         return parse_seconds(self.default("lockTimeout") or 0)
 
     def deadline_s(self, default: float = 600.0, *, flagged: bool = False) -> float:
-        """``--timeout``, else the user's default, else the verb's. ``flagged``: ``default`` is from flags of the verb,
-        which come before the user's default."""
+        """Returns ``--timeout``, else the user's default, else ``default``, in seconds. ``flagged``: ``default`` is
+        from a flag of the command and takes precedence over the user's default."""
         if self.timeout_s is not None:
             return self.timeout_s
         return default if flagged else parse_seconds(self.default("timeout") or default)
 
     def say(self, text: str) -> None:
-        """A hint or progress for people: stderr, silent with -q."""
+        """Prints a hint or progress to stderr, unless -q is given."""
         if not self.quiet:
             sys.stdout.flush()
             click.echo(text, err=True)
 
     def tell(self, text: str) -> None:
-        """Details for -v."""
+        """Prints details to stderr if -v is given."""
         if self.verbose:
             self.say(text)
 
 
 def home_path(flag: str | None) -> str:
-    """The state folder without importing what reads it; ``Home.resolve`` decides the same, with its errors."""
+    """Returns the state folder without importing ``Home``. ``Home.resolve`` returns the same, but raises errors."""
     return os.path.expanduser(flag or os.environ.get("AREAL_HOME") or "~/.areal")  # noqa: PTH111
 
 
 def interactive() -> bool:
-    """Whether a person can answer: stdin and stderr are terminals."""
+    """Whether a user can answer questions: stdin and stderr are terminals."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -211,7 +211,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # "ms" b
 
 
 def parse_seconds(value: object) -> float:
-    """``90``, ``90s``, ``1.5m``, ``2h``, ``1d``, ``500ms`` as seconds; ValueError for anything else."""
+    """Parses ``90``, ``90s``, ``1.5m``, ``2h``, ``1d`` or ``500ms`` into seconds. Raises ValueError."""
     text = str(value).strip()
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     seconds = float(text.removesuffix(unit)) * _UNITS.get(unit, 1.0)
@@ -237,7 +237,7 @@ class Seconds(click.ParamType[float]):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers without NaN, which click lets through, and infinity."""
+    """A range of numbers that excludes infinity and NaN, which click accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number: float = super().convert(value, param, ctx)
@@ -280,7 +280,7 @@ def _format_callback(ctx: click.Context, param: click.Parameter, value: Any) -> 
 
 
 def stack(*decorators: Decorator[Any]) -> Decorator[Any]:
-    """Apply decorators so that --help lists them in the order written."""
+    """Combines decorators so that --help lists their options in the order written."""
 
     def decorate(function: Any) -> Any:
         for decorator in reversed(decorators):
@@ -310,7 +310,7 @@ _version = click.option(
 )
 
 common = stack(_home, _context, _quiet, _verbose, _debug)
-"""On every verb."""
+"""Options of every command."""
 
 global_options = stack(common, _version)
 
@@ -338,13 +338,14 @@ remote = stack(
 def timeout(
     default: str = "", what: str = "Give up waiting after this long (exit 7)", *, positive: bool = False
 ) -> Decorator[Any]:
-    """``positive``: of a verb that waits for the answer of one call, which 0 would leave no time."""
+    """Adds ``--timeout``. ``positive`` rejects 0, for commands that wait for the response to one request."""
     text = f"{what}  [default: {default}]." if default else f"{what}."
     return _shared("--timeout", attribute="timeout_s", type=Seconds(positive=positive), metavar="TIME", help=text)
 
 
 def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
-    """``-o`` and ``--json``. ``extra`` formats are the verb's own; no ``dest`` where the verb has its own --output."""
+    """Adds ``-o`` and ``--json``. ``extra``: formats of this command only; ``dest`` None: the command has its own
+    --output."""
     return stack(
         click.option(
             *(["-o", dest] if dest else ["-o"]),
@@ -360,7 +361,7 @@ def output(*extra: str, dest: str | None = "--output") -> Decorator[Any]:
 
 
 def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorator[Any]:
-    """Add ``options`` and hand their values to the verb as one: ``name=flags(...)``. ``flags`` is a NamedTuple."""
+    """Adds ``options`` and passes their values to the command as ``name=flags(...)``. ``flags`` is a NamedTuple."""
 
     def decorate(function: Any) -> Any:
         @functools.wraps(function)
@@ -388,22 +389,22 @@ def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
 
 
 def read_options(*formats: str) -> Decorator[Any]:
-    """The options of a verb that reads, and the invocation; a verb's last decorator."""
+    """Adds the options of a command that reads, and passes the invocation. Must be the last decorator."""
     return stack(remote, output(*formats), common, pass_invocation)
 
 
 print_options = stack(output(), common, pass_invocation)
-"""The options of a verb that prints and asks no gateway, and the invocation; a verb's last decorator."""
+"""Adds the options of a command that only prints, and passes the invocation. Must be the last decorator."""
 
 
 def change_options(deadline: Decorator[Any] | None = None, *, destructive: bool = False) -> Decorator[Any]:
-    """The options of a verb that changes something, and the invocation; a verb's last decorator."""
+    """Adds the options of a mutating command, and passes the invocation. Must be the last decorator."""
     options = (deadline or timeout("10m"), lock_timeout, print_options)
     return stack(yes, *options) if destructive else stack(*options)
 
 
 def stop_options(function: Any) -> Any:
-    """``--grace`` and ``--force``, which the verb gets as ``grace``: seconds, or None for the object's own."""
+    """Adds ``--grace`` and ``--force``, passed as ``grace``: seconds, or None for the grace of the object."""
 
     @functools.wraps(function)
     def with_grace(*args: Any, grace: float | None, force: bool, **given: Any) -> Any:

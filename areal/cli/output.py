@@ -1,7 +1,7 @@
-"""Data on stdout in the chosen format, errors and hints on stderr.
+"""Prints data to stdout in the chosen format, and errors and hints to stderr.
 
-Data is exact (``-o json|yaml|jsonl|jsonpath``, logs, answers); tables and pages for people are spelled as on a terminal
-wherever they go. A terminal is only ever sent characters that ``areal.terminal`` lets through.
+Data (``-o json|yaml|jsonl|jsonpath``, logs, answers) is exact. Tables and pages for people use the spelling of a
+terminal wherever they are written. A terminal only receives characters that ``areal.terminal`` allows.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from areal.terminal import ESCAPE, fancy, safe, spelled, style
 if TYPE_CHECKING:
     from pathlib import Path
 
-# What a terminal obeys and JSON leaves as it is, and halves of a surrogate pair: their escapes are those of JSON and of
-# quoted YAML.
+# Characters that a terminal interprets and JSON does not escape, and halves of a surrogate pair. Their escapes are
+# valid in JSON and in quoted YAML.
 _UNSAFE = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def write(text: str) -> None:
-    """Data: stdout, one trailing newline."""
+    """Writes data to stdout, with one trailing newline."""
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
 def write_file(path: Path, text: str) -> None:
-    """Raises ArealError where the file cannot be written."""
+    """Writes a file. Raises ArealError if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -42,12 +42,12 @@ def write_file(path: Path, text: str) -> None:
 
 
 def show(text: str) -> None:
-    """A page for people. It is laid out for the terminal that it goes to."""
+    """Writes a page for people, wrapped to the width of the terminal."""
     write(folded(spelled(text)))
 
 
 def clear() -> None:
-    """Empty the terminal's window."""
+    """Clears the terminal's window."""
     sys.stdout.write(f"{ESCAPE}[H{ESCAPE}[2J")
 
 
@@ -60,7 +60,7 @@ def emit_rows(
     empty: str = "nothing found",
     wrap: Callable[[Sequence[Row]], Any] = list,
 ) -> None:
-    """Print a list. ``wrap`` makes the JSON, YAML and JSONPath document; jsonl and name go row by row."""
+    """Prints a list. ``wrap`` builds the document for JSON, YAML and JSONPath; jsonl and name print row by row."""
     chosen = cli.format
     if chosen.is_table:
         if rows:
@@ -76,7 +76,7 @@ def emit_rows(
 
 
 def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str]) -> None:
-    """Print one document; ``text`` makes the page for people and is called for tables only."""
+    """Prints one document. ``text`` returns the page for people and is called only for the table formats."""
     chosen = cli.format
     if chosen.is_table:
         show(text())
@@ -112,14 +112,14 @@ def _escaped(text: str) -> str:
 
 
 def to_yaml(documents: Iterable[Any], *, manifests: bool = False) -> str:
-    """YAML documents; ``manifests``: to be applied again."""
+    """Returns documents as YAML. ``manifests``: the text can be applied again."""
     from areal.resources.yaml_io import dump_documents
 
     return _escaped(dump_documents(documents, manifests=manifests))
 
 
 def as_list(items: Sequence[Any]) -> dict[str, Any]:
-    """A List as in Kubernetes."""
+    """Returns a List as in Kubernetes."""
     from areal.resources.kinds import API_VERSION
 
     return {"apiVersion": API_VERSION, "kind": "List", "items": list(items)}
@@ -155,7 +155,7 @@ class Column(NamedTuple):
 
 
 def field(title: str, *path: str, wide: bool = False, right: bool = False, state: bool = False) -> Column:
-    """A column that shows ``row[path[0]][path[1]]...``; empty when any step is absent."""
+    """Returns a column that shows ``row[path[0]][path[1]]...``; empty if any step is absent."""
 
     def cell(row: Row) -> Any:
         value: Any = row
@@ -183,9 +183,9 @@ def text_of(value: Any) -> str:
 def render_table(
     rows: Sequence[Row], columns: Sequence[Column], *, wide: bool = False, header: bool = True, indent: int = 0
 ) -> str:
-    """One line a row off a terminal. On one, no line is wider than it and nothing is cut: text of the last column goes
-    on below itself, and columns that do not fit follow on lines of their own, each value after its title. ``indent``
-    is what the caller will put before each line."""
+    """Renders one line per row. On a terminal, no line is wider than the terminal and no text is cut: the last column
+    wraps below itself, and columns that do not fit follow on separate lines, each value after its title. ``indent``:
+    characters that the caller puts before each line."""
     shown = [column for column in columns if wide or not column.wide]
     cells = [[text_of(column.cell(row)) for column in shown] for row in rows]
     titles = [column.title for column in shown]
@@ -215,7 +215,7 @@ def render_table(
 
 
 def cell_width(text: str) -> int:
-    """Columns of a terminal: wide characters of East Asia take two, marks over others none."""
+    """Returns the terminal columns of ``text``: wide East Asian characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -224,13 +224,14 @@ def cell_width(text: str) -> int:
 
 
 def folded(text: str) -> str:
-    """A page, with lines that are wider than the terminal gone on below, further in; off a terminal as it is."""
+    """Wraps the lines of a page that are wider than the terminal, with an extra indent. Without a terminal, returns
+    ``text`` unchanged."""
     room = _room(0)
     if room is None:
         return text
     lines = []
     for line in text.split("\n"):
-        if ESCAPE in line:  # of a table, which is laid out
+        if ESCAPE in line:  # a line of a table, which already fits
             lines.append(line)
             continue
         start = line[: len(line) - len(line.lstrip())]
@@ -240,7 +241,7 @@ def folded(text: str) -> str:
 
 
 _LEAST = 8
-_TEXT_LEAST = 24  # of the last column: narrower than this it reads worse than on lines of its own
+_TEXT_LEAST = 24  # minimum width of a last column that wraps; narrower text is easier to read on separate lines
 _INDENT = "    "
 
 
@@ -253,7 +254,7 @@ def _room(indent: int) -> int | None:
 
 
 def _aligned(widths: list[int], room: int | None, *, last_is_text: bool) -> int:
-    """The number of columns that fit side by side."""
+    """Returns the number of columns that fit side by side."""
     if room is None or sum(widths) + 2 * (len(widths) - 1) <= room:
         return len(widths)
     if len(widths) > 1 and last_is_text and sum(widths[:-1]) + 2 * (len(widths) - 1) + _TEXT_LEAST <= room:
@@ -283,10 +284,10 @@ def _line(
 
 
 def _packed(fields: list[str], room: int) -> list[str]:
-    """The fields in indented lines, each as full as fits."""
+    """Returns the fields in indented lines, with as many fields per line as fit."""
     space = room - len(_INDENT)
     lines: list[str] = []
-    joins = False  # the last line may be gone on with: it is not the end of a value in several lines
+    joins = False  # whether a field may follow on the last line: not if that ends a value of several lines
     for each in fields:
         if joins and cell_width(lines[-1]) + 2 + cell_width(each) <= space:
             lines[-1] += f"  {each}"
@@ -303,7 +304,8 @@ def _indented(text: str, space: int) -> list[str]:
 
 
 def _wrapped(text: str, first: int, others: int) -> list[str]:
-    """``text`` in lines of at most so many columns, broken between words, and inside one that is longer."""
+    """Wraps ``text`` at spaces and commas, and inside longer words. ``first`` and ``others``: maximum columns of the
+    first line and of the other lines."""
     lines, space = [], first
     while cell_width(text) > space:
         end = _longest(text, space)
@@ -316,7 +318,7 @@ def _wrapped(text: str, first: int, others: int) -> list[str]:
 
 
 def _longest(text: str, space: int) -> int:
-    """The number of characters, at least one, that fit into ``space`` columns."""
+    """Returns how many characters, at least one, fit into ``space`` columns."""
     taken = 0
     for count, each in enumerate(text):
         taken += cell_width(each)
@@ -334,7 +336,7 @@ def _paint_state(word: str, padded: str) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """``45s``, ``3m20s``, ``5h12m``, ``3d4h``: two units at most."""
+    """Formats a duration with two units at most: ``45s``, ``3m20s``, ``5h12m``, ``3d4h``."""
     if seconds is None:
         return "-"
     left = max(0, int(seconds))
@@ -348,7 +350,7 @@ def age(seconds: float | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes: ``512B``, ``1.5KiB``, ``12GiB``."""
+    """Formats a number of bytes: ``512B``, ``1.5KiB``, ``12GiB``."""
     if count is None:
         return "-"
     value, units = float(count), ["TiB", "GiB", "MiB", "KiB", "B"]
@@ -359,7 +361,7 @@ def size(count: float | None) -> str:
 
 
 def clock(at: float | None) -> str:
-    """Local time, with the date when it is not today's."""
+    """Formats local time, with the date unless it is today."""
     if at is None:
         return "-"
     import time
@@ -370,7 +372,7 @@ def clock(at: float | None) -> str:
 
 
 def iso(at: float | None) -> str | None:
-    """UTC, RFC 3339, for JSON and manifests."""
+    """Formats UTC time as RFC 3339, for JSON and manifests."""
     if at is None:
         return None
     import time
@@ -382,7 +384,7 @@ def iso(at: float | None) -> str | None:
 
 
 def report(error: BaseException, cli: Invocation) -> int:
-    """Print ``error`` and return the process's exit status."""
+    """Prints ``error`` and returns the exit status of the process."""
     lines, code = _describe(error)
     if cli.debug:
         import traceback
@@ -406,7 +408,7 @@ def message_lines(message: str, hint: str | None = None, detail: str | None = No
 
 
 def fault_lines(text: str, hint: str | None) -> list[str]:
-    """One fault of a manifest."""
+    """Returns the lines of one fault of a manifest."""
     return [_paint(text, "red", bold=False), *_hint(hint)]
 
 
@@ -446,8 +448,8 @@ _CLOCKS = ("AGE", "UPTIME")
 
 
 class Table(NamedTuple):
-    """``single``: one object was named, so that its document is no list. ``manifests``: for -o manifest. ``where``: the
-    place that was read, when it is not this home. ``note``: of rows that are not listed."""
+    """Rows to print. ``single``: one object was named, so the document is not a list. ``manifests``: for -o manifest.
+    ``where``: the source of the rows, if it is not this home. ``note``: names the rows that are not listed."""
 
     rows: Sequence[Row]
     columns: Sequence[Column]
@@ -481,7 +483,7 @@ class Table(NamedTuple):
 
 
 def _orderable(value: Any) -> tuple[int, Any]:
-    """Absent first, then numbers, then text: values of different types never meet."""
+    """Returns a sort key: absent values first, then numbers, then text; values of different types are not compared."""
     if value is None:
         return 0, 0
     if isinstance(value, int | float):
@@ -490,7 +492,7 @@ def _orderable(value: Any) -> tuple[int, Any]:
 
 
 def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
-    """Print once. Files that cannot be read are reported, never passed over: then the status is 1."""
+    """Prints a table once. Returns 1 after reporting files that cannot be read, else 0."""
     rows = table.sorted(sort_by)
     if cli.format.kind == "manifest":
         write(to_yaml(table.manifests, manifests=True) if table.manifests else "")
@@ -508,7 +510,7 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
 
 
 def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None) -> int:
-    """The table, then each row again whenever one of its cells but its clock changes, until Ctrl-C."""
+    """Prints the table, then each row again when one of its cells except AGE and UPTIME changes, until Ctrl-C."""
     wide = cli.format.kind != "table"
     seen: dict[str, Any] = {}
     header = True
@@ -544,8 +546,8 @@ def show_status(
     watch: bool,
     interval: float,
 ) -> Row:
-    """Print a document; with ``watch`` until Ctrl-C: on a terminal in place, line by line, so that nothing flickers,
-    elsewhere one after the other, a line of JSON each."""
+    """Prints a document. With ``watch``, prints it every ``interval`` seconds until Ctrl-C: on a terminal in place
+    (line by line, to avoid flicker), elsewhere one after the other, and in data formats as a line of JSON each."""
     while watch:
         document = look()
         if not cli.format.is_table:

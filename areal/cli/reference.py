@@ -1,6 +1,6 @@
 """The command reference, generated from the command tree: ``python -m areal.cli.reference --write|--check``.
 
-CI runs ``--check``: docs/reference/cli.md is stale when the tree has changed and the page has not.
+CI runs ``--check``, which fails if docs/reference/cli.md does not match the command tree.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHARED = {"--home", "--context", "--quiet", "--verbose", "--debug", "--help"}
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command, Leaf]]:
-    """Every command of the tree by its words, in the order in which help lists them."""
+    """Yields every command with its words and table entry, in the order of the help text."""
     root = click.Context(cli, info_name="areal")
     yield from _below(cli, root, ())
 
@@ -87,7 +87,7 @@ def page() -> str:
 
 
 def _text(command: click.Command) -> str:
-    """The help text; a block that click leaves alone (``\\b``) is code."""
+    """Returns the help text as Markdown; a block that click does not wrap (``\\b``) becomes code."""
     parts = []
     for block in inspect.cleandoc(command.help or "").split("\n\n"):
         if block.startswith("\b"):

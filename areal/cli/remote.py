@@ -1,8 +1,9 @@
-"""The gateway that a command asks: a remote one, or that of this home's service.
+"""Selects the gateway that a command uses: a remote gateway, or that of a service of this home.
 
-Which one: ``--gateway``, else ``AREAL_GATEWAY``, else the context (``--context``, else ``currentContext`` of
-config.yaml; ``local`` is this home). With which key: ``--api-key-file``, else ``AREAL_API_KEY``, else the context's
-``apiKeyFile``. A gateway serves models, workers and their health; it knows nothing of objects, logs or events.
+The remote gateway is ``--gateway``, else that of the context ``--context``, else ``AREAL_GATEWAY``, else that of
+``currentContext`` in config.yaml; the context ``local`` is this home. Its key is in ``--api-key-file``, else in
+``AREAL_API_KEY``, else in the context's ``apiKeyFile``. A gateway reports models, workers and their health, but has no
+objects, logs or events.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _DEADLINE_S = 10.0
 
 
 class KeyRefused(ArealError):
-    """The gateway refuses the key."""
+    """The gateway rejects the key (401 or 403)."""
 
 
 class GatewayClient(NamedTuple):
@@ -37,11 +38,12 @@ class GatewayClient(NamedTuple):
     timeout_s: float = _DEADLINE_S
 
     def get(self, path: str) -> Any:
-        """GET a JSON document. Raises ArealError with the gateway's answer, or why there is none."""
+        """Sends GET and returns the JSON document. Raises ArealError for an error status or without a response."""
         return self.checked("GET", path, *self.ask("GET", path))
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and document, whatever they are. Raises ArealError without an answer."""
+        """Sends a request and returns (status, document), also for an error status. Raises ArealError without a
+        response."""
         from areal.client.http import AdminClient
 
         try:
@@ -53,7 +55,7 @@ class GatewayClient(NamedTuple):
             ) from error
 
     def checked(self, method: str, path: str, status: int, document: Any) -> Any:
-        """The document of a 2xx. Raises KeyRefused, or ArealError for any other answer."""
+        """Returns the document of a 2xx response. Raises KeyRefused for 401 and 403, ArealError for other statuses."""
         if status in (401, 403):
             raise KeyRefused(
                 f"the gateway {self.url} refuses the key ({method} {path} answers {status})",
@@ -65,7 +67,7 @@ class GatewayClient(NamedTuple):
 
 
 def gateway(cli: Invocation) -> GatewayClient | None:
-    """The gateway to ask, or None: this machine's own state."""
+    """Returns the client of the remote gateway, or None if the command uses the state of this machine."""
     url = cli.gateway_flag or (None if cli.context_flag else os.environ.get("AREAL_GATEWAY"))
     context = {} if url else _context(cli)
     url = url or context.get("gateway")
@@ -82,7 +84,8 @@ def gateway(cli: Invocation) -> GatewayClient | None:
 
 
 def local_options(verb: Any) -> Any:
-    """The options of a verb that reads files of the machine that runs the processes; a verb's last decorator."""
+    """Adds the options of a command that reads files of the machine that runs the processes, and refuses a remote
+    gateway. Must be the last decorator."""
 
     @functools.wraps(verb)
     def local(cli: Invocation, /, *args: Any, **given: Any) -> Any:
@@ -99,7 +102,7 @@ def local_options(verb: Any) -> Any:
 
 
 def refuse_remote_context(cli: Invocation) -> None:
-    """Raises Conflict for a mutating verb, which acts on this machine, while a remote context is in force."""
+    """Raises Conflict if a remote context is selected. For mutating commands, which act on this machine."""
     context = _context(cli)
     if context.get("gateway"):
         name = cli.context_flag or cli.config.get("currentContext")
@@ -140,7 +143,7 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
 
 
 def read_key(path: str) -> str:
-    """The key in a file, without surrounding space. Raises ArealError naming the file."""
+    """Returns the key in a file, without surrounding space. Raises ArealError with the name of the file."""
     try:
         with open(os.path.expanduser(path), encoding="utf-8") as file:  # noqa: PTH111 - stays light
             key = file.read().strip()
@@ -162,12 +165,12 @@ def _reason(document: Any) -> str | None:
 
 
 def namespace(kind: str) -> str:
-    """The name of a kind's namespace: ``inf``, ``agent``."""
+    """Returns the command group of a kind: ``inf``, ``agent``."""
     return KINDS[kind].short[0]
 
 
 def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
-    """The admin key of a service of this home. Raises ArealError saying why there is none."""
+    """Returns the admin key of a service of this home. Raises ArealError with the reason if there is none."""
     from areal.reconcilers.launch import key_path
     from areal.state.home import admin_key_path, read_key
     from areal.state.objects import ObjectStore
@@ -177,7 +180,8 @@ def service_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) -> str:
 
 
 def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVICE) -> GatewayClient:
-    """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
+    """Returns the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
+    ArealError for a service that does not run or has no key here."""
     from areal.cli.objects import HomeView
 
     chosen = gateway(cli)
@@ -192,7 +196,7 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
 
 
 def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:
-    """The served name of a model that was given by its object's name or by its served name."""
+    """Returns the served name of a model, given its object name or its served name."""
     from areal.state.objects import ObjectStore
 
     if model is None or gateway(cli) is not None or name_problem(model) is not None:

@@ -1,8 +1,8 @@
-"""A remote gateway's models, workers and health, in the shape of ``get``, ``describe`` and ``wait``.
+"""Models, workers and health of a remote gateway, for ``get``, ``describe`` and ``wait``.
 
-Ready means asked and answered, as in the views of this machine: the gateway by ``GET /ready``, its router and each
-worker by ``GET /workers``, which needs the admin key. A model that is only listed is Unknown: a gateway lists a model
-while its workers are dead.
+As in the views of this machine, Ready means that a health request has succeeded: ``GET /ready`` for the gateway,
+``GET /workers`` (which needs the admin key) for its router and each worker. A model that is only listed is Unknown: a
+gateway also lists models whose workers are dead.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from areal.cli.options import Invocation
 
 
-# -- health from the gateway's answers; pure
+# -- health from the responses of the gateway; pure
 
-_STATES = ("dead", "draining", "cordoned")  # of workers that get no new calls
+_STATES = ("dead", "draining", "cordoned")  # states of workers that get no new requests
 _COMPONENTS = 2  # of a service: the router, the gateway
 
 
 @dataclass(frozen=True)
 class GatewayAnswers:
-    """The answers of one gateway to requests that were sent together; an error in the place of an answer.
+    """Responses of a gateway to concurrent requests. A failed request has an error in place of a response.
 
     ``ready`` is the status and the body of /ready, ``listed`` the entries of /v1/models, ``workers`` the body of
     /workers.
@@ -48,13 +48,13 @@ class GatewayAnswers:
 
 
 def _entries(body: Any, key: str) -> list[Mapping[str, Any]] | None:
-    """The objects of the list ``body[key]``; None where there is no such list."""
+    """Returns the objects of the list ``body[key]``; None if there is no such list."""
     rows = body.get(key) if isinstance(body, Mapping) else None
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else None
 
 
 def service_health(answers: GatewayAnswers) -> Health:
-    """Health of the gateway and its router. The router is unknown to a key that may not ask it."""
+    """Returns the health of the gateway and its router; Unknown if the key may not read the router."""
     if isinstance(answers.ready, ArealError):
         return Health("Unknown", 0, _COMPONENTS, "NoAnswer", answers.ready.message)
     status, body = answers.ready
@@ -72,7 +72,8 @@ def service_health(answers: GatewayAnswers) -> Health:
 
 
 def model_healths(answers: GatewayAnswers) -> dict[str, Health]:
-    """Health of each model that is listed, has a worker, or is declared at the router; an adapter has its model's."""
+    """Returns the health of each model that is listed, has a worker, or is declared at the router. An adapter has the
+    health of its model."""
     listed = [] if isinstance(answers.listed, ArealError) else answers.listed
     parents = {str(item.get("id")): str(item.get("parent") or item.get("id")) for item in listed}
     if isinstance(answers.workers, ArealError):
@@ -127,8 +128,8 @@ def _with_detail(error: ArealError) -> str:
 Document = dict[str, Any]
 T = TypeVar("T")
 _POLL_S = 1.0
-_LOOK_S = 4.0  # a router that is stopped holds the gateway's answer for longer
-_NAME = "remote"  # of a service that another home has named
+_LOOK_S = 4.0  # with a stopped router, the gateway takes longer than this to respond
+_NAME = "remote"  # shown as the name of the service, which only its own home knows
 
 WORKER_COLUMNS = (
     field("WORKER", "worker_id"),
@@ -172,8 +173,8 @@ def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
 
 
 def look(chosen: GatewayClient) -> GatewayAnswers:
-    """The gateway's answers, asked for at once within its deadline. Raises ArealError where it refuses the key for
-    everything, or answers nothing at all."""
+    """Returns the responses of the gateway to concurrent requests with one deadline. Raises KeyRefused if it rejects
+    the key for the list of models, ArealError if there is no response at all."""
     chosen = chosen._replace(timeout_s=min(chosen.timeout_s, _LOOK_S))
     ready, listed, seen = _get_together(chosen, ("/ready", "/v1/models", "/workers"))
     if all(isinstance(answer, ArealError) for answer in (ready, listed, seen)):
@@ -187,7 +188,8 @@ def look(chosen: GatewayClient) -> GatewayAnswers:
 
 
 def _get_together(chosen: GatewayClient, paths: Sequence[str]) -> list[tuple[int, Any] | ArealError]:
-    """Each path's status and body. A gateway that sends a byte now and then holds nobody: the deadline is for all."""
+    """Returns status and body for each path. The deadline covers all requests, so that a gateway that sends single
+    bytes cannot extend it."""
     silent = ArealError(f"the gateway {chosen.url} does not answer within {chosen.timeout_s:g} s")
     answers: dict[str, tuple[int, Any] | ArealError] = {}
 
@@ -228,7 +230,7 @@ def _listing(document: Any) -> list[Mapping[str, Any]] | None:
 
 
 def documents(chosen: GatewayClient) -> list[Document]:
-    """The gateway as an InferenceService, and each model of it."""
+    """Returns the documents of the gateway, as an InferenceService, and of its models."""
     answers = look(chosen)
     models = model_healths(answers)
     service = _document(INFERENCE_SERVICE, _NAME, chosen, service_health(answers))
@@ -247,7 +249,7 @@ def _document(kind: str, name: str, chosen: GatewayClient, health: Health) -> Do
 
 
 def workers(chosen: GatewayClient) -> list[Document]:
-    """The router's workers; needs the admin key."""
+    """Returns the router's workers; needs the admin key. Raises ArealError."""
     found = _checked(chosen, "/workers", chosen.ask("GET", "/workers"), _object)
     if isinstance(found, ArealError):
         raise found
@@ -255,7 +257,7 @@ def workers(chosen: GatewayClient) -> list[Document]:
 
 
 def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
-    """One model (or the service) with the workers that serve it, as far as the key may see them."""
+    """Returns the document of a model (or the service) with its workers, or with the error of reading them."""
     document = dict(get_remote(chosen, [str(ref)]).rows[0])
     try:
         served = workers(chosen)
@@ -267,7 +269,7 @@ def describe_remote(chosen: GatewayClient, ref: Ref) -> Document:
 
 
 def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> list[Document]:
-    """The rows of ``inf models``."""
+    """Returns the rows of ``inf models``."""
     answers = answers or look(chosen)
     owners = (
         {} if isinstance(answers.listed, ArealError) else {str(it["id"]): it.get("owned_by") for it in answers.listed}
@@ -287,7 +289,7 @@ def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> 
 
 
 def service_status(chosen: GatewayClient) -> Document:
-    """The document of ``inf status``. A gateway that does not answer is a status, not an error."""
+    """Returns the document of ``inf status``. An unreachable gateway is a status, not an error."""
     document: Document = {"service": _NAME, "address": chosen.url, "models": [], "components": [], "ready": None}
     try:
         answers = look(chosen)
@@ -308,7 +310,7 @@ def service_status(chosen: GatewayClient) -> Document:
 def wait_remote(
     cli: Invocation, chosen: GatewayClient, refs: Sequence[Ref], wanted: Sequence[Sequence[str]], deadline_s: float
 ) -> int:
-    """Poll until every model is Ready (``ready``) or gone (``deleted``)."""
+    """Polls until every model is Ready (``ready``) or gone (``deleted``). Raises TimedOut."""
     if any(word not in ("ready", "deleted") for alternatives in wanted for word in alternatives):
         raise UsageFault("of a gateway, --for ready and --for deleted can be asked")
     if any(ref.kind != MODEL for ref in refs):
@@ -319,7 +321,7 @@ def wait_remote(
         try:
             answers = look(chosen)
             if isinstance(answers.workers, KeyRefused):
-                raise answers.workers  # it will not see more by waiting
+                raise answers.workers  # waiting does not change this
         except KeyRefused:
             raise
         except ArealError as error:
@@ -341,7 +343,8 @@ def wait_remote(
 
 
 def _met(health: Health | None, answers: GatewayAnswers, wanted: Sequence[Sequence[str]]) -> bool:
-    """A model is gone when a list that was read, and a router that answered, know it no more."""
+    """Whether a model meets the conditions. It is deleted if the model list and the router were both read, and neither
+    has it."""
     gone = health is None and not isinstance(answers.listed, ArealError) and not isinstance(answers.workers, ArealError)
     now = {"ready": health is not None and health.phase == "Ready", "deleted": gone}
     return all(any(now[word] for word in alternatives) for alternatives in wanted)

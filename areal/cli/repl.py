@@ -1,4 +1,4 @@
-"""A conversation at the terminal: one shot with ``-m`` or piped stdin, else a prompt. A model's and an agent's."""
+"""A chat with a model or an agent at the terminal: one message with ``-m`` or piped stdin, else a prompt."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ message_option: Decorator[Any] = click.option(
 
 
 def message_of(given: str | None, command: str) -> str | None:
-    """The one message to send: ``-m``, or piped text; None at a terminal, where a prompt asks. Raises UsageFault for an
-    empty one."""
+    """Returns the message to send (``-m``, or piped text); None at a terminal, which gets a prompt. Raises UsageFault
+    for an empty message."""
     if given is None and sys.stdin.isatty():
         return None
-    # Piped text without the newline that ends its last line, as a shell's $(...) has it.
+    # Newlines at the end of piped text are removed, as by $(...) in a shell.
     text = given if given is not None else sys.stdin.read().rstrip("\n")
     if not text.strip():
         raise UsageFault("there is nothing to say: the message is empty", hint=f'{command} -m "TEXT"')
@@ -43,13 +43,14 @@ class Talk(Protocol):
     """A conversation."""
 
     def answer(self, text: str) -> str:
-        """Say ``text`` and print the answer while it comes. A remark on how it ended, or "". Raises ArealError."""
+        """Sends ``text`` and prints the answer as it streams. Returns a remark on how it ended, or "". Raises
+        ArealError."""
         ...
 
 
 class Repl:
-    """One conversation at a prompt. ``read(prompt)`` gives a line and raises EOFError at the end. ``commands`` get what
-    follows their name; ``help`` has a line for each."""
+    """A conversation at a prompt. ``read(prompt)`` returns a line and raises EOFError at the end of input. ``commands``
+    are called with the text after their name; ``help`` has a line for each."""
 
     def __init__(
         self, cli: Invocation, talk: Talk, read: Read, commands: Mapping[str, Callable[[str], None]], help: str
@@ -94,7 +95,7 @@ class Repl:
         return "\n".join(lines).strip("\n")
 
     def _command(self, text: str) -> bool:
-        """Run one command. Returns whether to leave."""
+        """Runs a command. Returns whether to leave. Raises UsageFault for an unknown command."""
         name, _, rest = text.strip().partition(" ")
         if name in _LEAVING:
             return True
@@ -108,7 +109,7 @@ class Repl:
 
 
 def read_line(prompt: str) -> str:
-    """A line from the terminal, with the arrow keys and the history of this session."""
+    """Reads a line from the terminal, with arrow keys and the history of this session."""
     import readline  # noqa: F401 - its import makes input() editable
 
     return input(prompt)

@@ -1,4 +1,4 @@
-"""What ``areal inf`` and ``areal agent`` share: to run, stop, list, watch and scale a service of a kind."""
+"""The parts that ``areal inf`` and ``areal agent`` share: running, stopping, listing, watching and scaling services."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def noun(kind: str) -> str:
 
 
 def gateway_options(port: int) -> Decorator[Any]:
-    """Options of the gateway's address."""
+    """Adds the options of a service with a gateway. ``port``: its default port."""
     return stack(
         click.option("--host", metavar="HOST", help="Where the gateway listens  [default: 127.0.0.1]."),
         click.option("--port", type=click.IntRange(1, 65535), metavar="PORT", help=f"Its port  [default: {port}]."),
@@ -68,7 +68,8 @@ def gateway_options(port: int) -> Decorator[Any]:
 
 
 def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
-    """The manifest of the flags given, over the last applied spec: `run` again changes only what it names."""
+    """Merges the manifest of the given flags over the last applied spec, so that another `run` changes only the fields
+    of its flags."""
     from areal.resources.tree import merge
 
     found = None if force else recorded(cli, Ref(wanted["kind"], wanted["metadata"]["name"]))
@@ -79,7 +80,8 @@ def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
 
 
 def _in_force(applied: Mapping[str, Any], spec: Mapping[str, Any]) -> Document:
-    """The fields of ``applied`` with their values in ``spec``: another command, as `scale`, may have set them since."""
+    """Returns the fields of ``applied`` with their values in ``spec``, since another command (`scale`) may have changed
+    them."""
     return {
         name: _in_force(value, now) if isinstance(value, Mapping) and isinstance(now, Mapping) else now
         for name, value in applied.items()
@@ -97,7 +99,8 @@ def run_service(
     force: bool,
     dry_run: str | None,
 ) -> int:
-    """Start the service (or resume it) with what belongs to it. Without ``detach`` it runs in the foreground."""
+    """Starts or resumes the service and the other objects of ``manifests``. Without ``detach``, the service runs in the
+    foreground. Returns the exit status."""
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
     code = mutate(cli, lambda context: _start(cli, context, ref, manifests, force, seconds))
@@ -111,7 +114,7 @@ def run_service(
 def _start(
     cli: Invocation, context: Context, ref: Ref, manifests: list[Document], force: bool, seconds: float
 ) -> Outcome:
-    """Apply; and resume a service that `stop --keep-state` has suspended."""
+    """Applies the manifests, and resumes a service that `stop --keep-state` has suspended."""
     from areal.reconcilers import operations
 
     command = f"{namespace(ref.kind)} run"
@@ -123,8 +126,8 @@ def _start(
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Follow the logs; Ctrl-C stops the processes and keeps the service, so that `run` starts it again. SIGTERM does
-    the same: a unit of an init system ends what it has started."""
+    """Follows the logs. Ctrl-C, or SIGTERM from an init system, stops the processes and keeps the service, so that
+    `run` starts it again. Returns the exit status."""
     from areal.reconcilers import operations
 
     cli.say("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
@@ -143,7 +146,8 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
 
 
 def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """A check that another command has stopped or deleted the service. It reads the state every two seconds at most."""
+    """Returns a check for whether another command has stopped or deleted the service. The check reads the state at most
+    every two seconds."""
     next_look = time.monotonic() + _LOOK_S
 
     def stopped() -> bool:
@@ -203,11 +207,12 @@ def stop_service(
 
 # -- sessions
 
-_SESSIONS_A_PAGE = 200  # a data proxy answers a page in one go, while its calls wait
+_SESSIONS_A_PAGE = 200  # a data proxy builds a page in one step, and its other requests wait
 
 
 def session_pages(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator[dict[str, Any]]:
-    """All sessions of the list at ``path``, a page at a time; journals that nobody serves just now are named."""
+    """Yields all sessions of the list at ``path``, page by page. Reports how many data proxies are away, whose sessions
+    are not listed."""
     after: str | None = ""
     while after is not None:
         page = chosen.get(f"{path}?limit={_SESSIONS_A_PAGE}" + (f"&after={quote(after, safe='')}" if after else ""))
@@ -226,13 +231,14 @@ class ScaleFlags(NamedTuple):
     force_conflicts: bool
 
     def require_one(self, flag: str) -> None:
-        """``flag`` says to how many. Raises UsageFault where --by is given too."""
+        """Raises UsageFault if both ``flag``, for the target number, and --by are given."""
         if self.to is not None and self.by is not None:
             raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
 
 
 def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
-    """Hands the verb a ``scale``. ``flag`` says to how many. A verb's last decorator."""
+    """Adds the options for scaling, passed as ``scale``. ``flag``: option for the target number. Must be the last
+    decorator."""
     return stack(
         gather(
             "scale",
@@ -248,7 +254,7 @@ def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
 
 
 def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other: str, *, up: bool) -> int:
-    """``other`` is the command for the other direction."""
+    """Scales a service. ``other``: the command for the other direction, for the hint of an error."""
     from areal.reconcilers.kinds import controller_of
 
     present = controller_of(found.kind).replicas(found.spec)
@@ -263,7 +269,7 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other
 
 
 def service_columns(*own: Column) -> tuple[Column, ...]:
-    """The columns of ``ps``, with those of one kind."""
+    """Returns the columns of ``ps``, with the columns ``own`` of one kind."""
     return (
         field("SERVICE", "service"),
         field("STATUS", "phase", state=True),
@@ -285,7 +291,7 @@ def list_services(
     own: Callable[[HomeView, StoredObject], Mapping[str, Any]],
     remote: Callable[[GatewayClient], Mapping[str, Any]],
 ) -> int:
-    """Print a row a service. ``own``: its fields of one kind; ``remote``: the row of a remote gateway's."""
+    """Prints a row per service. ``own`` returns the fields of this kind; ``remote``, the row of a remote gateway."""
     chosen = gateway(cli)
     if chosen is not None:
         rows = [{"pid": None, "ageSeconds": None, **remote(chosen)}]
@@ -321,7 +327,7 @@ _FINE = {"Ready", "Suspended"}
 def service_status(
     home: HomeView, found: StoredObject, members: Sequence[StoredObject] = ()
 ) -> tuple[Document, dict[str, ObjectStatus]]:
-    """The document of ``status``, and the status of each of ``members``, which belong to the service."""
+    """Returns the document of ``status``, and the statuses of the service and its ``members`` by reference."""
     from areal.reconcilers.launch import key_path
 
     seen = home.statuses([found, *members])
@@ -340,7 +346,7 @@ def service_status(
 
 
 class Traffic(Protocol):
-    """A service's traffic from its metrics: rates between two looks."""
+    """Traffic of a service, from its metrics: rates between two samples."""
 
     def look(self) -> Document: ...
 
@@ -356,7 +362,7 @@ def watch_service(
     watch: bool,
     interval: float,
 ) -> int:
-    """Print the status of a service; with ``watch`` again and again, with its traffic. The exit status."""
+    """Prints the status of a service; with ``watch`` repeatedly, with its traffic. Returns the exit status."""
     traffic: Traffic | None = None
 
     def document() -> Document:
@@ -377,7 +383,7 @@ def watch_service(
 
 
 def status_page(document: Mapping[str, Any], *tables: str, traffic: Callable[[Any], str]) -> str:
-    """``tables``: those of one kind, before that of the processes."""
+    """Renders a status document. ``tables``: tables of one kind, placed before the table of processes."""
     head = f"{document['service']}: {document['phase']}" + (f" ({document['ready']})" if document["ready"] else "")
     head += f" at {document['address']}" if document["address"] else ""
     parts = [head + (f"\n{document['message']}" if document["message"] else ""), *filter(None, tables)]

@@ -1,7 +1,7 @@
-"""``areal top``: CPU, memory, GPU and tokens a second of each process.
+"""``areal top``: CPU, memory, GPU and tokens per second of each process.
 
-CPU and memory are summed over the process's whole session (engines fork). CPU needs two samples, half a second apart.
-Those of a node of a cluster cannot be seen from here: they are Unknown.
+CPU and memory are sums over the process's session (engines fork). CPU needs two samples, half a second apart. Processes
+on nodes of a cluster cannot be measured from here: their values are Unknown.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _gpu_cell(row: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
 
 
 class Usage(NamedTuple):
-    """The usage of one session at one moment."""
+    """Resource usage of one session (setsid) at one moment."""
 
     cpu_s: float
     memory_bytes: int
@@ -106,7 +106,7 @@ def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[
     rows = []
     for state in states:
         row, uid = process_row(state), state.spec.uid
-        elsewhere = bool(state.node or state.job_id)  # its pids are of another machine
+        elsewhere = bool(state.node or state.job_id)  # its pids are from another machine
         session = None if elsewhere else state.shim_pid
         before, after = (each.get(session) if session else None for each in (usage_before, usage))
         cpu_s = max(0.0, after.cpu_s - before.cpu_s) if before is not None and after is not None else None
@@ -132,7 +132,7 @@ def _measure(cli: Invocation, targets: tuple[str, ...], seconds: float) -> list[
 
 
 def _usage() -> dict[int, Usage]:
-    """CPU time and resident memory of every visible process, by session id."""
+    """Returns the usage (CPU time, resident memory) of all visible processes, by session id."""
     found: dict[int, Usage] = {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
@@ -153,7 +153,7 @@ def _usage() -> dict[int, Usage]:
 
 
 def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """GPUs of this machine. What the driver does not list, or cannot tell, has no figures."""
+    """Returns GPUs of this machine by UUID. A GPU that the driver does not list has no figures."""
     if not uuids:
         return {}
     from areal.runtime.gpus import list_gpus
@@ -166,24 +166,24 @@ def _gpus(uuids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
 
 
 def _of_node(name: str) -> Mapping[str, Any]:
-    """A GPU as its node names it: by its index there, or by its UUID."""
+    """Returns a GPU of a cluster node, which is named by its index on the node or by its UUID."""
     index = int(name) if name.isdecimal() else None
     return {"uuid": None if index is not None else name, "index": index, "usedBytes": None}
 
 
-# -- token counters: our engine's statistics, other engines' Prometheus pages
+# -- token counters, from /stats of the embedded engine and /metrics of other engines
 
 _TIMEOUT_S = 1.0
 _COUNTERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
 
 
 def _tokens(home: HomeView, states: Sequence[RunState]) -> dict[str, float]:
-    """Tokens generated since the engine started, by uid. An engine without a readable counter is left out."""
+    """Returns the tokens generated since the engine started, by uid, for engines with a readable counter."""
     engines = [state for state in states if state.spec.component == "engine" and state.spec.url]
     if not engines:
         return {}
     services = {str(item.ref): service_of(item) for item in home.objects}
-    keys: dict[str, str] = {}  # admin keys, where they can be read: other counters stay closed to us
+    keys: dict[str, str] = {}  # admin keys that can be read here; without its key, an engine refuses its counters
     for owner in {state.spec.owner for state in engines}:
         if (service := services.get(owner)) is not None:
             with contextlib.suppress(ArealError):

@@ -1,8 +1,8 @@
-"""The traffic of a service, from the metrics of its gateway and data proxies: rates between two samples.
+"""Traffic of a service, from the metrics of its gateway and data proxies: rates between two samples.
 
-Replicas are asked at the addresses that the router has of them, the data proxies of agents where this home runs them.
-Elsewhere, and where the addresses are another machine's loopback, what the router knows of them, or the gateway's
-metrics, is all that is shown.
+Metrics of replicas are read at their addresses in the router; those of the data proxies of agents, if this home runs
+them. If they cannot be reached (a remote service, or loopback addresses of another machine), only data of the router or
+metrics of the gateway are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALLS = frozenset(
     f"{prefix}/{call}"
     for prefix in ("/v1", "")
     for call in ("chat/completions", "completions", "responses", "messages")
-)  # model calls; the rest is bookkeeping
+)  # routes of model calls; other routes are not counted
 
 _FAILED_TURNS = ("agent", "infra")
 
@@ -37,8 +37,8 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrafficSample:
-    """All pages of one moment: the gateway's and, by their names, those of data proxies that answer. ``workers`` as the
-    router tells them."""
+    """Metrics at one moment: of the gateway, and by name of the data proxies that respond. ``workers``: the workers
+    that the router lists."""
 
     at: float
     gateway: Page
@@ -48,8 +48,8 @@ class TrafficSample:
 
 @dataclass
 class ServiceTraffic:
-    """Looks again and again. The first look has gauges alone, every later one rates since the one before. ``compare``
-    makes the document of two samples; ``rate``: its figure whose history is shown, too."""
+    """Samples traffic repeatedly. The first document has only gauges; later ones have rates since the previous sample.
+    ``compare`` builds the document from two samples; ``rate``: the figure of the document that gets a history."""
 
     sample: Callable[[], TrafficSample]
     compare: Callable[[TrafficSample, TrafficSample], Document]
@@ -58,7 +58,7 @@ class ServiceTraffic:
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
 
     def look(self) -> Document:
-        """Raises ArealError when the gateway does not answer."""
+        """Takes a sample and returns the document. Raises ArealError if the gateway does not respond."""
         after = self.sample()
         found = self.compare(self.before or after, after)
         if self.before is not None:
@@ -76,14 +76,14 @@ def inference_traffic(chosen: GatewayClient) -> ServiceTraffic:
 
 
 def agent_traffic(chosen: GatewayClient, addresses: Callable[[], Mapping[str, str]]) -> ServiceTraffic:
-    """``addresses`` of data proxies, by ``data-proxy/N``."""
+    """``addresses`` returns the addresses of data proxies by ``data-proxy/N``."""
     return ServiceTraffic(lambda: sampled(chosen, addresses()), agent_figures, "turnsPerSecond")
 
 
 def sampled(
     chosen: GatewayClient, addresses: Mapping[str, str], workers: Sequence[Mapping[str, Any]] = ()
 ) -> TrafficSample:
-    """``addresses`` of data proxies by their names. Raises ArealError when the gateway does not answer."""
+    """Takes a sample. ``addresses``: of data proxies, by name. Raises ArealError if the gateway does not respond."""
     gateway = parse(str(chosen.get("/metrics")))
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="metrics") as pool:
         pages = pool.map(lambda address: _metrics_page(address, chosen.key), addresses.values())
@@ -99,7 +99,7 @@ def _metrics_page(url: str, key: str | None) -> Page | None:
     return parse(text) if status == 200 and isinstance(text, str) else None
 
 
-# -- pure from here on; ``before`` is ``after`` at the first look: then rates and quantiles are None
+# -- pure from here on; in the first document ``before`` is ``after``, and rates and quantiles are None
 
 
 def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
@@ -154,7 +154,7 @@ def _replica(before: TrafficSample, after: TrafficSample, worker: Mapping[str, A
     if page is None:
         none = dict.fromkeys(("tokensPerSecond", "promptTokensPerSecond", "sessions", "ready", "exportsPerSecond"))
         return {**row, **none, "firstTokenSeconds": None, "commitSeconds": None}
-    since = before.replicas.get(worker["worker_addr"], page)  # new at this look: nothing to compare with yet
+    since = before.replicas.get(worker["worker_addr"], page)  # a new replica has no previous sample
     return {
         **row,
         "inFlight": page.total("areal_http_in_flight"),
@@ -215,7 +215,7 @@ def rate(count: float, seconds: float) -> float | None:
 
 
 def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | None:
-    """p50 and p99; None in the first sample and without requests since the one before."""
+    """Returns p50 and p99; None for the first sample, and without requests since the previous sample."""
     middle, far = quantile(cumulative, 0.5), quantile(cumulative, 0.99)
     if seconds <= 0 or middle is None or far is None:
         return None
@@ -226,7 +226,7 @@ def quantiles(cumulative: Mapping[float, float], seconds: float) -> Document | N
 
 
 def duration(seconds: float | None) -> str:
-    """``640us``, ``12ms``, ``1.25s``."""
+    """Formats a duration: ``640us``, ``12ms``, ``1.25s``."""
     if seconds is None:
         return "-"
     if seconds < 0.001:
@@ -265,7 +265,7 @@ _REPLICAS = (
 
 
 def inference_page(document: Document, *, wide: bool) -> str:
-    """Pairs are p50 and p99 since the look before."""
+    """Renders inference traffic. Pairs of figures are p50 and p99 since the previous sample."""
     gateway = document["gateway"]
     failed = f", {number(gateway['failuresPerSecond'])}/s failed" if gateway["failuresPerSecond"] else ""
     load = f"{number(gateway['inFlight'])} in flight, {number(gateway['queued'])} waiting"
@@ -290,7 +290,7 @@ _PAIRS = (
 
 
 def agent_page(document: Row) -> str:
-    """Pairs of figures are p50 and p99 since the look before."""
+    """Renders agent traffic. Pairs of figures are p50 and p99 since the previous sample."""
     told = [f"{number(document['running'])} run, {number(document['queued'])} wait"]
     for name, word in (("failuresPerSecond", "failed"), ("cancelledPerSecond", "cancelled")):
         told += [f"{number(document[name])}/s {word}"] if document[name] else []
@@ -309,7 +309,7 @@ def agent_page(document: Row) -> str:
 
 
 def bars(values: Sequence[float]) -> str:
-    """A line of bars, as high as the highest of them."""
+    """Draws values as bars, relative to the highest value."""
     most = max(values, default=0.0)
     if most <= 0:
         return _LEVELS[0] * len(values)

@@ -1,4 +1,4 @@
-"""``areal train``: training jobs, their manifests from flags, and their rows."""
+"""``areal train``: commands for training jobs, manifests of jobs from flags, and rows of jobs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _driver_options = stack(
 def job_manifest(
     config: str | None, *, name: str | None, driver: str | None, overrides: Sequence[str], restart: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Raises UsageFault for a configuration that cannot be read, or that says no driver."""
+    """Returns the manifest of a job. Raises UsageFault for an unreadable configuration, or one without a driver."""
     from areal.reconcilers.kinds.job_config import choose_driver, overridden, read_config
 
     path = Path(config).absolute() if config else None
@@ -78,7 +78,8 @@ def job_manifest(
 
 
 def name_from(config: Mapping[str, Any], path: Path) -> str:
-    """A job's name from the configuration's experiment and trial, else from the file's name."""
+    """Returns a job's name, from experiment and trial of the configuration, else from the name of the file. Raises
+    UsageFault if neither makes a valid name."""
     parts = [config.get(key) for key in _NAMING]
     words = [str(part) for part in parts if isinstance(part, str | int) and "${" not in str(part)] or [path.stem]
     name = re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower())[:MAX_NAME_LENGTH].strip("-")
@@ -138,8 +139,8 @@ def start(cli: Invocation, /, restart: str, max_restarts: int | None, dry_run: s
 
 
 def _earlier(cli: Invocation, ref: Ref) -> str:
-    """The uid of an earlier job of this name that has ended: it is replaced, though nothing of it differs. "" where
-    there is none. Raises Conflict where it runs."""
+    """Returns the uid of an ended job of this name, which is replaced even if its spec is unchanged; "" if there is no
+    such job. Raises Conflict if the job runs."""
     found = recorded(cli, ref)
     if found is None:
         return ""
@@ -151,7 +152,7 @@ def _earlier(cli: Invocation, ref: Ref) -> str:
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Show the driver's output until it ends. Ctrl-C stops it."""
+    """Prints the driver's output until it ends; Ctrl-C stops it. Returns the driver's exit code, or 130."""
     from areal.reconcilers import operations
     from areal.reconcilers.kinds.job_status import DRIVER, exit_code
 
@@ -166,7 +167,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
         if outcome.exit_code == 130:
             _stop_in_background(cli, ref)
         return 130
-    with mutation(cli) as context, contextlib.suppress(Locked):  # the holder of the lock does it
+    with mutation(cli) as context, contextlib.suppress(Locked):  # then the holder of the lock does this
         operations.rest(context, ref)
     now = HomeView(cli.home).job_status(stored(cli.home, ref))
     code = exit_code(now.run.state) if now.run is not None else None
@@ -176,7 +177,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
 
 
 def _stop_in_background(cli: Invocation, ref: Ref) -> None:
-    """Another process finishes the stop: the same command again would begin another run."""
+    """Starts a process that finishes the stop, since the same command again would begin another run."""
     words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
     subprocess.Popen(
         [sys.executable, "-m", "areal.cli", *words],
@@ -189,7 +190,8 @@ def _stop_in_background(cli: Invocation, ref: Ref) -> None:
 
 
 def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
-    """A check that the driver has ended. It is true at the second call, after the last lines were printed."""
+    """Returns a check for whether the driver has ended. It is true only at the second call after the end, when the last
+    lines have been printed."""
     seen = 0
 
     def ended() -> bool:
@@ -208,14 +210,14 @@ def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:
 
 
 def step_of(row: Mapping[str, Any]) -> str | None:
-    """``12/200``."""
+    """Formats step and total steps: ``12/200``."""
     if row["step"] is None:
         return None
     return f"{row['step']}/{row['totalSteps']}" if row["totalSteps"] is not None else str(row["step"])
 
 
 def _failure_message(home: HomeView, message: str, state: RunState | None) -> str:
-    """The message, and the last error line of the driver's log."""
+    """Returns the message with the last error line of the driver's log."""
     from areal.runtime.backends import Backends
     from areal.runtime.logs import tail
 
@@ -227,7 +229,7 @@ def _failure_message(home: HomeView, message: str, state: RunState | None) -> st
 
 
 def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
-    """One job, typed: where it is, and the last step's numbers."""
+    """Returns the document of a job: its progress, and the metrics of its last step."""
     from areal.reconcilers.kinds.job_status import JobPhase, exit_code
 
     status = home.statuses([found])[str(found.ref)]
@@ -362,7 +364,7 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
 
 
 def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
-    """Raises NotFound naming the attempts whose output is still there."""
+    """Returns the output of an attempt. Raises NotFound, with the attempts whose output is kept."""
     from areal.runtime.backends import Backends
     from areal.runtime.logs import starts
 

@@ -1,4 +1,5 @@
-"""``areal weight-update``: gateways that the training side starts, found by the files that they leave in their runs."""
+"""``areal weight-update``: weight-update gateways, which training jobs start. A file in the folder of the job has the
+address of its gateway."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ _service = click.option(
 
 
 class GatewayRecord(NamedTuple):
-    """One gateway: ``name`` is its job's. ``url`` and ``pid`` are from its file; the process may have died since."""
+    """One gateway. ``name``: the name of its job. ``url`` and ``pid`` are from its file; the process may have died
+    since."""
 
     name: str
     folder: Path
@@ -216,7 +218,7 @@ def _gateway_of(found: GatewayRecord) -> GatewayClient:
 
 
 def _named(cli: Invocation, service: str, *, gone: bool = False) -> GatewayRecord:
-    """Raises NotFound, and UsageFault where several could be meant."""
+    """Returns the gateway of a job. Raises NotFound, and UsageFault if several gateways match."""
     found = {each.name: each for each in _gateways(cli, gone=gone)}
     if service in found:
         return found[service]
@@ -230,7 +232,8 @@ def _named(cli: Invocation, service: str, *, gone: bool = False) -> GatewayRecor
 
 
 def _lives(found: GatewayRecord) -> bool:
-    """A trainer that was killed leaves the file of a gateway that died with it. One on a node of a cluster may live."""
+    """Whether the process of a gateway is alive, since a killed trainer leaves the file behind. True for a gateway on
+    another machine, which cannot be checked."""
     if not is_loopback(urlsplit(found.url).hostname or "localhost"):
         return True
     try:
@@ -240,7 +243,7 @@ def _lives(found: GatewayRecord) -> bool:
 
 
 def _gateways(cli: Invocation, *, gone: bool = False) -> Iterator[GatewayRecord]:
-    """Gateways found by their discovery files; with ``gone`` also runs whose gateway ended and removed its file."""
+    """Yields gateways found by their discovery files; with ``gone`` also those that ended and removed their file."""
     for folder in sorted(cli.home.jobs.glob("*")):
         try:
             about = json.loads((folder / DISCOVERY).read_text(encoding="utf-8"))
