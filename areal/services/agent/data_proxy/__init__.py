@@ -1,9 +1,9 @@
-"""The data proxy of one pair of an agent service: keeps sessions in journals, and has its worker run their turns.
+"""The data proxy of one pair of an agent service: stores sessions in journals, runs their turns on the pair's worker.
 
 journal      sessions and turns on disk
-inference    the RL sessions that their model calls are recorded in
-worker       the worker, and what it answers
-turns        the turns of each session, one after the other
+inference    the RL sessions that record the model calls of sessions
+worker       client of the pair's worker, and parser of its events
+turns        the queue of turns of each session
 routes       sessions and turns over HTTP
-process      the process, wired together
+process      construction of the process
 """

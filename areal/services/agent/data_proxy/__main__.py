@@ -1,4 +1,4 @@
-"""``python -m areal.services.agent.data_proxy``"""
+"""``python -m areal.services.agent.data_proxy``: the data proxy process of an agent service."""
 
 from __future__ import annotations
 

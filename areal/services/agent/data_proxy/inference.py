@@ -1,8 +1,8 @@
 """The RL sessions of an agent service's sessions, at the inference service that records their model calls.
 
-Each session has one: ours, started with the service's admin key, or one that its caller has brought. The keys of both
-stay here and in the journal; the agent gets its session's for its model calls. An RL session of ours that has ended, or
-that the inference service does not know any more, is replaced before the next turn.
+Each session has one RL session: the data proxy starts it with the inference service's admin key, or the caller provides
+it. Admin key and session keys are held here and in the journal; the agent receives only the key of its own RL session.
+An RL session of the data proxy is replaced before the next turn if it has ended or the inference service lost it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ _TIMEOUT_S = 10.0
 _EXPORT_TIMEOUT_S = 600.0
 _END_TIMEOUT_S = 5.0
 _PROBE_PERIOD_S = 5.0
-_SOON_S = 0.5  # while the key is refused
+_SOON_S = 0.5  # probe period while the key is refused
 _REFUSED = (401, 403)
 _MODELS = "/v1/models"
 _NO_SESSION = "/rl/sessions/-"  # 404 with the right key
-_TRUSTED_S = 60.0  # an RL session that recorded a turn so long ago is asked for before the next one
-_REMOVED = b',"removed":true}'  # the end of an export that has left nothing of its session
+_TRUSTED_S = 60.0  # an RL session that was last known to record longer ago than this is checked before the next turn
+_REMOVED = b',"removed":true}'  # the end of the response to an export that removed its whole RL session
 _TASK = "agent"
 _LONGEST_TASK = 256
 
 
 class RlSessions:
-    """``access`` None: sessions have only what their callers bring. ``fault``: the inference service refuses our key;
-    ``on_change`` is called when that changes."""
+    """Starts, checks, rewards, exports and ends the RL sessions of one data proxy.
+
+    With ``access`` None, only RL sessions that callers provide are used. ``fault`` is the reason why the inference
+    service does not accept the admin key, else None; ``on_change`` is called when it changes."""
 
     def __init__(self, http: HttpClient, access: InferenceAccess | None) -> None:
         self._http = http
@@ -59,8 +61,8 @@ class RlSessions:
         self._admin = key.bearer() if key is not None else {}
 
     async def watch(self) -> None:
-        """Ask whether our key is taken, for as long as the process lives: it may be rotated. One that does not answer
-        is told to the turns that need it."""
+        """Probe until cancelled whether the inference service accepts the admin key, which may be rotated. An
+        inference service that does not answer is no fault here: the turns that need it fail with 503."""
         assert self._access is not None
         while True:
             fault = await self._key_fault(self._access)
@@ -81,8 +83,8 @@ class RlSessions:
         return f"the inference service at {access.addr} refuses this service's key (file: {file}): {why}"
 
     async def check_brought(self, session: SessionEntry | None, theirs: RlSession | None) -> None:
-        """Raises 401 where the inference service does not know the key that a caller brings. Where it does not answer,
-        the agent is the one to find out."""
+        """Check the key of a caller's RL session. Raises 401 if the inference service does not know it. An inference
+        service that does not answer raises nothing: the agent's model calls will fail then."""
         if theirs is None or (session is not None and session.inference == theirs):
             return
         try:
@@ -94,7 +96,8 @@ class RlSessions:
             raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
     async def start(self, metadata: Mapping[str, Any]) -> RlSession | None:
-        """Start an RL session; None without an inference service. Raises 502, 503 where the service starts none."""
+        """Start an RL session; None without an inference service. Raises 502 if the start is refused, 503 if the
+        inference service does not answer."""
         if self._access is None:
             return None
         task = metadata.get("task_id")
@@ -107,8 +110,8 @@ class RlSessions:
         return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
 
     async def prepare(self, session: SessionEntry) -> dict[str, Any] | None:
-        """The session has an RL session that records, where it is to have one. What to tell its caller, where it has
-        another one than before. Raises 502, 503."""
+        """Ensure before a turn that the session's RL session records: start a missing one, replace a stale one. Returns
+        the turn metadata that reports a replacement, else None. Raises 502, 503."""
         rl = session.inference
         if self._access is None or (rl is not None and rl.session_id is None):
             return None
@@ -125,7 +128,7 @@ class RlSessions:
         return {"session_id": session.inference.session_id, "replaced": rl.session_id, "reason": reason}
 
     async def _fault(self, rl: RlSession) -> str | None:
-        """The reason why an RL session of ours records nothing any more."""
+        """The reason why an RL session that the data proxy started no longer records; None if it records."""
         path = f"/rl/sessions/{quote(rl.session_id or '', safe='')}"
         reply = await self._send_as_admin("GET", self._own(rl).base_url, path)
         if reply.status == 404:
@@ -135,14 +138,15 @@ class RlSessions:
         return None if reply.object().get("state") == "active" else "it has ended"
 
     def access(self, session: SessionEntry) -> ModelAccess | None:
-        """The address, key and model of the session's agent for its model calls."""
+        """The address, key and model that the agent uses for the session's model calls."""
         if session.inference is None:
             return None
         rl = self._own(session.inference)
         return ModelAccess(base_url=rl.base_url, api_key=rl.api_key, model=rl.model)
 
     def _own(self, rl: RlSession) -> RlSession:
-        """An RL session of ours as it is reached now: the inference service may have moved since it was started."""
+        """``rl`` with the current address and model of the inference service, which may have moved since the start. An
+        RL session of a caller is returned unchanged."""
         if rl.session_id is None or self._access is None:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
@@ -151,12 +155,13 @@ class RlSessions:
         rl = self._of(session)
         body = {"reward": reward.reward, "interaction_id": reward.interaction_id}
         reply = await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
-        if reply.status == 401:  # the caller's own key is the admin's, and right
+        if reply.status == 401:  # the refused key is the RL session's: the caller's admin key was accepted before
             raise _rl_session_ended(rl)
         return reply
 
     async def export(self, session: SessionEntry, export: ExportSession) -> HttpReply:
-        """Takes what is exported: the session's next turn has an RL session of its own."""
+        """Export training rows, which may remove the RL session: the next turn checks it, and starts another if needed.
+        Raises 400 for a caller's RL session, 409 for one that has ended."""
         rl = self._of(session)
         if rl.session_id is None:
             message = "the session records into an RL session of its caller: export that at the inference service"
@@ -177,7 +182,7 @@ class RlSessions:
         return reply
 
     async def end(self, rl: RlSession | None, exported: RlSession | None = None) -> None:
-        """End an RL session that we started. One that cannot be ended now ends by its time to live."""
+        """End an RL session that the data proxy started. If that fails, the RL session expires by its time to live."""
         if rl is None or rl.session_id is None or self._access is None or rl == exported:
             return
         try:
@@ -189,7 +194,7 @@ class RlSessions:
         await self._send("POST", rl.base_url, "/rl/end_session", _bearer(rl), {}, timeout_s=_END_TIMEOUT_S)
 
     def _of(self, session: SessionEntry) -> RlSession:
-        """Raises 400."""
+        """The session's RL session. Raises 400 without one."""
         if session.inference is None:
             raise bad_request("this agent service records no model calls: it has no inference", code="no_inference")
         return self._own(session.inference)
@@ -197,8 +202,7 @@ class RlSessions:
     async def _send_as_admin(
         self, method: str, base: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
     ) -> HttpReply:
-        """Send with the admin key; where it is refused, once more with the key that its file holds now, if that
-        differs."""
+        """Send with the admin key. If the key is refused and its file now has another one, send once more with that."""
         before = self._admin
         reply = await self._send(method, base, path, before, body, timeout_s)
         if reply.status in _REFUSED:
@@ -217,7 +221,7 @@ class RlSessions:
         body: Mapping[str, Any] | None = None,
         timeout_s: float = _TIMEOUT_S,
     ) -> HttpReply:
-        """Raises 503 where the inference service does not answer."""
+        """Raises 503 if the inference service does not answer."""
         data = orjson.dumps(body) if body is not None else b""
         sent = {**headers, "Content-Type": "application/json"}
         try:

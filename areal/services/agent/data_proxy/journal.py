@@ -1,9 +1,10 @@
-"""Conversations of agents on disk: one journal's sessions and turns.
+"""Conversations of agents on disk: the sessions and turns of one journal.
 
-Every open session is in memory, its conversation only while it is in use; what is in memory is on disk. A session that
-is closed is deleted; the digest of its key remains, so that nobody begins a conversation anew without knowing it. A
-made key needs none: its tag says that there was a session. ``turns.id`` is session * 2^32 + number, so that a session's
-turns lie together and in order. A turn is written once, when it has ended, with the Idempotency-Keys of its requests.
+Every open session is in memory; its conversation is in a cache of bounded size. All of it is also on disk. Closing a
+session deletes it and keeps the digest of its key, so that a client cannot start a new conversation under an old key by
+mistake. A generated key leaves no digest: its tag shows that there was a session. ``turns.id`` is
+session * 2^32 + number, so that the turns of a session are adjacent and in order. A turn is written once, when it has
+ended, with the Idempotency-Keys of its requests.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ CREATE TABLE requests (
 """
 _ENDED = "CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE)"
 _MOST_ENDED = 100_000
-_FREED_PAGES = 256  # at once
+_FREED_PAGES = 256  # by one sweep
 _CACHED_BYTES = 32 * 1024 * 1024  # of conversations
 
 
 @dataclass(frozen=True)
 class RlSession:
-    """An inference session that the session's model calls are recorded in. ``session_id`` None: it is the caller's,
-    who started it and ends it."""
+    """An RL session at the inference service, which records the model calls of an agent session. ``session_id`` is None
+    for an RL session that the caller started and will end."""
 
     base_url: str
     api_key: str = field(repr=False)
@@ -58,9 +59,9 @@ class RlSession:
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """``turns``: the number of the last one. ``used_at``: when that ended. ``checked_at`` (monotonic): when the RL
-    session was last known to record. ``exported``: the RL session that an export has removed. ``ran``: this process's
-    worker may hold something of it."""
+    """An open session. ``turns``: the number of its last turn. ``used_at``: when that turn ended. ``checked_at``
+    (monotonic): when the RL session was last known to record. ``exported``: the RL session that an export has removed.
+    ``ran``: the worker has run a turn of the session, and its agent may hold state for it."""
 
     journal: AgentJournal
     number: int
@@ -80,7 +81,8 @@ class SessionEntry:
 
 @dataclass(frozen=True)
 class TurnEntry:
-    """``at``: when it began. ``messages``: OpenAI chat messages, JSON. ``metadata``: the answer's, JSON."""
+    """A turn that has ended. ``at``: its start, in Unix seconds. ``messages``: OpenAI chat messages, as a JSON list.
+    ``metadata``: the agent's, as a JSON object."""
 
     run_id: str
     outcome: Outcome
@@ -104,7 +106,8 @@ class TurnRequestKey:
 
 
 class AgentJournal(Journal):
-    """Open with ``open_agent_journal``. ``sessions``: those that are open, by number, the longest unused first."""
+    """A journal of agent sessions; open it with ``open_agent_journal``. ``sessions``: the open sessions by number,
+    least recently used first."""
 
     def __init__(self, folder: JournalFolder, db: sqlite3.Connection, tag: str) -> None:
         super().__init__(folder, db, tag)
@@ -135,7 +138,7 @@ class AgentJournal(Journal):
     def _keep(self, session: SessionEntry) -> None:
         self.sessions[session.number] = self._by_digest[session.digest] = session
 
-    # -- what the store asks for
+    # -- methods that the journal store calls
 
     def session_by_key(self, digest: bytes) -> int | None:
         session = self._by_digest.get(digest)
@@ -169,7 +172,7 @@ class AgentJournal(Journal):
         self._db.execute("DELETE FROM ended WHERE number<=(SELECT max(number) FROM ended)-?", (_MOST_ENDED,))
 
     async def sweep(self) -> int:
-        """Give the disk back what deleted sessions took."""
+        """Return some of the disk space of deleted sessions to the file system. Returns the number of pages."""
         if not self._has_deleted:
             return 0
         with self._reading():
@@ -185,7 +188,8 @@ class AgentJournal(Journal):
     async def start(
         self, key: str | None, metadata: Mapping[str, Any], inference: RlSession | None
     ) -> tuple[SessionEntry, bool]:
-        """The session with this key, and whether it is new. A key whose session has ended has another one then."""
+        """The session with this key, and whether it is new. A key whose session has ended gets a new session; without a
+        key, one is generated."""
         key = key if key is not None else new_session_key(self.tag)
         digest, about, now = key_digest(key.encode()), _about(metadata, inference), self.clock()
 
@@ -211,11 +215,11 @@ class AgentJournal(Journal):
         about = _about(session.metadata, inference)
         crc = _session_crc(session.digest, session.key, session.created, about)
         update = "UPDATE sessions SET about=?, crc=? WHERE number=?"
-        session.inference = inference  # first: written or not, it is the one that is in use
+        session.inference = inference  # before the write: the session uses it even if the write fails
         await self.commits.run(lambda: self._db.execute(update, (about, crc, session.number)))
 
     async def record(self, session: SessionEntry, turn: TurnEntry, requests: Iterable[TurnRequestKey]) -> None:
-        """The next turn of the session, which has one at a time."""
+        """Write the next turn of the session. Turns of one session must be recorded one at a time."""
         turn_id = session.number * _SEQUENCES + session.turns + 1
         row = (turn_id, turn.run_id, turn.outcome, turn.error, turn.at, turn.seconds, turn.messages, turn.metadata)
 
@@ -255,7 +259,8 @@ class AgentJournal(Journal):
     # -- reads
 
     def conversation(self, session: SessionEntry) -> bytes:
-        """The messages of its complete turns: JSON, without the list's brackets. Raises 500 for a damaged turn."""
+        """The messages of the session's complete turns, as a JSON list without its brackets. Raises 500 for a damaged
+        turn."""
         if session.conversation is None:
             turns = (turn.messages[1:-1] for turn in self.turns(session) if turn.outcome == "complete")
             self._cache(session, b",".join(turns))
@@ -272,7 +277,7 @@ class AgentJournal(Journal):
             return [_turn(row) for row in self._read.execute(query, span)]
 
     def requested(self, session: SessionEntry, key: bytes) -> tuple[TurnRequestKey, TurnEntry] | None:
-        """The turn that was recorded with this Idempotency-Key. Raises 500 for a damaged one."""
+        """The turn recorded with this Idempotency-Key, and its request's digests. Raises 500 for a damaged turn."""
         query = "SELECT message, turns.* FROM requests JOIN turns ON turns.id=turn WHERE session=? AND key=?"
         with self._reading():
             row = self._read.execute(query, (session.number, key)).fetchone()
@@ -311,7 +316,7 @@ def _turn(row: tuple[Any, ...]) -> TurnEntry:
 
 
 async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
-    """Recovers the journal of a killed predecessor. Raises sqlite3.Error."""
+    """Open or create the journal in ``folder``, which may be that of a killed process. Raises sqlite3.Error."""
     db = open_writer(folder.database, _TABLES, _FORMAT)
     db.execute(_ENDED)
     journal = AgentJournal(folder, db, journal_tag(db))

@@ -1,4 +1,4 @@
-"""The data proxy's process, wired together."""
+"""Construction of the data proxy's process."""
 
 from __future__ import annotations
 

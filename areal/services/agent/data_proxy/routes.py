@@ -1,4 +1,4 @@
-"""Sessions and turns over HTTP (``areal.wire.agents``)."""
+"""The data proxy's routes: sessions and turns over HTTP (``areal.wire.agents``)."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ _BODY_BYTES = 1024 * 1024
 _PAGE = 100
 _EXPIRY_S = 1.0
 _EXPIRED_AT_ONCE = 64
-_ACCEPTED_S = 0.01  # so long the first event may take to go out with `accepted`
+_ACCEPTED_S = 0.01  # `accepted` waits so long to be sent with the first event
 _RESERVED = "areal_inference"
 
 
 class PairRoutes:
+    """The routes of one data proxy, and the expiry of its idle sessions."""
+
     def __init__(
         self,
         config: AgentDataProxyConfig,
@@ -90,7 +92,7 @@ class PairRoutes:
     # -- sessions
 
     async def start(self, request: Request) -> Response:
-        """A session; one that has the key already is the answer, too."""
+        """Start a session, or return the open session that has the key."""
         body = await read_body(request, StartAgentSession, _BODY_BYTES)
         if body.model not in (None, self._service_name):
             raise ApiError(404, f"no agent service {body.model!r}", code="model_not_found", param="model")
@@ -122,8 +124,8 @@ class PairRoutes:
         return json_response({"sessions": [started], "journal": session.journal.tag}, status=201)
 
     def _journal_for(self, key: str | None, *, reopen: bool) -> AgentJournal:
-        """The journal of a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set, and 421
-        for a key of a journal that another process serves."""
+        """The journal for a new session. Raises 410 for a key whose session has ended, unless ``reopen`` is set, and
+        421 for a key of a journal that another process serves."""
         if key is None:
             return self._store.own
         ended = self._ended(key)
@@ -132,7 +134,8 @@ class PairRoutes:
         return ended or self._store.own
 
     def _ended(self, key: str) -> AgentJournal | None:
-        """The journal of a session that has ended. Raises 421 for a key of a journal that is elsewhere."""
+        """The journal of the ended session with this key; None if the key is unknown. Raises 421 for a key of a journal
+        that this process does not serve."""
         tag = tag_of_key(key)
         if tag is None:
             return self._store.holder_of_digest(key_digest(key.encode()))
@@ -141,7 +144,7 @@ class PairRoutes:
         return journal
 
     def _find(self, key: str) -> SessionEntry | None:
-        """Raises 421 for a session of a journal that is about to be elsewhere."""
+        """The open session with this key. Raises 421 for a session of a journal that this process is handing over."""
         held = self._store.holder_of_key(key.encode())
         if held is not None:
             return held[0].sessions[held[1]]
@@ -150,7 +153,8 @@ class PairRoutes:
         return None
 
     def _named(self, request: Request) -> SessionEntry:
-        """Raises 400, 404, 410, and 421 for a session of a journal that is elsewhere."""
+        """The open session that the path names. Raises 400, 404, 410, and 421 for a session of a journal that this
+        process does not serve."""
         key = request.match_info["key"]
         if not is_session_key(key):
             raise bad_request("this is no session key", param="session_key")
@@ -162,7 +166,7 @@ class PairRoutes:
         raise ApiError(404, "no session has this key", code="session_not_found", param="session_key")
 
     async def sessions(self, request: Request) -> Response:
-        """A page in the order of their keys; ``after`` is the last one of the page before."""
+        """One page of sessions, ordered by key; ``after`` is the last key of the previous page."""
         limit, after = query_int(request, "limit", _PAGE, 1, 1000), request.query.get("after", "")
         later = (each for journal in self._store for each in journal.sessions.values() if each.key > after)
         page = heapq.nsmallest(limit + 1, later, key=lambda session: session.key)
@@ -170,7 +174,7 @@ class PairRoutes:
         return json_response({"sessions": [self._summary(each) for each in page[:limit]], "next": following})
 
     async def session(self, request: Request) -> Response:
-        """One session with its conversation, and with every turn, failed ones too."""
+        """One session with its conversation and all its turns, including failed ones."""
         session = self._named(request)
         history = orjson.Fragment(b"[%b]" % session.journal.conversation(session))
         turns = [_turn(each) for each in session.journal.turns(session)]
@@ -191,14 +195,14 @@ class PairRoutes:
         }
 
     async def close(self, request: Request) -> Response:
-        """End its turns, then the session: the worker forgets it, and its RL session ends."""
+        """End the session's turns, its state in the worker's agent, its RL session, and the session."""
         session = self._named(request)
         await request.read(_BODY_BYTES)
         await self._close(session)
         return json_response({"session_key": session.key, "closed": True})
 
     async def _close(self, session: SessionEntry) -> None:
-        """Raises 507, 500 where that cannot be written."""
+        """Close the session; concurrent calls share one attempt. Raises 507, 500 if that cannot be written."""
         if session.closing is None:
             session.closing = asyncio.create_task(self._end(session), name=f"close-{session.number}")
         await asyncio.shield(session.closing)
@@ -216,7 +220,7 @@ class PairRoutes:
             await self._worker.close_session(f"/session/{quote(session.key, safe='')}/close")
 
     async def expire(self) -> None:
-        """Close sessions that are idle for too long, for as long as the process lives."""
+        """Close sessions that have been idle for longer than the idle timeout, until cancelled."""
         while True:
             await asyncio.sleep(until_beat(_EXPIRY_S))
             for journal in self._store:
@@ -232,7 +236,7 @@ class PairRoutes:
                     _log.warning("an idle session was not closed: %r", error)
 
     async def forget_all(self, journal: AgentJournal) -> None:
-        """The journal was left to another process: our worker need not hold anything of its sessions."""
+        """Let the worker's agent drop the sessions of a journal that was handed over to another process."""
         for session in journal.sessions.values():
             if self._worker.fault is None:
                 await self._forget(session)
@@ -263,8 +267,10 @@ class PairRoutes:
     # -- turns
 
     async def turn(self, request: Request) -> AnyResponse:
-        """An Idempotency-Key that was used with another message is 422. One that names a turn that runs, or waits,
-        joins it; a recorded turn is told again, unless it failed through no fault of the agent."""
+        """Run a turn and answer with its events. A request with the Idempotency-Key of a running or waiting turn joins
+        that turn; with that of a recorded turn, it gets the recorded events. A turn that failed through no fault of the
+        agent is not recorded under its key, so a retry runs it again. Raises 422 for a key used with another message.
+        """
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
         _check_metadata(asked.metadata)
         session = self._named(request)

@@ -1,12 +1,13 @@
-"""The turns of each session, one after the other, run by the pair's worker.
+"""The queue of turns of each session, which the pair's worker runs one after the other.
 
-A message that comes while a turn of its session runs waits: ``followup`` for a turn of its own, ``collect`` for one
-with all others that wait so. A turn has callers, who get its events as they come; it is cancelled when the last of them
-leaves, unless one has named it by an Idempotency-Key: it is there for the retry. When it has ended, it is written to
-the journal, and only then are its callers told. A failed turn is recorded, and is no part of the conversation.
+A message that arrives while a turn of its session runs waits: with queue mode ``followup`` it gets its own turn; with
+``collect`` it shares a turn with the other waiting ``collect`` messages. The callers of a turn receive its events as
+they are emitted. A turn is cancelled when its last caller disconnects, unless a request has an Idempotency-Key: then it
+runs on for the retry. A turn that has ended is written to the journal before its callers receive its last event. A
+failed turn is recorded, but is not part of the conversation.
 
-The worker gets the conversation with each turn, so that any worker can run any turn. A turn that the worker has not
-begun waits for a worker that is about to be there; one that has begun fails when its worker is lost.
+The worker receives the conversation with each turn, so that any worker can run any turn. A turn that the worker has not
+started waits up to ``_WORKER_AWAY_S`` for a ready worker; a turn that has started fails when its worker is lost.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from areal.wire.agents import EVENTS, ModelAccess, QueueMode, TurnRequest
 from areal.wire.processes import AgentDataProxyConfig
 
 _log = logging.getLogger(__name__)
-_WORKER_AWAY_S = 60.0  # a turn that has not begun waits so long for a worker
+_WORKER_AWAY_S = 60.0
 _NOT_PARSED = (b'{"type":"delta"', b'{"type":"data"')
-_OWN_STREAM = b'{"type":"response"'  # in a text its quotation marks would be escaped
+_OWN_STREAM = b'{"type":"response"'  # cannot occur within a JSON string, where its quotation marks are escaped
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
@@ -54,23 +55,24 @@ _HELD_BYTES = 64 * 1024
 
 @dataclass(eq=False)
 class TurnCaller:
-    """The sender of a message, who gets the turn's events as they come. ``live`` false: the message joined a running
-    turn, and its sender gets all events at the end. ``stream`` false: the events wait for the turn's end, unless they
-    are many or begin the agent's own stream. ``behind``: bytes sent since the caller lags behind; ``failed``: the end
-    of its stream, where those were too many."""
+    """The HTTP request of one message, whose response has the turn's events as they are emitted.
+
+    ``live`` false: the request joined a running turn, and gets all events at the end. ``stream`` false: the events are
+    held until the turn's end, unless they exceed ``_HELD_BYTES`` or start the agent's own stream. ``behind``: bytes
+    written since the caller fell behind; ``failed``: the event that ends its stream when those are too many."""
 
     http: Request
     message: str
     request: TurnRequestKey | None
     stream: bool = True
     live: bool = True
-    accepted: bytes = b""  # and the events that wait
+    accepted: bytes = b""  # the event ``accepted``, then the events that are held
     behind: int = 0
     failed: bytes = b""
     out: StreamingResponse = field(default_factory=lambda: StreamingResponse(headers={"Content-Type": EVENTS}))
 
     def begin(self, events: bytes = b"") -> None:
-        """Tell it that its turn was accepted: with its first events, or where those are not there soon."""
+        """Begin the response with ``accepted``, the held events and ``events``, unless it has begun."""
         if not self.out.prepared:
             with contextlib.suppress(ConnectionResetError):
                 self.out.begin(self.http, self.accepted + events)
@@ -102,8 +104,9 @@ class TurnCaller:
 
 @dataclass(eq=False)
 class SessionTurn:
-    """``last``: its last event, once it has ``ended``. ``recorded``: None where it could not be written. ``aborted``:
-    why it is to end. ``writing``: a caller lags behind."""
+    """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
+    if it could not be written. ``aborted``: the reason to end it early. ``writing``: the turn is blocked by slow
+    callers."""
 
     run_id: str
     mode: QueueMode
@@ -122,6 +125,8 @@ class SessionTurn:
 
 @dataclass(eq=False)
 class SessionQueue:
+    """The running and waiting turns of one session. ``task`` runs them all."""
+
     session: SessionEntry
     running: SessionTurn
     task: asyncio.Task[None]
@@ -133,7 +138,7 @@ class SessionQueue:
 
 
 class Slots:
-    """Limits how many turns run at once; ``limit`` may change."""
+    """A FIFO semaphore that limits how many turns run at once. ``limit`` can be changed at any time."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -177,6 +182,8 @@ class Slots:
 
 
 class TurnRunner:
+    """Queues the turns of all sessions of a data proxy and runs them on the worker."""
+
     def __init__(
         self, config: AgentDataProxyConfig, worker: PairWorker, rl: RlSessions, metrics: Metrics, slots: Slots
     ) -> None:
@@ -196,7 +203,7 @@ class TurnRunner:
 
     @property
     def busy_sessions(self) -> int:
-        """The number of sessions with a turn that runs or waits, with or without its caller."""
+        """The number of sessions with a running or waiting turn, connected callers or not."""
         return len(self._queues)
 
     # -- callers
@@ -205,7 +212,7 @@ class TurnRunner:
         return self._queues.get(session)
 
     def find(self, session: SessionEntry, key: bytes) -> tuple[SessionTurn, TurnRequestKey] | None:
-        """The turn that runs, or waits, for a request with this Idempotency-Key."""
+        """The running or waiting turn of a request with this Idempotency-Key."""
         queue = self._queues.get(session)
         for turn in queue.turns() if queue is not None else ():
             for request in turn.requests:
@@ -214,7 +221,7 @@ class TurnRunner:
         return None
 
     def add(self, session: SessionEntry, asked: TurnRequest, caller: TurnCaller) -> SessionTurn:
-        """The turn that answers the caller."""
+        """Queue the message, and return the turn that will answer the caller."""
         queue = self._queues.get(session)
         if (
             queue is not None
@@ -239,7 +246,7 @@ class TurnRunner:
         return turn
 
     def leave(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> None:
-        """The caller is gone."""
+        """Remove a caller that has disconnected; a turn without callers and without Idempotency-Keys is cancelled."""
         queue = self._queues.get(session)
         turn.callers.remove(caller)
         if queue is None or caller.request is not None:
@@ -252,8 +259,8 @@ class TurnRunner:
             self._interrupt(queue, TurnFailed("cancelled", "its caller left"))
 
     async def abort(self, session: SessionEntry, why: TurnFailed, *, waiting: bool = False) -> bool:
-        """End the turn that runs (with ``waiting`` those that wait, too), and return when that is on disk. False where
-        none runs."""
+        """End the running turn (with ``waiting``, the waiting turns too) and return when that is on disk. False if no
+        turn runs."""
         queue = self._queues.get(session)
         if queue is None:
             return False
@@ -267,7 +274,7 @@ class TurnRunner:
         return True
 
     async def close(self) -> None:
-        """The process ends: so does every turn."""
+        """End all turns, because the process ends."""
         why = TurnFailed("infra", "the data proxy was stopped")
         await asyncio.gather(*(self.abort(session, why, waiting=True) for session in list(self._queues)))
 
@@ -291,7 +298,7 @@ class TurnRunner:
             del self._queues[session]
 
     async def _run(self, session: SessionEntry, turn: SessionTurn) -> None:
-        """Run it, write down how it ended, and tell its callers."""
+        """Run one turn, write it to the journal, and then release its callers."""
         at, began = session.journal.clock(), time.perf_counter()
         transcript = Transcript("\n\n".join(turn.messages), self._config.max_body_bytes)
         outcome: Outcome = "complete"
@@ -308,7 +315,7 @@ class TurnRunner:
         seconds = time.perf_counter() - began
         record = TurnEntry(turn.run_id, outcome, error, at, seconds, transcript.messages(summary), metadata)
         try:
-            # A retry of what failed through no fault of the agent runs it again.
+            # Without its request keys, a turn that failed through no fault of the agent runs again on a retry.
             await session.journal.record(session, record, turn.requests if outcome != "infra" else ())
             turn.recorded = record
         except ApiError as refusal:
@@ -319,7 +326,8 @@ class TurnRunner:
         turn.ended.set()
 
     async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
-        """The turn's ``complete``. Raises TurnFailed and nothing else."""
+        """Run the turn until it completes or is aborted, and return its event ``complete``. Every other end is a
+        TurnFailed."""
         turn.interruptible = True
         try:
             if turn.aborted is not None:
@@ -362,7 +370,7 @@ class TurnRunner:
             return complete
 
     def _body(self, session: SessionEntry, turn: SessionTurn) -> bytes:
-        """A ``WorkerRun``."""
+        """The turn as a JSON ``WorkerRun``."""
         access, metadata = self._rl.access(session), {**session.metadata, **turn.metadata}
         if access is not None:
             metadata["areal_inference"] = vars(access)
@@ -378,7 +386,7 @@ class TurnRunner:
         )
 
     async def _call(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
-        """Raises NotConnected for a turn that has not begun."""
+        """One attempt of the turn on the worker. Raises NotConnected if the turn has not started."""
         idle_s = self.turn_timeout
         try:
             async with Watchdog(lambda: idle_s, excused=lambda: turn.writing) as watchdog:
@@ -397,7 +405,8 @@ class TurnRunner:
             raise TurnFailed("infra", f"the worker was lost: {error}") from error
 
     def _silent(self, turn: SessionTurn, idle_s: float) -> TurnFailed:
-        """It is the agent's failure, unless the worker runs no turns: then it is that of the turn which it names."""
+        """The failure of a turn without events for ``idle_s``. The agent is to blame, unless the worker is not ready
+        and its fault does not name this turn."""
         error, fault = f"the agent gave no sign of life for {idle_s:g} s", self._worker.fault
         if fault is None:
             return TurnFailed("agent", error)
@@ -406,7 +415,8 @@ class TurnRunner:
     async def _read(
         self, answer: Connection, turn: SessionTurn, transcript: Transcript, watchdog: Watchdog
     ) -> dict[str, Any]:
-        """Pass the events on, and return the last one. Raises TurnFailed, and CallFailed for a worker that is lost."""
+        """Forward the events to the callers, and return ``complete``. Raises TurnFailed, and CallFailed for a lost
+        worker."""
         held: list[bytes] = []
         longest = self._config.max_body_bytes + _LINE_SLACK
         too_long = TurnFailed("agent", "an event of the agent is larger than a turn may be")
@@ -437,13 +447,14 @@ class TurnRunner:
                 raise last
             if last is not None:
                 with contextlib.suppress(CallFailed):
-                    await answer.whole(_LINE_SLACK)  # nothing comes any more: then the connection can be used again
+                    await answer.whole(_LINE_SLACK)  # so that the connection can be reused
                 return last
         raise TurnFailed("infra", "the worker's answer ended before the turn")
 
 
 async def _pass_on(turn: SessionTurn, events: bytes) -> None:
-    """Waits while all callers lag behind: one that reads nothing does not hold back the others."""
+    """Write events to the live callers. Waits while all of them lag, so that one slow caller does not block the others.
+    """
     callers = [caller for caller in turn.callers if caller.live and not caller.failed]
     for caller in callers:
         caller.pass_on(events)

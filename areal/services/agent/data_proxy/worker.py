@@ -1,4 +1,4 @@
-"""The pair's worker: whether it is there, its calls, and the events of a turn that it answers with."""
+"""The client of the pair's worker: health probes, calls, and the events of a turn in its responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LONGEST_ERROR = 4096
 
 
 class TurnFailed(Exception):
-    """``failure``: whose fault it is."""
+    """The failed end of a turn. ``failure`` is the kind of failure, which says who is to blame."""
 
     def __init__(self, failure: Outcome, error: str) -> None:
         super().__init__(error)
@@ -33,8 +33,8 @@ class TurnFailed(Exception):
 
 
 class PairWorker:
-    """The pair's worker; ``fault`` says why it runs no turns now. ``on_change`` is called when that changes.
-    ``keeps_sessions``: its agent is told of sessions that end."""
+    """Probes and calls the pair's worker. ``fault`` is the reason why the worker is not ready, else None; ``on_change``
+    is called when it changes. ``keeps_sessions``: the agent has a ``close_session`` to call when a session ends."""
 
     def __init__(self, config: AgentDataProxyConfig, http: HttpClient, headers: Mapping[str, str]) -> None:
         self._url = config.worker_url
@@ -49,7 +49,7 @@ class PairWorker:
         self.keeps_sessions = True
 
     async def run(self) -> None:
-        """Probe it: more often while it is not ready."""
+        """Probe the worker's readiness until cancelled, more often while it is not ready."""
         while True:
             self._look.clear()
             self._note(await self._ask())
@@ -81,7 +81,7 @@ class PairWorker:
             self.on_change()
 
     async def wait_ready(self, timeout_s: float) -> bool:
-        """Whether the worker is ready again within ``timeout_s``, after it did not accept a call."""
+        """Wait for the worker to be ready again, after it refused a connection. False after ``timeout_s`` seconds."""
         self._ready.clear()
         self._failures = max(self._failures, 1)
         self._look.set()
@@ -96,19 +96,20 @@ class PairWorker:
         return self._http.call("POST", self._url, "/run", self._headers, body)
 
     async def close_session(self, path: str) -> None:
-        """Let the agent forget the session of this ``path``. A worker that does not answer has nothing to forget."""
+        """Post to ``path``, which closes a session in the worker's agent. A worker that does not answer is only logged.
+        """
         try:
             await self._http.fetch("POST", self._url, path, headers=self._headers, timeout_s=_CLOSE_TIMEOUT_S)
         except (CallFailed, TimeoutError) as error:
             _log.warning("the worker did not close a session: %r", error)
 
 
-# -- the events of a turn, and what they leave behind
+# -- the events of a turn, and their record
 
 
 class Transcript:
-    """A turn's events as chat messages that can be sent to a model again: the tool calls that were made together, and
-    the text beside them, in one message, each with its result behind it. ``room``: bytes that it may still grow by."""
+    """Collects a turn's events as chat messages that a model accepts as history: tool calls made together share one
+    assistant message with their text, and the tool messages of their results follow. ``room``: its limit in bytes."""
 
     def __init__(self, message: str, room: int) -> None:
         self._message = message
@@ -117,7 +118,7 @@ class Transcript:
         self._results: dict[str, str] = {}
 
     def add(self, event: Mapping[str, Any], size: int) -> None:
-        """Raises TurnFailed for an event that is too large, KeyError for one without its fields."""
+        """Add an event. Raises TurnFailed beyond the size limit, KeyError for a missing field."""
         self._room -= size
         if self._room < 0:
             raise TurnFailed("agent", "the agent's tool calls and answer are larger than a turn may be")
@@ -132,7 +133,8 @@ class Transcript:
             self._groups[-1][0].append(event["content"])
 
     def messages(self, summary: str) -> bytes:
-        """The turn's messages. A tool call without a result gets an empty one: models refuse a call without any."""
+        """The turn's messages, JSON. A tool call without a result gets an empty one, because models refuse a history
+        with unanswered calls."""
         found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
             said = "".join(text) or None
@@ -148,7 +150,7 @@ def event_line(**event: Any) -> bytes:
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
-    """The events of a turn that has ended, after ``accepted``: of its deltas, the text beside tool calls."""
+    """The events after ``accepted`` of a recorded turn. Of its deltas, only the text beside tool calls is kept."""
     summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
     for message in orjson.loads(turn.messages):
         if message.get("tool_calls") and message["content"]:
@@ -169,7 +171,8 @@ def recorded_events(turn: TurnEntry) -> bytes:
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:
-    """Take an event down. Returns ``complete``, or why the turn has failed, where it is the last one."""
+    """Parse an event and add it to ``transcript``. Returns None unless it ends the turn: then ``complete``, or the
+    failure."""
     try:
         event: dict[str, Any] = orjson.loads(line)
         transcript.add(event, len(line))
