@@ -269,8 +269,7 @@ class PairRoutes:
     async def turn(self, request: Request) -> AnyResponse:
         """Run a turn and answer with its events. A request with the Idempotency-Key of a running or waiting turn joins
         that turn; with that of a recorded turn, it gets the recorded events. A turn that failed through no fault of the
-        agent is not recorded under its key, so a retry runs it again. Raises 422 for a key used with another message.
-        """
+        agent is not recorded under its key: a retry runs it again. Raises 422 for a key used with another message."""
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
         _check_metadata(asked.metadata)
         session = self._named(request)

@@ -453,8 +453,7 @@ class TurnRunner:
 
 
 async def _pass_on(turn: SessionTurn, events: bytes) -> None:
-    """Write events to the live callers. Waits while all of them lag, so that one slow caller does not block the others.
-    """
+    """Write events to the live callers. Waits while all of them lag: one slow caller does not block the others."""
     callers = [caller for caller in turn.callers if caller.live and not caller.failed]
     for caller in callers:
         caller.pass_on(events)

@@ -96,8 +96,7 @@ class PairWorker:
         return self._http.call("POST", self._url, "/run", self._headers, body)
 
     async def close_session(self, path: str) -> None:
-        """Post to ``path``, which closes a session in the worker's agent. A worker that does not answer is only logged.
-        """
+        """Close the session of ``path`` in the worker's agent. A worker that does not answer is only logged."""
         try:
             await self._http.fetch("POST", self._url, path, headers=self._headers, timeout_s=_CLOSE_TIMEOUT_S)
         except (CallFailed, TimeoutError) as error:

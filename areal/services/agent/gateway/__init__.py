@@ -1,4 +1,4 @@
-"""The agent gateway: conversations by OpenAI's Responses and Chat Completions and by WebSocket, and their sessions.
+"""The agent gateway: turns over OpenAI's Responses and Chat Completions APIs and over WebSocket, and session routes.
 
-A session is found by its key: the router says which data proxy has it. A turn's events come from there.
+The router maps a session's key to the data proxy that holds the session, which runs the turn and sends its events.
 """

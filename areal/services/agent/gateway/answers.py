@@ -1,8 +1,8 @@
-"""A turn's answer in the form of OpenAI's Responses or Chat Completions API, whole or streamed.
+"""The answer to a turn, as a response of OpenAI's Responses or Chat Completions API, whole or streamed.
 
-A response has the agent's tool calls, with their results, and its text as items. A chat completion has the text alone:
-a client would take tool calls for its own to make. The agent's own stream is passed on as a chat completion; elsewhere
-its summary is the text.
+A Responses answer has the agent's tool calls, their results and its text as items. A chat completion has only the text:
+a client would execute tool calls itself. A stream that the agent returns is forwarded unchanged to callers of Chat
+Completions; callers of Responses get the agent's summary as the text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NOT_PASSED_ON = frozenset(
 
 
 class TurnAnswer(ABC):
-    """The answer to one turn: ``event`` takes its events, ``end`` gives what the handler returns."""
+    """The answer to one turn: ``event`` consumes the turn's events, ``end`` returns the handler's response."""
 
     def __init__(self, request: Request, body: TurnBody, key: str, service: str) -> None:
         self._request = request
@@ -44,7 +44,7 @@ class TurnAnswer(ABC):
     async def end(self, complete: Event) -> AnyResponse: ...
 
     async def _write(self, data: bytes) -> None:
-        """Raises ConnectionResetError when the caller is gone."""
+        """Write to a streamed response, and begin it if needed. Raises ConnectionResetError if the caller has left."""
         if self._out.prepared:
             await self._out.write(data)
         elif self._body.stream:
@@ -55,7 +55,7 @@ class TurnAnswer(ABC):
 
 
 class _TurnWriter(ResponsesWriter):
-    """``whole_only``: nobody wants the events."""
+    """A ResponsesWriter with the results of tool calls. ``whole_only``: build the response, but no stream events."""
 
     whole_only = False
 
@@ -63,7 +63,7 @@ class _TurnWriter(ResponsesWriter):
         return b"" if self.whole_only else super()._event(kind, **data)
 
     def output(self, call_id: str, text: str) -> bytes:
-        """The result of a call."""
+        """The events of a tool call's result."""
         done = self._done("completed")
         item = {"id": f"fco_{self._id.removeprefix('resp_')}_{len(self._items)}", "type": "function_call_output"}
         item |= {"status": "completed", "call_id": call_id, "output": text}
@@ -72,8 +72,8 @@ class _TurnWriter(ResponsesWriter):
         return done + self._event("response.output_item.added", **at) + self._event("response.output_item.done", **at)
 
     def completed(self, summary: str, metadata: Mapping[str, Any]) -> tuple[bytes, dict[str, Any]]:
-        """The end of the answer, whose text is ``summary``, said already or not. ``metadata``: the agent's; the
-        response's own is the request's."""
+        """The last events, and the whole response. ``summary`` is added as text unless the deltas had it already.
+        ``metadata`` is the agent's; the response's field ``metadata`` repeats the request's."""
         said = self._open is not None and self._open["type"] == "message" and "".join(self._text) == summary
         last = b"" if said or not summary else self._done("completed") + self.pieces((Content(summary),))
         done = last + self._done("completed")
@@ -82,6 +82,8 @@ class _TurnWriter(ResponsesWriter):
 
 
 class ResponsesAnswer(TurnAnswer):
+    """The answer as a response of the Responses API."""
+
     _writer: _TurnWriter
     _calls = 0
 
@@ -112,7 +114,8 @@ class ResponsesAnswer(TurnAnswer):
 
 
 class CompletionAnswer(TurnAnswer):
-    """``_said``: the deltas. ``_passed_on``: the agent's own stream is the answer."""
+    """The answer as a chat completion. ``_said``: the deltas so far. ``_passed_on``: the agent's own stream is
+    forwarded as the answer."""
 
     _head: Mapping[str, Any]
     _passed_on = False

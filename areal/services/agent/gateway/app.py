@@ -1,4 +1,4 @@
-"""The agent gateway's process, wired together, and its turns by HTTP."""
+"""Construction of the agent gateway's process, and its HTTP routes for turns."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ ReadBody = Callable[[Mapping[str, Any]], TurnBody]
 
 
 class TurnRoutes:
+    """The routes of the Responses and Chat Completions APIs; each request is one turn."""
+
     def __init__(self, table: LiveTable, sessions: AgentSessions, runner: TurnDispatcher) -> None:
         self._table = table
         self._sessions = sessions
@@ -64,7 +66,7 @@ class TurnRoutes:
 
 
 def _idempotency_key(request: Request) -> str | None:
-    """Raises 400."""
+    """The request's Idempotency-Key. Raises 400 for a malformed one."""
     given = request.headers.get(_IDEMPOTENCY_KEY)
     if given is not None and not is_idempotency_key(given):
         raise bad_request(f"{_IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=_IDEMPOTENCY_KEY)
@@ -73,7 +75,7 @@ def _idempotency_key(request: Request) -> str | None:
 
 @contextlib.asynccontextmanager
 async def agent_gateway(config: AgentGatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
-    """The gateway's service; its follower starts and stops with the application."""
+    """The gateway's service. It follows the router's routing table while it serves."""
     async with HttpClient() as http:
         yield build_gateway(config, options, http)
 

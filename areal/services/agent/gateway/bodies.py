@@ -1,8 +1,8 @@
-"""Bodies of turns by OpenAI's Responses and Chat Completions APIs, as a turn's message and metadata.
+"""Conversion of OpenAI's Responses and Chat Completions request bodies to a turn's message and metadata.
 
-The session has the conversation, so that only what the user said last is the message. What comes before it is there for
-an agent that wants it: a chat's body is the metadata's ``chat_request``, a response's ``input``, ``instructions`` and
-``tools`` are in the metadata under these names. Fields without effect are named in ``x-areal-ignored``.
+The session stores the conversation, so the message is only the newest user message. The rest of the body is available
+to the agent as metadata: a chat completion's body as ``chat_request``; ``input``, ``instructions`` and ``tools`` of a
+Responses request under these names. The header ``x-areal-ignored`` of the answer lists fields without effect.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class _ChatBody(_Common):
 
 @dataclass(frozen=True)
 class TurnBody:
-    """``metadata``: the agent's. ``asked``: what the answer repeats of the request. ``ignored``: fields that have no
-    effect."""
+    """A parsed request body. ``metadata`` goes to the agent; ``asked``: request fields that the answer repeats;
+    ``ignored``: names of fields that have no effect."""
 
     message: str
     metadata: Mapping[str, Any]
@@ -66,7 +66,7 @@ class TurnBody:
 
 
 def read_responses(data: Mapping[str, Any]) -> TurnBody:
-    """Raises 400 naming the field."""
+    """Parse a body of the Responses API. Raises 400, which names the field."""
     _refuse(data)
     body = body_as(_ResponsesBody, data)
     if body.background:
@@ -100,7 +100,7 @@ def read_responses(data: Mapping[str, Any]) -> TurnBody:
 
 
 def read_chat(data: Mapping[str, Any]) -> TurnBody:
-    """Raises 400 naming the field."""
+    """Parse a body of the Chat Completions API. Raises 400, which names the field."""
     _refuse(data)
     body = body_as(_ChatBody, data)
     if body.n != 1:

@@ -1,4 +1,4 @@
-"""Sessions of an agent service: found by their keys, started where the router says, asked where their journal is.
+"""Sessions of an agent service: lookup by key, start on the data proxy that the router picks, and their routes.
 
 A key is opaque: any text of 1 to 1024 bytes of UTF-8. In a path it is one percent-encoded segment; in the header
 ``X-AReaL-Session-Key`` it is the field's bytes as they are, read as UTF-8 and not percent-decoded.
@@ -44,13 +44,13 @@ from areal.wire.agents import (
 )
 from areal.wire.processes import InferenceAccess
 
-RESERVED = ("areal_inference", "chat_request")  # metadata that the service itself gives the agent
+RESERVED = ("areal_inference", "chat_request")  # metadata that the service sets
 _BODY_BYTES = 1024 * 1024
 _SESSION_HEADER = SESSION_KEY_HEADER.lower().encode()
 
 
 def path_of(key: str, verb: str = "") -> str:
-    """A data proxy's path of a session."""
+    """The path of a session, or of an action on it, at a data proxy."""
     return f"/session/{quote(key, safe='')}{verb}"
 
 
@@ -64,21 +64,21 @@ def session_not_found(key: str) -> ApiError:
 
 
 def key_in_header(headers: Headers) -> str | None:
-    """The session's key. Raises 400."""
+    """The session key in the request headers, if any. Raises 400 for a malformed one."""
     if _SESSION_HEADER not in headers.raw:
         return None
     return checked_key(headers[SESSION_KEY_HEADER], SESSION_KEY_HEADER)
 
 
 def checked_key(key: str, param: str) -> str:
-    """Raises 400."""
+    """``key``, if it is a valid session key. Raises 400, which names ``param``."""
     if not is_session_key(key):
         raise bad_request(f"{param} {KEY_PROBLEM}", param=param)
     return key
 
 
 def refusal(status: int, body: bytes) -> ApiError:
-    """The error that another component answered."""
+    """The error response of another component, as an ApiError for the caller."""
     try:
         error = orjson.loads(body)["error"]
         return ApiError(status, error["message"], code=error.get("code"), param=error.get("param"))
@@ -87,7 +87,7 @@ def refusal(status: int, body: bytes) -> ApiError:
 
 
 def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Raises 400 for names that are the service's own."""
+    """``metadata``, if it has no reserved names. Raises 400."""
     for name in RESERVED:
         if name in metadata:
             message = f"metadata.{name} is reserved: the service sets it"
@@ -97,7 +97,8 @@ def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """A caller's own RL session. ``inf_base_url`` and the session's key come together."""
+    """The request fields that name an RL session of the caller. ``inf_base_url`` and ``session_api_key`` require each
+    other."""
 
     inf_base_url: str | None = None
     inf_model: str | None = None
@@ -108,7 +109,8 @@ ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
 
 
 class OpenedSession(NamedTuple):
-    """``tag``: its journal's. ``inference_session_id``: where its model calls are recorded, if the service has it."""
+    """A session that exists. ``tag``: of its journal. ``inference_session_id``: of the RL session that records its
+    model calls, if the service started that."""
 
     key: str
     tag: str
@@ -116,6 +118,8 @@ class OpenedSession(NamedTuple):
 
 
 class AgentSessions:
+    """Finds and starts the sessions of one agent service."""
+
     def __init__(
         self,
         service: str,
@@ -132,8 +136,8 @@ class AgentSessions:
         self._starting: dict[str, asyncio.Task[OpenedSession]] = {}
 
     def model_access(self, data: Mapping[str, Any]) -> ModelAccess | None:
-        """The RL session that the caller brings. Raises 400 for half of one, and for one of another inference
-        service than those configured."""
+        """The caller's own RL session, if the request names one. Raises 400 for an incomplete one, and for an inference
+        service that is not configured."""
         if all(data.get(name) is None for name in ROUTING_FIELDS):
             return None
         given = body_as(Routing, data)
@@ -149,7 +153,7 @@ class AgentSessions:
         return ModelAccess(base_url=_base(access.addr), api_key=str(given.session_api_key), model=model)
 
     async def find(self, key: str) -> str:
-        """The tag of the session's journal. Raises 404."""
+        """The tag of the session's journal, once a pending start of the session has ended. Raises 404, 503."""
         if (starting := self._starting.get(key)) is not None:
             await asyncio.wait([starting])
         tag = await self._keys.journal_with(key.encode())
@@ -159,26 +163,27 @@ class AgentSessions:
         return tag
 
     def require_pairs(self) -> None:
-        """Raises 503 where no pair is there, or not told of yet: whoever keeps the sessions is away then."""
+        """Raises 503 if no pair is registered, or the routing table is incomplete: sessions cannot be found then."""
         self._table.require_whole()
         model = self._table.snapshot.models.get(self.service)
         if model is None or not model.workers:
             raise _no_pair()
 
     def forget(self, key: str) -> None:
-        """The session is no longer where it was."""
+        """Drop the cached journal of the session, which may have moved or ended."""
         self._keys.forget(key.encode())
 
     async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
-        """The tag of the journal of the session, which need not exist yet. Raises 404 for a made key without one."""
+        """The tag of the session's journal. A missing session is started. Raises 404 for a generated key whose session
+        is gone."""
         if (tag := await self._keys.journal_with(key.encode())) is not None:
             return tag
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)
         return (await self.start(start, request_id)).tag
 
     async def start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
-        """A session that has the key already is the answer, too. A caller that leaves meanwhile can close the session:
-        ``find`` waits until it is there."""
+        """Start a session, or return the one that has the key. A start with a key goes on if its caller disconnects,
+        and ``find`` waits for it, so that the caller can close the session."""
         key = start.api_key
         if key is None:
             return await self._start(start, request_id)
@@ -191,7 +196,7 @@ class AgentSessions:
         if self._starting.get(key) is task:
             del self._starting[key]
         if not task.cancelled():
-            task.exception()  # its caller may be gone
+            task.exception()  # marks it as retrieved: the caller may have disconnected
 
     async def _start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
         body = orjson.dumps(start)
@@ -235,6 +240,8 @@ class _NamedSession:
 
 
 class AgentSessionRoutes:
+    """The session routes of the agent gateway."""
+
     def __init__(self, sessions: AgentSessions, journals: JournalClient) -> None:
         self._sessions = sessions
         self._journals = journals
@@ -263,7 +270,7 @@ class AgentSessionRoutes:
         return json_response({**told, "metadata": body.metadata}, status=201)
 
     async def list(self, request: Request) -> Response:
-        """A page in the order of keys."""
+        """One page of sessions, ordered by key."""
         self._sessions.require_pairs()
         return await self._journals.page(request, "/sessions", "session_key", itemgetter("session_key"))
 
@@ -272,7 +279,7 @@ class AgentSessionRoutes:
         return await self._ask(request, key, "POST", "/close")
 
     def _asks(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
-        """Passes a request on to the session's data proxy, after a look at its ``body``."""
+        """A handler that forwards the request to the session's data proxy, after it validates the body as ``body``."""
 
         async def handle(request: Request) -> AnyResponse:
             key = checked_key(request.match_info["key"], "session_key")

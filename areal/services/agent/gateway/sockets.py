@@ -1,4 +1,4 @@
-"""Turns by WebSocket: requests, answers and events as JSON frames; many turns at once on one connection.
+"""Turns over WebSocket: requests, responses and events are JSON frames; one connection can run many turns at once.
 
     req    {id, method: "agent", params: {message, sessionKey?, idempotencyKey?, queueMode?, metadata?}}
     req    {id, method: "cancel", params: {sessionKey}}
@@ -6,8 +6,8 @@
     res    {id, ok, payload: {runId, sessionKey, status: accepted | complete | failed, summary?, error?}}
     event  {event: "agent", payload: {runId, delta | toolCall | toolResult}}
 
-A frame that cannot be read gets a ``res`` with its error. A caller that has the admin key neither in a header nor in
-``?token=`` sends an ``auth`` frame first. A caller that leaves cancels its turns.
+An invalid frame gets a ``res`` with the error. A caller without the admin key in a header or in ``?token=`` must send
+an ``auth`` frame first. A caller that disconnects cancels its turns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from areal.wire.agents import QueueMode, StartAgentSession, TurnRequest, idempot
 
 _UNAUTHENTICATED = 4001
 _AUTH_S = 5.0
-_MOST_TURNS = 64  # of one connection at once
+_MOST_TURNS = 64  # at once on one connection
 _log = logging.getLogger(__name__)
 
 
@@ -57,6 +57,8 @@ class _AuthParams:
 
 
 class SocketRoutes:
+    """The WebSocket route of the agent gateway."""
+
     def __init__(
         self, table: LiveTable, sessions: AgentSessions, routes: AgentSessionRoutes, runner: TurnDispatcher
     ) -> None:
@@ -81,13 +83,13 @@ class SocketRoutes:
 
 
 def _check_token(authenticator: Authenticator, token: str) -> None:
-    """Raises 403."""
+    """Raises 403 if ``token`` is not the admin key."""
     if authenticator.key is not None and not authenticator.key.matches(token.encode("utf-8", "surrogatepass")):
         raise ApiError(403, "this is not the admin key", code="admin_key_required", param="token")
 
 
 class _SocketTurns:
-    """One connection."""
+    """One connection and its running turns."""
 
     def __init__(self, of: SocketRoutes, socket: WebSocket, request: Request) -> None:
         self._of = of
@@ -121,7 +123,7 @@ class _SocketTurns:
         return text is not None and await self._take(text, only="auth")
 
     async def _take(self, text: str, only: str | None = None) -> bool:
-        """Whether the frame was understood, and of the method ``only``."""
+        """Handle a frame. With ``only``, other methods are refused. False if the frame was answered with an error."""
         frame_id: Any = None
         request_id = unique_id("req_")
         try:
@@ -207,7 +209,7 @@ class _SocketTurns:
 
 
 def _read_frame(text: str) -> dict[str, Any]:
-    """Raises 400."""
+    """The frame as a dict. Raises 400."""
     try:
         frame = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -218,14 +220,14 @@ def _read_frame(text: str) -> dict[str, Any]:
 
 
 def _params(cls: type[Any], params: object) -> Any:
-    """Raises 400."""
+    """``params`` as a ``cls``. Raises 400."""
     if not isinstance(params, Mapping):
         raise bad_request("params must be an object", param="params")
     return body_as(cls, params, "params")
 
 
 def _told(event: Event) -> Event | None:
-    """A frame's payload for an event. None for the agent's own stream: its summary comes at the end."""
+    """The payload of an event frame. None for events of the agent's own stream: callers get its summary at the end."""
     match event["type"]:
         case "delta":
             return {"delta": event["text"]}

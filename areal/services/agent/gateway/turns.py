@@ -1,7 +1,7 @@
-"""One turn: posted to the data proxy that has its session, and its events as they come (``areal.wire.agents``).
+"""Dispatch of one turn to the data proxy that holds its session, and the stream of its events (``areal.wire.agents``).
 
-A turn that no data proxy has begun is sent again: a refused connection, 503, 421 after a journal has moved. One that
-may have begun is not: where its data proxy is lost it has failed.
+A turn that no data proxy has started is sent again: after a refused connection, a 503, or a 421 for a journal that has
+moved. A turn that may have started is not sent again: it fails if its data proxy is lost.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from areal.wire.routing import WorkerEntry
 Event = Mapping[str, Any]
 Sink = Callable[[Event], Awaitable[None]]
 LAST = ("complete", "failed")
-_GRACE_S = 1.0  # the data proxy's own deadline is the first to speak
+_GRACE_S = 1.0  # so that the data proxy's own deadline expires first
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would run the agent again
 _FAILURES = {
     "agent": (500, "agent_failed", _NO_RETRY),
@@ -45,7 +45,7 @@ def new_run_id() -> str:
 
 
 def failure_of(event: Event) -> ApiError:
-    """The error of a turn that has ``failed``."""
+    """The API error of a ``failed`` event."""
     status, code, headers = _FAILURES[event["failure"]]
     return ApiError(status, event["error"], code=code, headers=headers)
 
@@ -74,17 +74,19 @@ class TurnMetrics:
 
 @dataclass
 class TurnCall:
-    """A turn on its way. ``key``: its session's. ``writing``: an event is on its way to the caller."""
+    """A turn in progress. ``key``: of its session. ``writing``: an event is being written to the caller."""
 
     key: str
     turn: TurnRequest
     request_id: str
     started: float = field(default_factory=time.perf_counter)
-    said: bool = False  # something, after ``accepted``
+    said: bool = False  # an event came after ``accepted``
     writing: bool = False
 
 
 class TurnDispatcher:
+    """Runs turns on the data proxies of an agent service."""
+
     def __init__(
         self,
         sessions: AgentSessions,
@@ -104,8 +106,8 @@ class TurnDispatcher:
         self._metrics = metrics
 
     async def run(self, call: TurnCall, sink: Sink) -> Event:
-        """Give the turn's events to ``sink``, and return the last one, ``complete``. A cancelled call cancels the turn
-        where nobody else waits for it. Raises ApiError for a turn that was refused or has failed."""
+        """Pass the turn's events to ``sink``, and return the last one, ``complete``. Cancelling the call cancels the
+        turn unless another caller waits for it. Raises ApiError for a turn that was refused or has failed."""
         outcome = "abandoned"  # the caller has left
         self._metrics.running.inc()
         try:
@@ -139,7 +141,7 @@ class TurnDispatcher:
                 raise outcome
 
     async def _attempt(self, call: TurnCall, body: bytes, worker: WorkerEntry, sink: Sink) -> Event | ApiError:
-        """The turn's last event, or the answer of a data proxy that did not begin it."""
+        """The turn's last event, or the error of a data proxy that did not start the turn."""
         path, headers = path_of(call.key, "/turn"), {**self._headers, names.REQUEST_ID: call.request_id}
         try:
             async with self._watchdog(call, worker) as watchdog:
@@ -156,7 +158,7 @@ class TurnDispatcher:
             return _lost(f"the data proxy was lost: {error}")
 
     async def _read(self, call: TurnCall, answer: Connection, sink: Sink, watchdog: Watchdog) -> Event:
-        """Raises ResponseLost where the answer ends before the turn."""
+        """Pass events to ``sink``, and return the last one. Raises ResponseLost for a response that ends early."""
         async for line in AnswerLines(answer):
             watchdog.kick()
             event: Event = orjson.loads(line)
@@ -181,8 +183,8 @@ class TurnDispatcher:
         return self._table.limits.request_timeout_seconds
 
     def _watchdog(self, call: TurnCall, worker: WorkerEntry) -> Watchdog:
-        """Silence is excused while our own caller lags behind, and while the router sees the data proxy alive: that one
-        keeps the deadline then."""
+        """A timeout for silence of the data proxy. It does not apply while the caller lags, nor while the router sees
+        the data proxy alive: the data proxy enforces the deadline then."""
         alive = self._table.is_serving
         return Watchdog(
             lambda: self._idle_s() + _GRACE_S,

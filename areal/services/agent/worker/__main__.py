@@ -1,4 +1,4 @@
-"""``python -m areal.services.agent.worker``"""
+"""``python -m areal.services.agent.worker``: the worker process of an agent service."""
 
 from __future__ import annotations
 

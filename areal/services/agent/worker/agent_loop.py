@@ -1,5 +1,5 @@
-"""The event loop of the agent's code, on a thread of its own: an agent that blocks it stops its own turns, and not the
-answers of the worker, which say so."""
+"""The event loop of the agent's code, on a thread of its own. An agent that blocks the loop stops its own turns, but
+not the worker's health routes, which report it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from areal.services.http.tasks import background
 T = TypeVar("T")
 _BEAT_S = 1.0
 _BLOCKED_S = 5.0
-_END_S = 3.0  # for what was cancelled to end
+_END_S = 3.0  # for cancelled tasks to end
 _LIBRARIES = (sys.prefix, sys.base_prefix, str(Path(areal.__file__).parent), "<frozen")
 _log = logging.getLogger(__name__)
 
 
 def is_own_code(file: str) -> bool:
-    """Whether a file is the agent's own, and none of a library."""
+    """Whether a file belongs to the agent, and not to a library, Python or AReaL."""
     return not file.startswith(_LIBRARIES)
 
 
 def place_of(thread: threading.Thread) -> str:
-    """The place where the thread is: the innermost line of the agent's own code."""
+    """The line that the thread executes: the innermost one of the agent's own code, else the innermost one."""
     frames, frame = [], sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         frames.append(frame)
@@ -44,7 +44,7 @@ def place_of(thread: threading.Thread) -> str:
 
 
 class AgentLoop:
-    """``opened`` on the worker's loop."""
+    """An event loop on a daemon thread. It runs while the context ``opened`` is entered on the worker's loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -75,8 +75,8 @@ class AgentLoop:
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
-        # A child that an agent forks has a copy of this thread. Where it comes back to the loop, it would take the
-        # events of this process.
+        # A child process that the agent forks has a copy of this loop. If it returned to the loop, it would consume
+        # the events of this process, so it exits there.
         os.register_at_fork(after_in_child=lambda: self._loop.call_soon(os._exit, 1))
         while not self._stopping:
             try:
@@ -84,11 +84,11 @@ class AgentLoop:
             except BaseException:  # noqa: BLE001 - the boundary to user code: SystemExit in a task leaves the loop
                 _log.exception("a task of the agent would end the worker; it goes on")
 
-    # An agent that blocks.
+    # Detection of a blocked loop.
 
     @property
     def blocked(self) -> str | None:
-        """Where the agent blocks its loop and for how long; None where it does not."""
+        """The place where the agent blocks its loop, and for how long; None if it does not."""
         silent = time.monotonic() - self._asked
         if self._beat >= self._asked or silent < _BLOCKED_S:
             return None
@@ -119,7 +119,7 @@ class AgentLoop:
 
 
 async def _end_others() -> None:
-    """Cancel what still runs in this loop, and wait for it."""
+    """Cancel all other tasks of this loop, and wait for them."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()

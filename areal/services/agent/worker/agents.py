@@ -1,4 +1,4 @@
-"""The forms of an agent, each as one ``AgentAdapter``. Names are resolved and signatures checked once, at the start."""
+"""Adapters for the forms of an agent. Names are resolved and signatures are checked once, at startup."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from areal.wire.processes import AgentWorkerConfig
 
 Form = Literal["request", "message", "data"]
 _TRACEBACK_LINES = 12
-MODEL = "default"  # a session's, where nobody names one
+MODEL = "default"  # the model name of a session that has none
 _OFFERED = {"request": {"emitter"}, "message": set[str](), "data": {"base_url", "api_key", "model", "http_client"}}
 
 
 class AgentAdapter:
-    """``run`` returns what the agent returned. ``form`` is for people."""
+    """An agent of any form. ``run`` runs a turn and returns the agent's result. ``form`` describes the form in logs."""
 
     def __init__(
         self, form: str, run: Callable[[AgentRequest, WorkerTurn], Awaitable[object]], owner: object = None
@@ -55,7 +55,7 @@ async def _call_if_there(owner: object, name: str, *arguments: str) -> None:
 
 
 def check_config(config: AgentWorkerConfig) -> None:
-    """Raises UsageFault."""
+    """Raises UsageFault unless the configuration has exactly one of agent and command."""
     if (config.agent is None) == (not config.command):
         raise UsageFault("an agent service has one of agent and command")
     if config.command and config.kwargs:
@@ -63,8 +63,8 @@ def check_config(config: AgentWorkerConfig) -> None:
 
 
 def import_agent(path: str) -> Any:
-    """Raises ArealError with the last lines of the traceback where the module raises. The working folder is on the
-    import path."""
+    """Import the agent, with the working folder on the import path. Raises ArealError, with the last lines of the
+    traceback if the module raises."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -79,8 +79,8 @@ def import_agent(path: str) -> Any:
 
 
 def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Any] | None) -> AgentAdapter:
-    """The agent that ``path`` names. A class is called here, in the loop that its turns run in. ``tools`` None: none
-    are configured. Raises ArealError."""
+    """The adapter of ``found``, the object at ``path``. A class is instantiated here, on the loop that will run its
+    turns. ``tools`` is None if none are configured. Raises ArealError."""
     if tools is not None and not _is_async(getattr(found, "run", found)):
         tools = [ThreadTool(tool, asyncio.get_running_loop()) for tool in tools]
     more: dict[str, Any] = {} if tools is None else {"tools": tools}
@@ -112,13 +112,13 @@ def _construct(path: str, cls: type[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _own_lines(error: BaseException) -> str:
-    """The last lines of its traceback, as far as they are of the agent's own code."""
+    """The last lines of the error's traceback, without frames of libraries."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_code(frame.filename)]
     lines = "".join((*traceback.format_list(frames), *traceback.format_exception_only(error)))
     return "\n".join(lines.rstrip().splitlines()[-_TRACEBACK_LINES:])
 
 
-# The signature of what is called.
+# The signature of the agent's function.
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -133,8 +133,8 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 
 def _form(path: str, function: Callable[..., Any], *, is_method: bool) -> Form:
-    """The form of an agent function, by the name of its first parameter. Another name is the request where there is an
-    emitter, else a method's data, or a function's message."""
+    """The form of an agent function: the name of its first parameter, if that is a form; else ``request`` if it takes
+    an emitter or an AgentRequest, ``data`` for a method, and ``message`` for a function."""
     parameters = _parameters(function)
     if not parameters or parameters[0].kind in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
         hint = "async def run(request, *, emitter)"
@@ -160,7 +160,7 @@ def _described(found: object, function: Callable[..., Any]) -> str:
     return kind if _is_async(function) else f"{kind}, on threads"
 
 
-# A turn of it.
+# Running a turn.
 
 
 def _runner(
@@ -200,17 +200,17 @@ def _runner(
 
 
 def _data(request: AgentRequest) -> dict[str, Any]:
-    """The ``data`` argument of a workflow's agent."""
+    """The ``data`` argument of an agent in the form of a workflow."""
     theirs = {name: value for name, value in request.metadata.items() if name != "areal_inference"}
     return {"messages": [*request.history, {"role": "user", "content": request.message}], **theirs}
 
 
 abandoned_threads: dict[threading.Thread, float] = {}
-"""Those whose turn was cancelled, and when. Python can end none of them."""
+"""Threads of cancelled turns, and the time of the cancellation (monotonic). Python cannot end a thread."""
 
 
 async def _on_thread(call: Callable[[], Any]) -> Any:
-    """A thread of its own, and none of a pool: one that never ends keeps no other turn waiting, and no exit."""
+    """Run ``call`` on a new daemon thread, not in a pool: a call that never returns blocks no other turn and no exit."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
@@ -218,7 +218,7 @@ async def _on_thread(call: Callable[[], Any]) -> Any:
     def work() -> None:
         try:
             future.set_result(context.run(call))
-        except BaseException as error:  # noqa: BLE001 - the boundary of the thread: told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - the boundary of the thread: the future carries it
             future.set_exception(error)
 
     thread = threading.Thread(target=work, name="turn", daemon=True)

@@ -35,24 +35,26 @@ from areal.wire.processes import AgentWorkerConfig
 
 _CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0
-_LATE_S = 5.0  # that a turn may go on after it was cancelled
+_LATE_S = 5.0  # a turn may run so long after it was cancelled
 _MOST_LATE = 8
 _log = logging.getLogger(__name__)
 
 
 class WorkerRoutes:
+    """The routes of an agent worker, and its running turns."""
+
     def __init__(self, config: AgentWorkerConfig, loop: AgentLoop, agent: AgentAdapter, service: Service) -> None:
         self._limit = config.max_body_bytes
         self._loop = loop
         self._agent = agent
-        self.turns: dict[asyncio.Task[Any], WorkerTurn] = {}  # also those that do not end when they are cancelled
+        self.turns: dict[asyncio.Task[Any], WorkerTurn] = {}  # including cancelled turns that have not ended
         self._turns = service.metrics.counter("areal_agent_turns_total", "Turns that ended, by how.", ("outcome",))
         self._seconds = service.metrics.histogram("areal_agent_turn_seconds", "Of one turn.", labels=())
         service.route("POST", "/run", self.run, Access.INFERENCE)
         service.route("POST", "/session/{key}/close", self.close_session, Access.ADMIN)
 
     async def run(self, request: Request) -> AnyResponse:
-        """Answers with the turn's events. The turn is cancelled when its caller leaves."""
+        """Run a turn and answer with its events. The turn is cancelled when its caller disconnects."""
         order = await read_body(request, WorkerRun, self._limit)
         turn, out = WorkerTurn(self._limit), StreamingResponse(headers={"Content-Type": EVENTS})
         started = time.monotonic()
@@ -87,7 +89,7 @@ class WorkerRoutes:
         return json_response({"status": "ok"})
 
     async def _turn(self, order: WorkerRun, turn: WorkerTurn) -> None:
-        """Run a turn on the agent's loop. The turn ends, whatever the agent does."""
+        """Run a turn on the agent's loop. The turn gets its last event whatever the agent raises."""
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"turn {order.run_id}")
@@ -103,8 +105,8 @@ class WorkerRoutes:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the loop is blocked by a turn that was cancelled some time ago; where a task that is no turn blocks
-        it, whether all turns were."""
+        """Whether the loop is blocked by a turn that was cancelled over ``_LATE_S`` ago. If a task other than a turn
+        blocks it, whether all turns were cancelled so long ago."""
         turn = self.turns.get(task) if (task := self._loop.current_task) is not None else None
         suspects = [turn] if turn is not None else list(self.turns.values())
         return (
@@ -112,7 +114,7 @@ class WorkerRoutes:
         )
 
     async def close(self) -> None:
-        """Close the agent on its loop, when all turns are done or cancelled."""
+        """Close the agent, once all turns have ended or ``_CANCEL_S`` has passed. Call it on the agent's loop."""
         if self.turns:
             await asyncio.wait(self.turns, timeout=_CANCEL_S)
         await asyncio.wait_for(self._agent.close_all_sessions(), _CLOSE_S)
@@ -129,13 +131,13 @@ def _failure(error: BaseException) -> tuple[Failure, str]:
     try:
         failure: Failure = "infra" if blame_of(error) in (Blame.SERVICE, Blame.INFRASTRUCTURE) else "agent"
         return failure, _error_line(error)
-    except BaseException as worse:  # noqa: BLE001 - the boundary to user code: the error's own
+    except BaseException as worse:  # noqa: BLE001 - the boundary to user code: the error's __str__
         return "agent", f"{type(error).__name__}, whose text cannot be had: {type(worse).__name__}"
 
 
 def _error_line(error: BaseException) -> str:
-    """The message of an error's first cause, which task groups wrap, with the line that raised it where that is not
-    ours."""
+    """The message of an error (of an exception group, of the first error in it), with the innermost line of the agent's
+    own code, if any."""
     frames = traceback.extract_tb(error.__traceback__)
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -147,7 +149,7 @@ def _error_line(error: BaseException) -> str:
 
 @contextlib.asynccontextmanager
 async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: Any) -> AsyncIterator[Service]:
-    """``found``: what ``config.agent`` names."""
+    """The worker's service. ``found``: the object that ``config.agent`` names, None for a command."""
     loop, resources = AgentLoop(), contextlib.AsyncExitStack()
     service = Service(
         "worker",
@@ -181,8 +183,8 @@ starts_anew = threading.Event()
 
 
 async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
-    """Start the process anew where the agent goes on long after its turn was cancelled: at once where that blocks the
-    loop, for no other turn goes on; for a plain function when no turn runs, or when such threads are many."""
+    """Restart the process if the agent does not end a cancelled turn: at once if it blocks the loop, because no other
+    turn makes progress either; for threads, when no turn runs or ``_MOST_LATE`` threads are late."""
     while not starts_anew.is_set():
         await asyncio.sleep(until_beat(1.0))
         if routes.is_stuck:
@@ -197,12 +199,12 @@ async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
 
 
 def start_anew() -> None:
-    """Replace the process by a new one under the same process id, so that its supervisor counts no failure."""
+    """Replace the process image under the same process id, so that the supervisor does not count a failure."""
     os.execv(sys.executable, sys.orig_argv)
 
 
 def late_threads() -> list[threading.Thread]:
-    """Threads of turns that were cancelled some time ago."""
+    """Threads of turns that were cancelled over ``_LATE_S`` ago."""
     for thread in [each for each in abandoned_threads if not each.is_alive()]:
         del abandoned_threads[thread]
     return [thread for thread, since in abandoned_threads.items() if time.monotonic() - since > _LATE_S]
@@ -210,7 +212,7 @@ def late_threads() -> list[threading.Thread]:
 
 @contextlib.asynccontextmanager
 async def _made(config: AgentWorkerConfig, found: Any) -> AsyncIterator[AgentAdapter]:
-    """The agent, with its tools. On the agent's loop."""
+    """Construct the agent and connect its tools. Enter it on the agent's loop."""
     if config.agent is None:
         yield command_agent(config.command, config.tools)
         return

@@ -1,27 +1,27 @@
-"""An agent that is a program: one process a turn, in the worker's folder, in a process group of its own.
+"""An agent that is a program: one process per turn, in the worker's folder and in its own process group.
 
-Its environment is the worker's, and
+The process inherits the worker's environment, with these additions:
 
     AREAL_SESSION_KEY, AREAL_RUN_ID
     OPENAI_BASE_URL (with /v1), OPENAI_API_KEY, ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_AUTH_TOKEN, AREAL_MODEL
-                                             where the session has a model: its address, its key, its name
+                                             if the session has a model: its address, key and name
     AREAL_MCP_SERVERS                        the service's ``tools``, as JSON
 
-It reads one line from stdin, a JSON object of ``message, history, session_key, run_id, metadata``, and then its end.
-A line of its stdout that is a JSON object of one of these types is an event, anything else is text of the answer,
-passed on as it comes:
+Its stdin is one line, a JSON object with ``message, history, session_key, run_id, metadata``, and then the end of file.
+A line of its stdout that is a JSON object of one of these types is an event; all other output is text of the answer,
+forwarded as it is written:
 
     {"type": "delta", "text": "..."}
-    {"type": "tool_call", "name": "...", "arguments": {...}, "id": "..."}       without an id, results are
-    {"type": "tool_result", "name": "...", "result": "...", "id": "..."}        those of the oldest call of the name
-    {"type": "complete", "summary": "...", "metadata": {...}}                   each may be left out
+    {"type": "tool_call", "name": "...", "arguments": {...}, "id": "..."}       a result without an id belongs to
+    {"type": "tool_result", "name": "...", "result": "...", "id": "..."}        the oldest open call of its name
+    {"type": "complete", "summary": "...", "metadata": {...}}                   both fields are optional
     {"type": "failed", "error": "..."}
 
 A line that begins with { has at most 4,194,304 characters: a longer one fails the turn.
 
-The turn ends when the program does. Another exit status than 0 fails the turn, with the last lines of stderr, which
-goes to the worker's log. What it started in its group is killed then. Where the turn is cancelled, the group gets
-SIGTERM, and SIGKILL two seconds later.
+The turn ends when the program exits. An exit status other than 0 fails the turn, with the last lines of stderr in the
+error; stderr goes to the worker's log. Other processes of its group are killed at its exit. If the turn is cancelled,
+the group gets SIGTERM, and SIGKILL two seconds later.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> AgentAdapter:
-    """Raises UsageFault where there is no such program."""
+    """The adapter of a program. Raises UsageFault if the program does not exist."""
     if shutil.which(command[0]) is None:
         raise UsageFault(f"command: there is no program {command[0]!r}")
     more = {"AREAL_MCP_SERVERS": json.dumps([each["mcp"] for each in tools])} if tools else {}
@@ -80,7 +80,8 @@ def _environment(request: AgentRequest) -> dict[str, str]:
 
 
 class _Process(SubprocessStreamProtocol):
-    """Kills its group when it ends. ``exited`` does not wait for its pipes, which others may hold open."""
+    """A process that leads a process group, and whose exit kills the group. ``exited`` is set at the exit; it does not
+    wait for the pipes to close, which processes outside the group may hold open."""
 
     def __init__(self) -> None:
         self._running_loop = asyncio.get_running_loop()
@@ -144,7 +145,7 @@ class _ProgramRun:
         names = ("message", "history", "session_key", "run_id", "metadata")
         line = {name: getattr(request, name) for name in names}
         assert process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it does not read it
+        with contextlib.suppress(ConnectionError):  # the program may not read its stdin
             process.stdin.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
             await process.stdin.drain()
             process.stdin.close()
@@ -164,7 +165,7 @@ class _ProgramRun:
                 await waited(self._event(part))
 
     def _event(self, event: Mapping[str, Any]) -> Future[None] | None:
-        """Raises AgentFailed for an event with other fields than its type has."""
+        """Apply an event. Raises AgentFailed for ``failed``, and for fields of a wrong type."""
         match event["type"]:
             case "delta":
                 return self._turn.delta(event.get("text"))
@@ -201,7 +202,7 @@ class _ProgramRun:
 
 
 class ProgramOutput:
-    """Cuts what a program writes into texts and events. Line breaks at its end are no part of the answer."""
+    """Splits a program's output into texts and events. Line breaks at the end of the output are dropped."""
 
     def __init__(self) -> None:
         self._pending = ""
@@ -231,7 +232,8 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """Raises AgentFailed for an event with a NaN, an infinity or half a character, as Python writes them."""
+    """The event of a line, None for text. Raises AgentFailed for an event that only Python's JSON parser accepts: with
+    a NaN, an infinity or an unpaired surrogate."""
     fault = ""
     try:
         found = orjson.loads(line)

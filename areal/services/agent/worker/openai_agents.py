@@ -1,7 +1,8 @@
-"""Agents of the OpenAI Agents SDK: the ``Agent`` value, named directly.
+"""Adapter for agents of the OpenAI Agents SDK: ``agent`` names the ``Agent`` instance.
 
-Where the session has a model, all its agents (hand-offs too) call it by chat completions, with the session's key. Of
-``kwargs``, ``max_turns`` is the runner's. The answer is the final output, as JSON where it is no text.
+If the session has a model, all agents of the run, hand-offs included, call it through the Chat Completions API with the
+session's key. ``max_turns``, the only allowed name in ``kwargs``, goes to the runner. The answer is the text of the
+model's last deltas, else the final output, as JSON unless it is text.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def openai_agent(agent: agents.Agent[Any], kwargs: Mapping[str, Any], tools: Seq
         finally:
             running.cancel()
         output = running.final_output
-        # What the model said, and not how the SDK writes it again. A tool's result may be the output, too.
+        # The model's own text, and not the SDK's serialization of it. The output may also be a tool's result.
         return AgentResponse(turn.text or (output if isinstance(output, str) else _json(output)))
 
     return AgentAdapter(
@@ -67,7 +68,7 @@ def _json(output: object) -> str:
 
 
 class _Calls:
-    """Turns the runner's stream into events of the turn."""
+    """Converts the runner's stream events to events of the turn."""
 
     def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn
@@ -89,7 +90,7 @@ class _Calls:
 
 
 def items_of(history: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Chat messages as items of the Responses API, which the SDK takes for any model."""
+    """Chat messages as input items of the Responses API, which the SDK accepts for any model."""
     for message in history:
         if message["role"] == "tool":
             yield {
@@ -115,7 +116,7 @@ def _function_tool(tool: Tool) -> agents.FunctionTool:
             if not isinstance(given := json.loads(arguments or "{}"), dict):
                 raise ValueError("the arguments must be a JSON object")
             return await tool.call(given)
-        except (ToolError, ValueError) as error:  # the model may do better
+        except (ToolError, ValueError) as error:  # the model may correct the call
             return f"error: {error}"
 
     return FunctionTool(tool.name, tool.description, dict(tool.input_schema), invoke, strict_json_schema=False)

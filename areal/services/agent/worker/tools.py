@@ -1,5 +1,6 @@
-"""Tools of MCP servers, by the ``mcp`` package. Each server is connected before the agent is made, and again whenever
-its connection ends; a call waits for that. A call that a server does not answer fails: it may have done its work."""
+"""Tools of MCP servers, through the ``mcp`` package. Each server is connected before the agent is constructed, and
+again whenever its connection ends; calls wait for the connection. A call that a server does not answer fails and is
+not retried, because the server may have executed it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class McpTool:
-    """``areal.api.agent.Tool``."""
+    """A tool of an MCP server, as ``areal.api.agent.Tool``."""
 
     server: McpConnection
     name: str
@@ -43,7 +44,7 @@ class McpTool:
 
 @dataclass(frozen=True)
 class ThreadTool:
-    """The same for an agent that is not async: ``call`` is a plain method, for other threads than the loop's."""
+    """A tool for an agent that is not async: ``call`` is synchronous. Call it from threads other than the loop's."""
 
     tool: Tool
     loop: asyncio.AbstractEventLoop
@@ -61,7 +62,8 @@ async def _awaited(tool: Tool, arguments: Mapping[str, Any]) -> str:
 
 
 class McpConnection:
-    """One connection, kept by ``serve``: anyio wants it opened and closed by one task. ``tools``: of the first one."""
+    """The connection to one MCP server. ``serve`` opens and closes it, because anyio requires one task for both.
+    ``tools`` are those that the server listed when it was first connected."""
 
     def __init__(self, command: Sequence[str], url: str | None) -> None:
         self.name = url or " ".join(command)
@@ -77,9 +79,9 @@ class McpConnection:
                 _log.warning("the MCP server %s has ended its connection", self.name)
             except Exception as error:  # noqa: BLE001 - the boundary to the server and its client
                 _log.warning("the MCP server %s: %s", self.name, _shown(error))
-                if not self._client.done():  # it did not come about
+                if not self._client.done():  # the attempt to connect failed
                     self._client.set_exception(ToolError(f"the MCP server {self.name} is away: {_shown(error)}"))
-                    self._client.exception()  # nobody has to wait for it
+                    self._client.exception()  # marks it as retrieved: there may be no waiting call
             self._lose()
             await asyncio.sleep(_AGAIN_S)
 
@@ -95,13 +97,13 @@ class McpConnection:
             await self._lost.wait()
 
     def _lose(self) -> None:
-        """Drop the connection: calls wait for the next one."""
+        """Drop the connection. Later calls wait for the next one."""
         if self._client.done():
             self._client = asyncio.get_running_loop().create_future()
         self._lost.set()
 
     async def connected(self) -> Client:
-        """Raises ToolError where the attempt that runs fails."""
+        """The connected client. Raises ToolError if the current attempt to connect fails."""
         return await asyncio.shield(self._client)
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
@@ -141,7 +143,7 @@ class McpConnection:
 async def _watched(
     transport: AbstractAsyncContextManager[Any], lost: Callable[[], None]
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """The streams of ``transport``; calls ``lost`` when its server has closed it, and before its calls fail."""
+    """The streams of ``transport``. ``lost`` is called when the server closes it, before pending calls fail."""
     import anyio
 
     async with transport as (read, write), anyio.create_task_group() as group:
@@ -162,7 +164,7 @@ async def _watched(
 
 @contextlib.asynccontextmanager
 async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[list[Tool]]:
-    """The tools of all servers, which are connected while the body runs. Raises ArealError where one cannot be."""
+    """Connect all servers while the body runs, and yield their tools. Raises ArealError for a failed connection."""
     try:
         import mcp  # noqa: F401
     except ImportError as error:
@@ -186,7 +188,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[li
 
 
 def _shown(error: BaseException) -> str:
-    """The message of an error's first cause, which task groups wrap."""
+    """The message of an error; of an exception group, of the first error in it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -1,8 +1,8 @@
-"""The events of one turn, on their way from the agent to its caller, and the meaning of what the agent returns.
+"""The queue of events of one turn, between the agent and the worker's response, and the conversion of agent results.
 
-The agent's code runs on another thread than the worker's answers: on the loop of agents, or on a thread of the turn.
-A ``WorkerTurn`` takes its events there, as lines of ``areal.wire.agents``; the worker's loop takes them out in batches.
-A writer waits while more than ``_HIGH_WATER`` bytes are not taken.
+The agent's code runs on the agent's loop or on the turn's thread, the response on the worker's loop. A ``WorkerTurn``
+queues events on the agent's side, as lines of ``areal.wire.agents``, and the worker's loop takes them in batches. An
+emitting agent waits while more than ``_HIGH_WATER`` bytes are queued.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from areal.wire.agents import Failure
 
 Outcome = Literal["", "complete", "agent", "infra", "cancelled"]
 _HIGH_WATER = 256 * 1024
-_PART_BYTES = 64 * 1024  # of a stream's bytes in one event
-_NAMED = 200  # characters of a wrong value in an error
+_PART_BYTES = 64 * 1024  # of the agent's own stream in one event
+_NAMED = 200  # characters of a wrong value that an error quotes
 
 
 class AgentFailed(Exception):
@@ -36,8 +36,10 @@ class AgentFailed(Exception):
 
 
 class WorkerTurn:
-    """``limit``: bytes of all its events but those of its own stream. A call that emits returns a future where its
-    caller has to wait; it raises CancelledError once the turn's caller is gone, RuntimeError once the turn is over."""
+    """The events of a turn that runs. ``limit``: bytes of all events except ``data``, the agent's own stream.
+
+    A method that emits an event returns a future if the agent must wait before the next event. It raises AgentFailed
+    beyond the limit, CancelledError once the turn was cancelled, RuntimeError once it has ended."""
 
     def __init__(self, limit: int) -> None:
         self._reader = asyncio.get_running_loop()
@@ -57,7 +59,7 @@ class WorkerTurn:
     # On the worker's loop.
 
     async def take(self) -> tuple[bytes, bool]:
-        """The lines that came, and whether they are the last."""
+        """Wait for queued lines, and take them. The flag says whether they are the last."""
         await self._news.wait()
         with self._lock:
             self._news.clear()
@@ -69,7 +71,7 @@ class WorkerTurn:
         return b"".join(lines), last
 
     def cancel(self) -> None:
-        """The caller is gone."""
+        """Cancel the turn: its caller has disconnected."""
         with self._lock:
             self.cancelled = True
             self._cancelled_at = time.monotonic()
@@ -79,10 +81,10 @@ class WorkerTurn:
 
     @property
     def cancelled_for(self) -> float:
-        """Seconds since the cancellation, below zero without one."""
+        """Seconds since the cancellation; negative infinity without one."""
         return time.monotonic() - self._cancelled_at
 
-    # Where the agent runs.
+    # On the agent's loop or thread.
 
     @property
     def text(self) -> str:
@@ -90,7 +92,7 @@ class WorkerTurn:
         return "".join(self._texts)
 
     def _with_text(self, event: dict[str, Any]) -> Future[None] | None:
-        """The text that came before a tool call, or its result, belongs to the message with the call."""
+        """Emit a tool call or result, with the text since the previous one: both belong to one chat message."""
         content = {"content": text} if (text := self.text) else {}
         self._texts.clear()
         return self._put({**event, **content})
@@ -109,8 +111,8 @@ class WorkerTurn:
             raise AgentFailed(f"a tool call has a name, and an id of its own: {shown(name)}, {shown(call_id)}")
         if not isinstance(arguments, str | Mapping):
             raise AgentFailed(f"the arguments of a call of {name!r} are an object, not {shown(arguments)}")
-        # A text is what the model said. Where it is no JSON, that is the model's mistake: whoever runs the tool tells
-        # the model so by the result, and the history has what it said.
+        # A string holds the model's own output. If that is not valid JSON, the tool's result tells the model so, and
+        # the history keeps the original output.
         text = arguments if isinstance(arguments, str) else _json(arguments, f"the arguments of {name!r}")
         self._call_ids.add(known_id)
         self._open_calls[name].append(known_id)
@@ -131,7 +133,7 @@ class WorkerTurn:
         self._put({"type": "failed", "failure": failure, "error": text}, outcome=failure)
 
     async def complete(self, result: object) -> None:
-        """End the turn with what the agent returned. Raises AgentFailed for what has no meaning."""
+        """End the turn with the agent's result. Raises AgentFailed for a result of an unsupported type."""
         if isinstance(result, StreamResponse):
             await self._stream(result)
             result = None
@@ -171,7 +173,7 @@ class WorkerTurn:
             self.outcome = outcome
             if self._size > _HIGH_WATER and self._room is None:
                 self._room = Future()
-                self._room.set_running_or_notify_cancel()  # so that no waiter cancels it for others
+                self._room.set_running_or_notify_cancel()  # so that no waiter can cancel it for the others
             room = self._room
         if quiet:
             self._reader.call_soon_threadsafe(self._news.set)
@@ -179,7 +181,7 @@ class WorkerTurn:
 
 
 async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """The stream's bytes, in parts that are not too long. Closes the stream."""
+    """The stream's bytes, in parts of at most ``_PART_BYTES``. Closes the stream."""
     try:
         async for chunk in body:
             data = chunk.encode() if isinstance(chunk, str) else chunk
@@ -193,7 +195,7 @@ async def _parts(body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
 
 
 def response_of(result: object) -> AgentResponse:
-    """The agent's result as a response. Raises AgentFailed."""
+    """The agent's result as an AgentResponse. Raises AgentFailed for an unsupported type."""
     if result is None:
         return AgentResponse()
     if isinstance(result, str):
@@ -211,7 +213,8 @@ def response_of(result: object) -> AgentResponse:
 
 
 def rewarded(result: Any) -> object:
-    """The result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed."""
+    """The result of a workflow's ``run``, with its rewards as metadata. Raises AgentFailed for a reward that is not a
+    finite number."""
     if result is None or isinstance(result, str | AgentResponse | StreamResponse):
         return result
     rewards = result.values() if isinstance(result, Mapping) else (result,)
@@ -230,7 +233,7 @@ async def waited(room: Future[None] | None) -> None:
 
 
 class Emitter:
-    """``areal.api.agent.EventEmitter``."""
+    """Emits events of a turn, as ``areal.api.agent.EventEmitter``."""
 
     def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn
@@ -246,7 +249,7 @@ class Emitter:
 
 
 class ThreadEmitter:
-    """The same for an agent that is not async."""
+    """The synchronous ``Emitter``, for an agent that is not async."""
 
     def __init__(self, turn: WorkerTurn) -> None:
         self._turn = turn
@@ -267,7 +270,7 @@ def _wait(room: Future[None] | None) -> None:
 
 
 def _json(value: object, what: str) -> str:
-    """Raises AgentFailed, also for a number that is not finite, and for half a character: JSON has none."""
+    """``value`` as JSON. Raises AgentFailed for what JSON cannot represent, as NaN, infinity, unpaired surrogates."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
         text.encode()
