@@ -1,7 +1,7 @@
-"""Clients over HTTP for what the services serve, and the controllers of agents and rollouts.
+"""HTTP clients of the services, and controllers of agent services and rollouts.
 
-``http`` and ``loop_thread`` need nothing but the standard library: the command line uses them. All else is the SDK (the
-extra ``client``), imported on first use.
+``http`` and ``loop_thread`` need only the standard library: the command line uses them. The other modules are the SDK,
+which needs the extra ``client`` and is imported on first use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""An agent service over HTTP, from asyncio: sessions with an agent, their turns, rewards and exports.
+"""The asyncio client of an agent service: sessions with an agent, their turns, rewards and exports.
 
-A client holds one pool of connections; make one and share it. Every call has a deadline (``timeout_s``, the client's
-own by default) and raises the errors of ``areal.client.errors``. The answer to a turn is an OpenAI response, as a plain
-dict. A session's key is opaque.
+A client holds one connection pool; create one and share it. Every call has a deadline (``timeout_s``, by default the
+client's) and raises the errors of ``areal.client.errors``. A turn returns a response of OpenAI's Responses API, as a
+plain dict. A session key is opaque.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RESPONSES = "/v1/responses"
 _CANCEL_S = 10.0
 
 Input = str | Sequence[Mapping[str, Any]]
-"""What is said to an agent: text, or items of the Responses API."""
+"""The input of a turn: text, or items of the Responses API."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class AsyncAgentSession:
             yield events(response, f"POST {self.client.base_url}{RESPONSES}", silence_s)
 
     def _body(self, input: Input, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The session is named in the body: a key may have characters that a header cannot."""
+        """The request body. It carries the session key, which may have characters that a header cannot have."""
         given = {name: value for name, value in fields.items() if value is not None}
         return {"input": input if isinstance(input, str) else list(input), "user": self.key, **given}
 
@@ -125,7 +125,7 @@ class AsyncAgentClient:
         connections: int = 1024,
         lookup: AddressLookup | None = None,
     ) -> None:
-        """``lookup`` says where the service is now; asked where nobody listens."""
+        """``lookup`` returns the service's current address. It is called when a connection is refused."""
         self.timeout_s = timeout_s
         self.transport = Transport(
             base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup

@@ -1,4 +1,4 @@
-"""The services over HTTP, blocking: each async client on a thread of its own."""
+"""Blocking clients of the services. Each runs an async client on its own thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """The same method of the blocking form, whose ``_thread`` runs it on the object that ``_async`` is."""
+    """The blocking form of an async method: it runs the method on ``self._async``, on the loop of ``self._thread``."""
 
     @wraps(method)
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,7 +115,7 @@ def _items(thread: LoopThread, items: Any) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _streamed(thread: LoopThread, context: Any) -> Iterator[Iterator[dict[str, Any]]]:
-    """The items of the async ``context``, as they come."""
+    """The items of the async iterator that ``context`` yields."""
     pieces = thread.run(_coroutine(context.__aenter__))
     try:
         yield _items(thread, pieces)
@@ -201,5 +201,5 @@ class AgentClient(_Client):
 
 
 async def _coroutine(call: Callable[..., Any], *args: Any) -> Any:
-    """Make a coroutine of a call whose result is merely awaitable."""
+    """Wrap a call that returns an awaitable other than a coroutine."""
     return await call(*args)

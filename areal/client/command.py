@@ -1,4 +1,4 @@
-"""``areal`` as a subprocess: a program starts services by the same commands as its user."""
+"""Runs ``areal`` as a subprocess, so that programs and users start services by the same commands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _NOT_FOUND = 4
 
 
 def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = False) -> str:
-    """The output of an areal command; "" where it finds nothing and that is no failure (``absent``). Raises ArealError
-    with the command's own error, after ``what``, its hint (else ``hint``) and its exit status."""
+    """The output of an areal command. With ``absent``, the exit status "not found" gives "" instead of an error. Raises
+    ArealError with the prefix ``what``, the command's own error, its hint (else ``hint``) and its exit status."""
     ran = subprocess.run([*AREAL, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if ran.returncode == 0:
         return ran.stdout
@@ -34,7 +34,7 @@ def run_areal(*words: str, what: str, hint: str | None = None, absent: bool = Fa
 
 
 def address_lookup(ref: str) -> Callable[[], str] | None:
-    """A look-up of the service's address in its record: "" where it has none now. None where ``ref`` is ""."""
+    """A function that reads the service's current address from its record, "" if it has none. None if ``ref`` is ""."""
 
     def lookup() -> str:
         found = run_areal("get", ref.lower(), "-o", "json", what=f"the record of {ref}", absent=True)

@@ -1,8 +1,8 @@
-"""``AgentController``: an agent service of a program's own, and the episodes that run in it.
+"""``AgentController``: starts an agent service for a program, and runs episodes in it.
 
-``areal agent run`` starts the service and ``areal agent stop`` stops it, so that it is seen and supervised like any
-other. Calls run on a loop of their own thread with one pool of connections: the controller may be used from any event
-loop, from several, and from a notebook.
+The controller starts the service with ``areal agent run`` and stops it with ``areal agent stop``, so that it is listed
+and supervised like any other. Calls run on the event loop of one thread, with one connection pool: the controller can
+be used from any event loop, from several at once, and from a notebook.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ T = TypeVar("T")
 
 
 class ControllerSession(TypedDict):
-    """``api_key``: of the RL session where the caller's own was started; the service's never leave it."""
+    """A started session. ``api_key``: of the RL session, if the controller started that; the keys of RL sessions that
+    the service starts are never returned."""
 
     session_id: str
     inference_session_id: str | None
@@ -44,18 +45,18 @@ class ControllerSession(TypedDict):
 
 
 class UnknownSession(UnknownName, KeyError):
-    """A session that this controller has not started."""
+    """The session key belongs to no session that this controller has started."""
 
     __str__ = UnknownName.__str__
 
 
 class Episodes:
-    """The calls of a controller, on its thread's loop."""
+    """The async implementation of a controller's calls, which runs on the controller's thread."""
 
     def __init__(self, agents: AsyncAgentClient, config: AgentServiceConfig) -> None:
         self.agents = agents
         self._config = config
-        self._sessions: dict[str, AsyncSession | None] = {}  # with the RL session that was started here
+        self._sessions: dict[str, AsyncSession | None] = {}  # by key, the RL session if this controller started it
         self._inference: dict[tuple[str, str | None], AsyncInferenceClient] = {}
 
     async def start_session(
@@ -132,13 +133,13 @@ class Episodes:
             await recorded.end()
 
     def _recorded(self, session_id: str) -> AsyncSession | None:
-        """The RL session that was started here for the session. Raises UnknownSession."""
+        """The RL session that this controller started for the session, if any. Raises UnknownSession."""
         if session_id not in self._sessions:
             raise UnknownSession("this controller has started no such session", param="session_id")
         return self._sessions[session_id]
 
     async def close(self, *, sessions: bool) -> None:
-        """``sessions``: close those that were started here, too."""
+        """Close the clients; with ``sessions``, first the sessions that this controller started."""
         if sessions:
             closing = (self.close_session(key) for key in list(self._sessions))
             await asyncio.gather(*closing, return_exceptions=True)
@@ -148,7 +149,7 @@ class Episodes:
 
 
 def run_flags(config: AgentServiceConfig, key_file: str = "") -> list[str]:
-    """The flags of ``areal agent run`` that the configuration stands for."""
+    """The configuration as flags of ``areal agent run``."""
     agent = config.agent_cls_path
     if ":" not in agent:  # a.b.Class, as AReaL writes it
         agent = ":".join(agent.rsplit(".", 1))
@@ -169,7 +170,7 @@ def run_flags(config: AgentServiceConfig, key_file: str = "") -> list[str]:
 
 
 class _Controller:
-    """Starts and stops the service. Use it as ``with``, or call ``initialize`` and ``destroy``."""
+    """Starts, scales and stops the service. Use it as a context manager, or call ``initialize`` and ``destroy``."""
 
     def __init__(self, config: AgentServiceConfig) -> None:
         self.config = config
@@ -224,7 +225,7 @@ class _Controller:
         return config.gateway_addr, read_key_file(config.admin_api_key_file)
 
     def _start(self) -> tuple[str, str]:
-        """The address and the key of a service that is started."""
+        """Start the service. Returns its address and key."""
         config = self.config
         if not config.agent_cls_path:
             raise UsageFault("nothing says which agent runs", hint="AgentServiceConfig(agent_cls_path='module:Class')")
@@ -237,7 +238,7 @@ class _Controller:
         return about["address"], Path(about["keyFile"]).read_text("utf-8").strip()
 
     def _key_file(self) -> str:
-        """The file of the key that is configured; "" where one is to be generated."""
+        """The file of the configured admin key; "" lets the service generate a key."""
         if not self.config.admin_api_key:
             return self.config.admin_api_key_file
         folder = Path(tempfile.mkdtemp(prefix="areal-agents-"))  # 0700
@@ -285,7 +286,7 @@ class _Controller:
 def _awaited(
     method: Callable[Concatenate[Episodes, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Controller, P], Coroutine[Any, Any, T]]:
-    """The same method of a controller, whose ``_thread`` runs it; the caller's own loop awaits it."""
+    """The method of a controller that runs ``method`` on the controller's thread, awaited on the caller's loop."""
 
     @wraps(method)
     async def call(self: _Controller, /, *args: P.args, **kwargs: P.kwargs) -> T:

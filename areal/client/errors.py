@@ -1,19 +1,20 @@
-"""Errors of calls to a service, by who is to blame.
+"""Errors of calls to a service, classified by who is to blame.
 
 ClientError
-|- CallerError            the call is wrong, and will be so again: 4xx
-|  |- Unauthorized            no key, or the wrong one: 401, 403
-|  |- UnknownName             no such model, session, trajectory, export, or no more: 404, 410
-|  |- StateConflict           what is there does not allow it: 409, 422
+|- CallerError            the request is invalid, and a retry would fail as well: 4xx
+|  |- Unauthorized            a missing or wrong key: 401, 403
+|  |- UnknownName             an unknown or deleted model, session, trajectory or export: 404, 410
+|  |- StateConflict           a conflict with the current state: 409, 422
 |  `- NotReady                a trajectory that has no reward yet: 425
-|- ServiceError           the service or its engine failed at a good call: 5xx
-|  `- Overloaded              too much to do, or nobody there to do it: 429, 503
-`- InfrastructureError    there is no answer
-   |- Unreachable             nobody listens; the call never began
-   |- ConnectionLost          it began, and the connection broke
-   `- DeadlineExceeded        it took longer than the caller allows
+|- ServiceError           the service or its engine failed on a valid request: 5xx
+|  `- Overloaded              the service is overloaded or unavailable: 429, 503
+`- InfrastructureError    there is no response
+   |- Unreachable             the connection was refused or timed out; the call did not start
+   |- ConnectionLost          the connection broke after the call had started
+   `- DeadlineExceeded        the call took longer than the caller allows
 
-A failed call of the last two kinds says nothing about a rollout: it is repeated or discarded, never scored as 0.
+A ServiceError or InfrastructureError says nothing about a rollout: the call is retried or the rollout is discarded,
+never scored as 0.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def error_of_answer(status: int, body: object, headers: Mapping[str, str], what: str) -> ClientError:
-    """The typed error of an answer with an error status. ``body`` is decoded JSON, or text where it is not JSON."""
+    """The typed error of a response with an error status. ``body`` is the decoded JSON, or text if it is not JSON."""
     found = body.get("error") if isinstance(body, Mapping) else None
     error: Mapping[str, Any] = found if isinstance(found, Mapping) else {}
     kind = _BY_STATUS.get(status) or (CallerError if status < 500 else ServiceError)
@@ -133,5 +134,5 @@ def _text(value: object) -> str | None:
 
 
 def _seconds(text: str | None) -> float | None:
-    """``Retry-After`` in seconds. The form with a date is not used here."""
+    """``Retry-After`` in seconds. None for the form with a date, which the services do not use."""
     return float(text) if text is not None and text.isascii() and text.isdecimal() else None

@@ -1,7 +1,9 @@
-"""The synchronous HTTP client of the command line: JSON calls, streamed chat and turns. Standard library alone.
+"""The synchronous HTTP client of the command line: JSON calls, streamed chat and turns. It uses only the standard
+library.
 
-No proxy variables, no redirects, one connection per call, a timeout on the connect and on each read. A streamed answer
-is a context: leaving it closes the connection, which ends the generation.
+Proxy variables are ignored, redirects are not followed, each call has its own connection, and a timeout applies to the
+connect and to each read. A streamed response is a context manager: leaving it closes the connection, which ends the
+generation.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from areal.errors import ArealError, NotFound, TimedOut, UsageFault
 def _answer(
     base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any
 ) -> Iterator[http.client.HTTPResponse]:
-    """The answer to one call. ``timeout_s`` bounds the connect and each read. Raises OSError, HTTPException."""
+    """The response to one call. ``timeout_s`` bounds the connect and each read. Raises OSError, HTTPException."""
     parts = urlsplit(base_url)
     connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = connect(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
@@ -40,7 +42,8 @@ def _answer(
 
 @dataclass
 class AdminClient:
-    """``timeout_s`` bounds each call. Raises OSError (ConnectionRefusedError, TimeoutError, ...) without an answer."""
+    """Client of a service's JSON routes. ``timeout_s`` bounds the connect and each read. Calls without a response raise
+    OSError (ConnectionRefusedError, TimeoutError, ...)."""
 
     base_url: str
     admin_key: str | None = field(default=None, repr=False)
@@ -56,7 +59,7 @@ class AdminClient:
         return self.call("DELETE", path, body)
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """(status, decoded JSON, or the text where the answer is not JSON)."""
+        """Returns the status, and the decoded JSON or, if the body is not JSON, its text."""
         try:
             with _answer(self.base_url, self.admin_key, self.timeout_s, method, path, body) as answer:
                 raw = answer.read()
@@ -68,7 +71,7 @@ class AdminClient:
             return answer.status, raw.decode("utf-8", "replace")
 
 
-# Chat completions for a terminal
+# Chat completions
 
 Message = Mapping[str, Any]
 
@@ -81,7 +84,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class ChatDelta:
-    """A part of an answer, as it came. The last one has a ``finish_reason``; ``usage`` comes where it was asked for."""
+    """One chunk of a chat completion. The last chunk with text has a ``finish_reason``; ``usage`` is set on request."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -91,7 +94,8 @@ class ChatDelta:
 
 @dataclass
 class ChatClient:
-    """``base_url`` is a gateway's address, without ``/v1``. ``timeout_s`` bounds the connect and each silence."""
+    """Client of Chat Completions. ``base_url``: the gateway's address, without ``/v1``. ``timeout_s`` bounds the
+    connect and each read."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
@@ -106,17 +110,17 @@ class ChatClient:
     def stream(
         self, messages: Sequence[Message], *, model: str | None = None, **fields: Any
     ) -> Iterator[Iterator[ChatDelta]]:
-        """Pieces of the answer while they come. ``fields`` are those of the API: temperature, max_tokens, ...
+        """Stream a completion, chunk by chunk. ``fields`` are those of the API: temperature, max_tokens, ...
 
-        Raises NotFound (no such model), TimedOut (a silence longer than ``timeout_s``), ArealError (all else, also
-        an error in the middle of the stream).
+        Raises NotFound (unknown model), TimedOut (no data for ``timeout_s``), and ArealError for every other failure,
+        including an error event in the stream.
         """
         body = _body(messages, model, {**fields, "stream": True})
         with self._request("POST", "/v1/chat/completions", body) as response:
             yield map(_delta, _events(response))
 
     def complete(self, messages: Sequence[Message], *, model: str | None = None, **fields: Any) -> ChatDelta:
-        """The whole answer. Raises as ``stream`` does."""
+        """The whole completion. Raises as ``stream`` does."""
         with self._request("POST", "/v1/chat/completions", _body(messages, model, fields)) as response:
             data = json.loads(response.read())
         choice = data["choices"][0]
@@ -134,7 +138,8 @@ _Answers = contextlib.AbstractContextManager[http.client.HTTPResponse]
 def _checked_answer(
     base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any, namespace: str
 ) -> Iterator[http.client.HTTPResponse]:
-    """An answer of 200. Errors of the call and of its reading name the next command of ``areal {namespace}``."""
+    """A response with status 200. Raises ArealError for every failure of the call or of its reading, with a hint to a
+    command of ``areal {namespace}``."""
     try:
         with _answer(base_url, key, timeout_s, method, path, body) as response:
             if response.status != 200:
@@ -153,8 +158,7 @@ def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, A
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
-    """Server-sent events until ``[DONE]``, or the last of a response. Raises ArealError for a stream that ends without
-    it."""
+    """Server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before."""
     while line := response.readline():
         payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
         if payload == b"[DONE]":
@@ -206,12 +210,12 @@ def _error(error: Mapping[str, Any], status: int, hint: str | None = None) -> Ar
     return ArealError(message, detail=detail)
 
 
-# Turns of an agent for a terminal
+# Turns of an agent
 
 
 @dataclass(frozen=True)
 class TurnDelta:
-    """A part of a turn, as it came: text, a tool call (``name``, ``arguments``), or a tool's ``result``."""
+    """One event of a turn: text, a tool call (``name``, ``arguments``), or a tool's ``result``."""
 
     text: str = ""
     name: str | None = None
@@ -221,7 +225,8 @@ class TurnDelta:
 
 @dataclass
 class TurnClient:
-    """``base_url`` is an agent gateway's, without ``/v1``. ``timeout_s`` bounds the connect and each silence."""
+    """Client of an agent gateway. ``base_url``: its address, without ``/v1``. ``timeout_s`` bounds the connect and each
+    read."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
@@ -229,8 +234,8 @@ class TurnClient:
 
     @contextlib.contextmanager
     def stream(self, message: str, session: str) -> Iterator[Iterator[TurnDelta]]:
-        """Pieces of the turn while they come. Leaving the context cancels it. Raises TimedOut, and ArealError for all
-        else, also a turn that failed."""
+        """Stream a turn, event by event. Leaving the context cancels the turn. Raises TimedOut, and ArealError for any
+        other failure, including a failed turn."""
         body = {"input": message, "user": session, "stream": True}
         path = "/v1/responses"
         with _checked_answer(self.base_url, self.api_key, self.timeout_s, "POST", path, body, "agent") as response:

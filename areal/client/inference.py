@@ -1,8 +1,8 @@
-"""The inference service over HTTP, from asyncio: model calls, sessions with rewards, exports, online leases.
+"""The asyncio client of an inference service: model calls, sessions with rewards, exports, online leases.
 
-A client holds one pool of connections; make one and share it. Every call has a deadline (``timeout_s``, the client's
-own by default) and raises the errors of ``areal.client.errors``. Bodies and answers of model calls are OpenAI's, as
-plain dicts; fields that are None are left out.
+A client holds one connection pool; create one and share it. Every call has a deadline (``timeout_s``, by default the
+client's) and raises the errors of ``areal.client.errors``. Requests and responses of model calls are OpenAI's, as plain
+dicts; fields that are None are omitted.
 """
 
 from __future__ import annotations
@@ -83,23 +83,25 @@ class AsyncGroup:
         return await self.client.export([each.session_id for each in self.sessions], group_id=self.group_id, **options)
 
 
-# ``worker`` is an id, or ``all``. A control that failed on some workers raises ServiceError and names each of them;
-# its effect on the others stands.
+# ``worker`` is an id, or ``all``. A control operation that fails on some workers raises ServiceError, which names them;
+# it remains in effect on the others.
 
 ALL = "all"
 _CONTROL_S = 200.0  # longer than the gateway's own deadline on its workers
 
 
 class AsyncWorkers:
+    """Control operations on the workers of an inference service."""
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
 
     async def list(self) -> list[dict[str, Any]]:
-        """The workers, each with id, address, state, health, requests and tokens in flight, version."""
+        """The workers, each with its id, address, state, health, requests and tokens in flight, and weight version."""
         return list((await self._transport.json("GET", "/workers", repeatable=True))["workers"])
 
     async def pause(self, worker: str = ALL) -> None:
-        """Returns when no token of the present weights can be sampled any more. Running calls are kept."""
+        """Pause generation. On return, no further token is sampled from the current weights. Running calls are kept."""
         await self._control("/pause_generation", worker)
 
     async def resume(self, worker: str = ALL) -> None:
@@ -112,11 +114,11 @@ class AsyncWorkers:
         await self._control("/resume_memory_occupation", worker)
 
     async def set_version(self, version: int, worker: str = ALL, *, force: bool = False) -> None:
-        """Set the version of tokens that are sampled from now on. It only grows, unless ``force`` is given."""
+        """Set the weight version of tokens sampled from now on. It cannot decrease unless ``force`` is set."""
         await self._control("/set_version", worker, {"version": version, **({"force": True} if force else {})})
 
     async def get_version(self, worker: str = ALL) -> int | None:
-        """The version of all of them; None where they differ."""
+        """The weight version of the worker; of all workers, None if they differ."""
         path = f"/get_version/{quote(worker, safe='')}"
         answer = await self._transport.json("GET", path, timeout_s=_CONTROL_S, repeatable=True)
         _check(path, answer)
@@ -124,20 +126,20 @@ class AsyncWorkers:
         return int(version) if version is not None else None
 
     async def versions(self) -> dict[str, int]:
-        """Versions by worker address, of workers that report one."""
+        """Weight versions by worker address, for the workers that report one."""
         answer = await self._transport.json("GET", "/get_version/all", timeout_s=_CONTROL_S, repeatable=True)
         versions = {each["worker_addr"]: each.get("version") for each in answer["results"]}
         return {address: version for address, version in versions.items() if isinstance(version, int)}
 
     async def drain(self, worker: str = ALL) -> None:
-        """Stop new calls to the worker; running ones finish."""
+        """Stop routing new calls to the worker. Running calls finish."""
         await self._control("/drain", worker)
 
     async def undrain(self, worker: str = ALL) -> None:
         await self._control("/undrain", worker)
 
     async def register_model(self, model: str, data_proxy_addrs: Sequence[str]) -> None:
-        """Data proxies that already run, behind this gateway under a name: all or nothing."""
+        """Register running data proxies with this gateway under a model name. Either all are registered or none."""
         body = {"model": model, "data_proxy_addrs": list(data_proxy_addrs)}
         await self._transport.call(HttpCall("POST", "/register_model", body, repeatable=True))
 
@@ -165,7 +167,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _READY_PERIOD_S = 0.2
 _PROBE_S = 5.0
-_SETTLED_S = 3.0  # for which nothing changes, before a model that is not there is reported as unknown
+_SETTLED_S = 3.0  # a missing model is reported as unknown after so long without changes
 
 
 class AsyncInferenceClient:
@@ -183,7 +185,7 @@ class AsyncInferenceClient:
         connections: int = 1024,
         lookup: AddressLookup | None = None,
     ) -> None:
-        """``lookup`` says where the service is now; asked where nobody listens."""
+        """``lookup`` returns the service's current address. It is called when a connection is refused."""
         self.model = model
         self.timeout_s = timeout_s
         self._skipped: set[tuple[str, int]] = set()
@@ -259,8 +261,8 @@ class AsyncInferenceClient:
         return f"model {self.model!r} is not served; there is {names or 'none'}{did_you_mean(self.model, names)}"
 
     async def _settled(self) -> bool:
-        """Whether the gateway was told of all that runs, and each of its servers is ready: a model that is not there
-        is not on its way. False where we may not know, and where there is no server at all."""
+        """Whether the gateway has the complete routing table and all workers are ready, so that a missing model is not
+        about to appear. False if that is unknown, and if there is no worker."""
         try:
             health = await self._transport.json("GET", "/health", timeout_s=_PROBE_S)
             workers = await self.workers.list()

@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for callers that have none. uvloop where it is installed."""
+"""An event loop on its own thread, for synchronous callers. It uses uvloop if that is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 class LoopThread:
-    """Started at once. ``close`` cancels what still runs; it may be called from anywhere but the loop itself."""
+    """An event loop on a daemon thread, started by the constructor. ``close`` cancels the running tasks; call it from
+    any thread except the loop's."""
 
     def __init__(self, name: str) -> None:
         self._loop = _new_loop()
@@ -60,7 +61,7 @@ class LoopThread:
             raise RuntimeError("the client is closed")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` and return its result. An interrupted caller (Ctrl-C) cancels it."""
+        """Run ``work`` and return its result. An interrupt of the caller (Ctrl-C) cancels ``work``."""
         future = self.start(work)
         try:
             return future.result()
@@ -69,7 +70,7 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """A plain function, run between the loop's callbacks."""
+        """Run a synchronous function as a callback of the loop, and return its result."""
         self._check()
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
 

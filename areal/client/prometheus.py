@@ -1,7 +1,7 @@
-"""Prometheus text pages, read and compared: rates of counters and quantiles of histograms between two looks. Pure.
+"""Parser of Prometheus text pages; increases of counters and quantiles of histograms between two pages. No I/O.
 
-The arithmetic is Prometheus's own: a counter that fell has begun anew, so that its increase is its value; a quantile is
-interpolated within its bucket, and lies at the last finite bound when it falls beyond it.
+The arithmetic is Prometheus's: a counter that decreased was reset, so its increase is its value; a quantile is
+interpolated within its bucket, and is the last finite bound if it lies in the bucket +Inf.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _ESCAPED = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 @dataclass(frozen=True)
 class Page:
-    """The metrics of one process at one moment. ``samples`` by series name and sorted labels."""
+    """The metrics of one process at one time: ``samples`` by metric name and sorted labels."""
 
     samples: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
 
     def total(self, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda labels: True) -> float | None:
-        """The sum over the series of ``name`` whose labels match; None where there is none."""
+        """The sum of the series of ``name`` whose labels match; None if there are none."""
         found = [value for labels, value in self.samples.get(name, {}).items() if matches(dict(labels))]
         return math.fsum(found) if found else None
 
 
 def parse(text: str) -> Page:
-    """Lines that are none of the format are passed over: a page is another process's, and may be of any version."""
+    """Parse a page. Malformed lines are skipped, because the page may come from any version of another process."""
     samples: dict[str, dict[Labels, float]] = {}
     for line in text.splitlines():
         match = _SAMPLE.match(line)
@@ -52,7 +52,7 @@ def _labels(text: str) -> Iterator[tuple[str, str]]:
 def increase(
     before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> float:
-    """The increase of the counters of ``name``, series by series: one that fell was restarted, a new one began at 0."""
+    """The summed increase of the counters ``name``. A series that decreased was reset; a new series started at 0."""
     earlier = before.samples.get(name, {})
     return math.fsum(
         _increase_of(earlier.get(labels, 0.0), value)
@@ -71,7 +71,7 @@ Buckets = Mapping[float, float]
 def buckets(
     before: Page, after: Page, name: str, matches: Callable[[Mapping[str, str]], bool] = lambda _: True
 ) -> Buckets:
-    """Observations between two looks, by upper bound and cumulative, summed over the series that match."""
+    """Cumulative counts of observations between two pages by upper bound, summed over the series that match."""
     earlier = before.samples.get(f"{name}_bucket", {})
     found: dict[float, float] = {}
     for labels, value in after.samples.get(f"{name}_bucket", {}).items():
@@ -83,7 +83,7 @@ def buckets(
 
 
 def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
-    """The same histogram of several processes as one."""
+    """Merge the buckets of a histogram of several processes."""
     found: dict[float, float] = {}
     for part in parts:
         for bound, count in part.items():

@@ -3,11 +3,11 @@
     input_ids int64, loss_mask int64, logprobs float32, versions int64, turn_ids int32, attention_mask bool   [B, S]
     rewards float32, original_rewards float32, temperatures float32                                            [B]
 
-Where the turns of some row differ in their temperature, that row's in ``temperatures`` is NaN and there is
-``token_temperatures`` float32 [B, S] besides, 1 on prompt.
+If the turns of a row have different temperatures, its entry in ``temperatures`` is NaN, and the additional column
+``token_temperatures`` float32 [B, S] has the temperature of each token, 1 on prompt tokens.
 
-A row is an interaction (``individual``) or a leaf of the conversation tree (``concat``); ``rows`` says of each what it
-was. Calls of external models have no tokens: they are in ``interactions``.
+A row is an interaction (``individual``) or a leaf of the conversation tree (``concat``); ``rows`` describes each row.
+Calls of external models have no tokens: they are in ``interactions``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def from_json(data: Mapping[str, Any]) -> Trajectories:
 
 
 def from_npz(body: bytes) -> Trajectories:
-    """Arrays only: nothing in the archive is ever executed."""
+    """Trajectories from an npz archive. Pickled data is refused, so that nothing in the archive is executed."""
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         about = orjson.loads(archive.read(_ABOUT))
         names = [name for name in archive.namelist() if name.endswith(".npy")]

@@ -1,14 +1,14 @@
-"""One pool of connections to one service: JSON out, an answer or a typed error back, within a deadline.
+"""A connection pool to one service: sends JSON, returns a response or raises a typed error, within a deadline.
 
-No proxy variables, no redirects. The pool belongs to the event loop on which it is first used. A deadline is that of
-the whole call: all attempts, and the pauses between them.
+Proxy variables are ignored, and redirects are not followed. The pool belongs to the event loop that first uses it. A
+deadline applies to the whole call: all attempts and the pauses between them.
 
-A call is *repeatable* when doing it twice is doing it once: a read, an idempotent route, or a call with an
-``Idempotency-Key``. Such a call is repeated after any failure that is not its caller's. Any other one only where it
-certainly did not begin: nobody listened, or the service said that it is too busy.
+A call is *repeatable* if executing it twice has the effect of executing it once: a read, an idempotent route, or a call
+with an ``Idempotency-Key``. A repeatable call is retried after connection failures and most server errors. Any other
+call is retried only if it was not started: the connection was refused, or the service was overloaded.
 
-A service may move while its clients run. A transport with a ``lookup`` asks it where nobody listens, and
-goes on at the address that it hears of.
+A service may move while its clients run. A transport with a ``lookup`` calls it when the connection is refused, and
+continues with the address that it returns.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from areal.errors import ArealError
 
 _log = logging.getLogger(__name__)
 AddressLookup = Callable[[], str]
-"""The service's address now, "" where it has none; it may block, and raise ArealError."""
+"""Returns the service's current address, "" if it has none. It may block, and raise ArealError."""
 
-_NEVER_AGAIN = (500, 501, 505, 507)  # the service's own fault or its full disk: the same call meets it again
+_NEVER_AGAIN = (500, 501, 505, 507)  # a bug of the service or a full disk: a retry would fail as well
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def may_repeat(error: ClientError, *, repeatable: bool) -> bool:
 _CONNECT_S = 5.0
 _LOOKUP_PERIOD_S = 2.0
 _LINE_BYTES = 1024 * 1024  # one event of a stream
-_KEEP_ALIVE_S = 30.0  # below what servers commonly keep: a connection that they just closed is not tried
+_KEEP_ALIVE_S = 30.0  # below the usual timeout of servers, so that no connection is reused that a server just closed
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class HttpAnswer:
 
 @dataclass(frozen=True)
 class HttpCall:
-    """One call. ``key`` None: the transport's own. ``repeatable``: doing it twice is doing it once."""
+    """One call. ``key`` None: the transport's key. ``repeatable``: executing it twice is the same as once."""
 
     method: str
     path: str
@@ -107,7 +107,7 @@ class HttpCall:
 
 
 class Transport:
-    """``connections`` bounds how many calls run at once; others wait their turn, within their deadline."""
+    """Calls one service. At most ``connections`` calls run at once; further ones wait within their deadline."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Transport:
         self._closed = False
 
     async def call(self, call: HttpCall) -> HttpAnswer:
-        """The answer, with a status below 300. Raises ClientError."""
+        """Make a call, with retries. Returns a response with a status below 300. Raises ClientError."""
         deadline = time.monotonic() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
         attempt = 0
         while True:
@@ -151,10 +151,10 @@ class Transport:
                 await asyncio.sleep(pause)
 
     async def _moved_from(self, base: str) -> bool:
-        """Whether the service is elsewhere than at ``base``, where nobody listens."""
+        """Look the service up, after ``base`` refused a connection. Whether its address is another one now."""
         if self._lookup is None:
             return False
-        async with self._lookup_lock:  # one asks for all
+        async with self._lookup_lock:  # one lookup serves all waiting calls
             now = time.monotonic()
             if self.base_url == base and now - self._looked_up_at >= _LOOKUP_PERIOD_S:
                 self._looked_up_at = now
@@ -169,11 +169,11 @@ class Transport:
             return self.base_url != base
 
     async def json(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        """The decoded answer. ``options`` are the other fields of HttpCall."""
+        """The decoded response. ``options`` are the other fields of HttpCall."""
         return (await self.call(HttpCall(method, path, body, **options))).json()
 
     async def sessions(self, path: str, page: int) -> AsyncIterator[dict[str, Any]]:
-        """All of the list at ``path``, ``page`` at a time."""
+        """All sessions of the list at ``path``, requested in pages of ``page`` sessions."""
         after = ""
         while True:
             answer = await self.json(
@@ -187,8 +187,8 @@ class Transport:
 
     @contextlib.asynccontextmanager
     async def stream(self, call: HttpCall) -> AsyncGenerator[aiohttp.ClientResponse, None]:
-        """An answer that comes in pieces: read it with ``events``. The deadline is that of its head, then of each
-        silence. Not repeated."""
+        """A streamed response; read it with ``events``. The timeout applies to the response head, then to each read.
+        The call is not retried, except at a new address after a refused connection."""
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
         async with contextlib.AsyncExitStack() as stack:
             while True:
@@ -263,7 +263,7 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _encoded(body: Any) -> bytes:
-    """Raises CallerError for a number that is not finite: it would be sent as null, which means something else."""
+    """The body as JSON. Raises CallerError for a NaN or infinity, which orjson would write as null."""
     data = orjson.dumps(body)
     if b"null" in data:
         try:
@@ -274,7 +274,7 @@ def _encoded(body: Any) -> bytes:
 
 
 def checked(answer: HttpAnswer, what: str) -> HttpAnswer:
-    """Raises the typed error of an answer with an error status."""
+    """``answer``, if its status is below 300. Raises the typed error of any other."""
     if answer.status < 300:
         return answer
     try:
@@ -288,8 +288,8 @@ _LAST = ("response.completed", "response.incomplete")  # events that end a strea
 
 
 async def events(response: aiohttp.ClientResponse, what: str, silence_s: float) -> AsyncIterator[Any]:
-    """Decoded server-sent events until ``[DONE]``, or the last of a response. Raises ConnectionLost for a stream that
-    ends without it, and the typed error of an error event."""
+    """Decoded server-sent events until ``[DONE]`` or the end event of a response. Raises ConnectionLost for a stream
+    that ends before, and the typed error of an error event."""
     while True:
         with failures(what, silence_s):
             line = await response.content.readline()
@@ -309,7 +309,7 @@ async def events(response: aiohttp.ClientResponse, what: str, silence_s: float) 
 
 
 def _stream_error(kind: object, data: Mapping[str, Any]) -> Any:
-    """The error of an error event of any API; None of another event."""
+    """The error of an error event, in the form of any of the APIs; None for other events."""
     if kind == "response.failed":
         return data["response"].get("error") or {}
     error = data.get("error")

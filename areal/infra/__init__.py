@@ -1,4 +1,4 @@
-"""AReaL's import path of what workflows ask about the episode they run in."""
+"""AReaL's import path of ``workflow_context``, which describes the running episode."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The import paths that drivers written for AReaL use. Nothing lives here."""
+"""Import paths that drivers written for AReaL use. The implementations are in other packages."""

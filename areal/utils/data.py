@@ -1,4 +1,4 @@
-"""AReaL's import path of what puts trajectories together."""
+"""AReaL's import path of ``concat_padded_tensors``."""
 
 from areal.rollout.tensors import concat_padded_tensors
 

@@ -1,4 +1,4 @@
-"""AReaL's import path of what imports by name."""
+"""AReaL's import path of imports by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from areal.loading import load_attr
 
 
 def import_from_string(path: str) -> Any:
-    """``package.module.name`` or ``package.module:name``. Raises UsageFault."""
+    """Import ``package.module.name`` or ``package.module:name``. Raises UsageFault."""
     return load_attr(path)
 
 

@@ -1,4 +1,4 @@
-"""AReaL's import path of loggers: those of the standard library, whose INFO lines a plain driver shows too."""
+"""AReaL's import path of loggers: the standard library's, at level INFO if the driver has not configured logging."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""AReaL's import path of its tracer. The seconds that a scope or a phase takes are recorded as numbers,
-``timeperf/NAME`` of the episode or of the driver in ``metrics.jsonl``; there is no trace file."""
+"""AReaL's import path of the tracer. The duration of a scope or phase in seconds is recorded as the metric
+``timeperf/NAME`` of the episode or of the driver in ``metrics.jsonl``. There is no trace file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Category(Enum):
-    """Accepted for drivers that name one."""
+    """Categories of scopes. They are accepted and have no effect."""
 
     COMPUTE = "compute"
     COMM = "comm"
@@ -30,7 +30,7 @@ class Category(Enum):
 
 @contextmanager
 def trace_scope(name: str, category: Category | str | None = None, args: Any = None, **_: Any) -> Iterator[None]:
-    """Records the seconds of the block."""
+    """Record the duration of the block in seconds."""
     tracker = stats.get(workflow_context.stat_scope() if workflow_context.get().task_id is not None else "")
     with tracker.record_timing(name):
         yield
@@ -50,7 +50,7 @@ atrace_session_phase = atrace_scope
 
 
 def trace_perf(name: str, category: Category | str | None = None, **_: Any) -> Callable[[F], F]:
-    """Decorator of a function or coroutine function: records the seconds of each call."""
+    """Decorator of a function or coroutine function that records the duration of each call in seconds."""
 
     def wrap(function: F) -> F:
         if inspect.iscoroutinefunction(function):
@@ -64,17 +64,17 @@ trace_session = trace_perf
 
 
 def session_context(*_: Any, **__: Any) -> Callable[[F], F]:
-    """Decorator that changes nothing: an episode is a session already."""
+    """Decorator without effect: an episode already is a session."""
     return lambda function: function
 
 
 def trace_session_event(name: str, *args: Any, **details: Any) -> None:
-    """A line of the debug log."""
+    """Write a line to the debug log."""
     _log.debug("%s %s", name, details or args or "")
 
 
 def instant(name: str, *args: Any, **details: Any) -> None:
-    """A line of the debug log."""
+    """Write a line to the debug log."""
     trace_session_event(name, *args, **details)
 
 

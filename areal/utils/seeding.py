@@ -1,4 +1,4 @@
-"""AReaL's import path of its seeding."""
+"""AReaL's import path of ``set_random_seed``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 
 
 def set_random_seed(base_seed: int, key: str = "") -> None:
-    """Seed Python, numpy and torch. Each ``key`` (a role and its rank) has a seed of its own."""
+    """Seed Python, NumPy and PyTorch. Each ``key`` (a role and its rank) gets a different seed."""
     import numpy as np
     import torch
 

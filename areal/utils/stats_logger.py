@@ -1,4 +1,4 @@
-"""AReaL's import path of what writes a run's numbers down: for drivers that log some of their own."""
+"""AReaL's import path of ``StatsLogger``, for drivers that log their own metrics."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from areal.training.run_folder import run_folder
 
 
 class StatsLogger:
-    """Lines of ``metrics.jsonl`` and of whatever trackers the configuration asks for, beside a trainer or without one.
-    The first rank makes one."""
+    """Writes metrics to ``metrics.jsonl`` and to the configured trackers, with or without a trainer. Create one on rank
+    0 only."""
 
     def __init__(self, config: BaseExperimentConfig | StatsLoggerConfig, ft_spec: Any = None) -> None:
         experiment = _experiment(config)
@@ -23,7 +23,7 @@ class StatsLogger:
     def commit(
         self, epoch: int, step: int, global_step: int, data: Mapping[str, float] | Sequence[Mapping[str, float]]
     ) -> None:
-        """``step`` is of the epoch; the line is that of ``global_step``. All from 0, as a loop counts."""
+        """Write the metrics of ``global_step``. ``epoch``, ``step`` (unused) and ``global_step`` count from 0."""
         parts = [data] if isinstance(data, Mapping) else data
         together = {name: float(value) for part in parts for name, value in part.items()}
         self._log.write(global_step + 1, {"epoch": float(epoch), **together})
@@ -33,7 +33,7 @@ class StatsLogger:
 
     @staticmethod
     def get_log_path(config: BaseExperimentConfig | StatsLoggerConfig) -> str:
-        """A folder for whatever else a driver writes; it is there."""
+        """An existing folder for other files of the driver."""
         folder = run_folder(_experiment(config))
         folder.prepare()
         return str(folder.logs)

@@ -1,4 +1,4 @@
-"""AReaL's import path of what records numbers: ``stats_tracker.get("rollout").scalar(reward=1.0)``."""
+"""AReaL's import path of the metrics tracker: ``stats_tracker.get("rollout").scalar(reward=1.0)``."""
 
 from areal.api.stats import ReduceType, export_all, get, scope_func_wrapper
 from areal.api.stats import StatsTracker as DistributedStatsTracker

@@ -1,7 +1,7 @@
-"""Workflows that are ready to use, by the names that drivers and configurations say.
+"""Built-in workflows, under the import paths that drivers and configurations use.
 
-rlvr          one answer, one verifiable reward
-multi_turn    an answer that is tried again until it is right
+rlvr          one answer with a verifiable reward
+multi_turn    further answers until one is correct
 environment   an agent in a gymnasium-compatible environment
-openai        agents with OpenAI's client
+openai        agents that use OpenAI's client
 """

@@ -1,4 +1,4 @@
-"""An agent in a gymnasium-compatible environment."""
+"""Workflow of an agent in a gymnasium-compatible environment."""
 
 from areal.rollout.workflows import EnvironmentWorkflow
 

@@ -1,4 +1,4 @@
-"""An answer that is tried again until it is right."""
+"""Workflow that samples further answers until one is correct."""
 
 from areal.rollout.rlvr import MultiTurnWorkflow
 

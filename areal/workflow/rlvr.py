@@ -1,4 +1,4 @@
-"""One answer to one prompt, and one verifiable reward."""
+"""Workflow of one answer to one prompt with a verifiable reward."""
 
 from areal.rollout.rlvr import RLVRWorkflow
 

@@ -1,4 +1,4 @@
-"""AReaL's import path of prompts with images, which are not supported: engines and trainers know tokens only."""
+"""AReaL's import path of the workflow for prompts with images, which engines and trainers do not support."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from areal.errors import UsageFault
 
 
 class VisionRLVRWorkflow:
-    """Refuses to be made, before anything is sampled without its images."""
+    """Raises UsageFault when constructed, so that no prompt is sampled without its images."""
 
     def __init__(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageFault(

@@ -1,4 +1,4 @@
-"""AReaL's import path of OpenAI's client as a workflow's own."""
+"""AReaL's import path of ``ArealOpenAI``, the OpenAI client of workflows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AReaL's import path of a recorded call and its reward."""
+"""AReaL's import path of ``InteractionWithTokenLogpReward``: a recorded call and its reward."""
 
 from areal.rollout.openai_client import InteractionWithTokenLogpReward
 

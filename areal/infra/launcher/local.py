@@ -1,5 +1,5 @@
-"""``python -m areal.infra.launcher.local DRIVER.py --config FILE key=value ...``, AReaL's way to start a run: ``areal
-train run --driver DRIVER.py`` with the same words."""
+"""``python -m areal.infra.launcher.local DRIVER.py --config FILE key=value ...``, AReaL's command to start a run. It
+executes ``areal train run --driver DRIVER.py`` with the same arguments."""
 
 from __future__ import annotations
 

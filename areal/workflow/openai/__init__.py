@@ -1,1 +1,1 @@
-"""Agents that talk to the model with OpenAI's client."""
+"""Agents that call the model with OpenAI's client."""

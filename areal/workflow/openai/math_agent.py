@@ -1,4 +1,4 @@
-"""A mathematician with OpenAI's client: the smallest agent there is, and the one to copy."""
+"""An agent for math problems that uses OpenAI's client: a minimal example to copy."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from areal.rollout.rlvr import TRY_AGAIN, RowReward
 
 
 class MathAgent:
-    """An answer to ``data["messages"]``, rewarded by its final number. A wrong one is tried again, up to ``max_turns``
-    answers: the reward is the last one's, times ``turn_discount`` for each before it. Other keyword arguments go to the
-    chat call. Raises UsageFault."""
+    """Answers ``data["messages"]``; ``reward_fn`` scores the answer, by default by its final number. After an answer
+    with a reward of 0 or less, ``feedback`` asks for another, up to ``max_turns`` answers. The result is the last
+    answer's reward times ``turn_discount`` for each previous answer. Other keyword arguments go to the chat call.
+    Raises UsageFault for invalid arguments."""
 
     def __init__(
         self,

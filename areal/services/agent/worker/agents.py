@@ -210,7 +210,7 @@ abandoned_threads: dict[threading.Thread, float] = {}
 
 
 async def _on_thread(call: Callable[[], Any]) -> Any:
-    """Run ``call`` on a new daemon thread, not in a pool: a call that never returns blocks no other turn and no exit."""
+    """Run ``call`` on a new daemon thread, not in a pool: a call that never returns blocks no other turn or exit."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     context = contextvars.copy_context()
