@@ -1,4 +1,4 @@
-"""Data sets by configuration: local files, GSM8K, or anything that ``datasets`` can load."""
+"""Data sets from local files, the Hugging Face hub, or the package ``datasets``, selected by the configuration."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Examples of ``areal inf collect``: a file of JSON lines, a JSON list or Parquet, or a data set of the hub.
+"""Examples of ``areal inf collect``, from a file (JSON lines, a JSON list or Parquet) or a data set of the hub.
 
-An example is one object. Its prompt is ``messages`` (as in a chat), or text in ``prompt``, ``question``, ``problem``,
-``instruction``, ``input`` or ``text``, the first of them that is there; all its fields reach the agent and the reward.
+An example is one object. Its prompt is the first non-empty field of ``messages`` (chat messages), ``prompt``,
+``question``, ``problem``, ``instruction``, ``input`` and ``text``. The agent and the reward get all its fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """``number``: its place in the data set, from 0."""
+    """One row and its prompt. ``number``: its position in the data set, from 0."""
 
     number: int
     fields: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Example:
 
     @property
     def prompt(self) -> str:
-        """The text of the last message that a user wrote."""
+        """The content of the last user message; JSON if that is not text."""
         messages = [each for each in self.messages if each.get("role") == "user"] or self.messages
         content = messages[-1].get("content") if messages else ""
         return content if isinstance(content, str) else json.dumps(content)
@@ -38,7 +38,7 @@ class Example:
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """``digest`` is of the examples' content, so that a copy of the file elsewhere is the same set."""
+    """A loaded data set. ``digest`` covers the content of the examples, so that copies of a file have the same one."""
 
     source: str
     examples: Sequence[Example]
@@ -46,7 +46,7 @@ class ExampleSet:
 
 
 def load_examples(source: str, *, prompt_field: str | None = None, system: str | None = None) -> ExampleSet:
-    """Raises NotFound, and ArealError naming the line of what cannot be used."""
+    """Load a file or a data set of the hub. Raises NotFound, and ArealError with the place of an unusable row."""
     examples, digest = [], hashlib.sha256()
     try:
         path = Path(source).expanduser()

@@ -1,11 +1,11 @@
-"""Data sets from files here or on the Hugging Face hub: JSONL, JSON, Parquet and Arrow.
+"""Data sets from local files or the Hugging Face hub: JSONL, JSON, Parquet and Arrow.
 
-Rows are in memory, with as much of the interface of ``datasets`` as training needs. Every fault has its file and line.
+Rows are held in memory, with the part of the interface of ``datasets`` that training needs. Every error names the file
+and line.
 
-Which files of a hub repository are a split, a ``configs:`` block in the head of its README.md says; without one, the
-words train, validation and test in their paths do
-(https://huggingface.co/docs/hub/datasets-data-files-configuration). Files of other formats are left to the library
-``datasets``, where that is installed.
+The ``configs:`` block at the head of a hub repository's README.md assigns files to splits; without one, the words
+train, validation and test in the file paths do (https://huggingface.co/docs/hub/datasets-data-files-configuration).
+Files of other formats are read by the package ``datasets`` if that is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Row = dict[str, Any]
 
 
 class Rows(Sequence[Row]):
-    """Immutable: ``map`` and ``filter`` give new ones. ``source``, and ``places`` of the rows in it, are for errors."""
+    """An immutable sequence of rows. ``map``, ``filter`` and ``select`` return new ones. ``source`` and ``places``, the
+    file and line of each row, are used in error messages."""
 
     def __init__(self, rows: Iterable[Row], source: str = "", places: Sequence[str] = ()) -> None:
         self._rows = list(rows)
@@ -70,7 +71,7 @@ class Rows(Sequence[Row]):
 
 _BINARY = (".parquet", ".arrow")
 SUFFIXES = (".jsonl", ".json", *_BINARY)
-_SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # beside what datasets saves
+_SAVED, _SAVED_SPLITS = ("dataset_info.json", "state.json"), "dataset_dict.json"  # written by save_to_disk of datasets
 
 
 class BadData(ArealError):
@@ -78,7 +79,7 @@ class BadData(ArealError):
 
 
 def read_dataset(source: str, split: str | None = None) -> Rows:
-    """A file or folder here, or ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. Raises NotFound,
+    """Read a local file or folder, or ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. Raises NotFound,
     UsageFault, BadData."""
     path = Path(source).expanduser()
     if path.exists() or source.startswith((".", "/", "~")) or source.endswith(SUFFIXES):
@@ -87,15 +88,15 @@ def read_dataset(source: str, split: str | None = None) -> Rows:
 
 
 def read_rows(path: Path, split: str | None = None) -> Rows:
-    """A file; or of a folder the files whose names begin with ``split`` (``train.jsonl``, ``train-00000-of-...``),
-    else all of them. Raises NotFound, BadData."""
+    """Read a file, or the files of a folder whose names begin with ``split`` (``train.jsonl``, ``train-00000-of-...``);
+    without ``split``, all of its files. Raises NotFound, UsageFault, BadData."""
     if path.is_file() and path.suffix not in SUFFIXES:
         raise UsageFault(f"{path}: a data set is one of {', '.join(SUFFIXES)}")
     return read_files([path] if path.is_file() else _files_of(path, split), str(path))
 
 
 def read_files(files: Iterable[Path], source: str) -> Rows:
-    """Their rows, one after the other: Parquet and Arrow by their suffix, others are JSON. ``source`` is for errors.
+    """The concatenated rows of files: Parquet and Arrow by suffix, all others JSON. ``source`` is used in errors.
     Raises BadData."""
     found = [placed for file in files for placed in (_columns(file) if file.suffix in _BINARY else _json(file))]
     rows = Rows((row for row, _ in found), source, [place for _, place in found])
@@ -127,11 +128,11 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
 
 
 Placed = tuple[Row, str]
-"""A row, and where it stands: ``file:line``, or ``file: row N``."""
+"""A row and its place: ``file:line``, or ``file: row N``."""
 
 
 def _json(file: Path) -> Iterator[Placed]:
-    """A file that begins with a bracket is one list, any other one is lines."""
+    """The rows of a JSON list if the file begins with ``[``, else of JSON lines."""
     try:
         with file.open(encoding="utf-8") as lines:
             if lines.read(1) == "[":
@@ -194,8 +195,8 @@ Files = Mapping[str, Sequence[str]]
 
 
 def hub_rows(source: str, split: str | None = None) -> Rows:
-    """``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT``; ``split`` where the name has none. Raises NotFound,
-    UsageFault, BadData."""
+    """Read ``NAME``, ``NAME:SPLIT`` or ``NAME:CONFIG:SPLIT`` of the hub. ``split`` applies if ``source`` has none.
+    Raises NotFound, UsageFault, BadData."""
     name, *rest = source.split(":")
     if not is_id(name) or len(rest) > 2:
         raise NotFound(f"{source} is neither a file or folder here nor NAME[:CONFIG][:SPLIT] of the Hugging Face hub")
@@ -225,7 +226,7 @@ def hub_rows(source: str, split: str | None = None) -> Rows:
 
 
 def configs_of(card: str) -> dict[str, Files]:
-    """The configurations that a data set's card declares; the default one under "" too."""
+    """The configurations that a data set card declares. The default one is also under ""."""
     import yaml
 
     match = re.match(r"---\s*\n(.*?)\n---", card, re.DOTALL)
@@ -258,7 +259,7 @@ def _listed(paths: Any) -> list[str]:
 def files_of(
     names: Iterable[str], configs: Mapping[str, Files], config: str | None, split: str | None, name: str
 ) -> list[str]:
-    """The files of a split, in order; empty where the layout is none that is known. Raises UsageFault, NotFound."""
+    """The sorted files of a split; empty for an unknown layout. Raises UsageFault, NotFound."""
     names = sorted(names)
     if configs:
         if config is None and len(configs) > 1 and _DEFAULT not in configs:

@@ -1,7 +1,7 @@
-"""``get_custom_dataset``: from a configuration to the rows of each kind of training.
+"""``get_custom_dataset``: loads the data set of a configuration, with the columns of each kind of training:
 
 rl   messages, and the columns that the reward needs (answer)
-sft  input_ids, loss_mask (1 on learned tokens)
+sft  input_ids, loss_mask (1 on trained tokens)
 rw   chosen_ids, rejected_ids, prompt_length (preference pairs: reward models, DPO)
 dpo  the same
 """
@@ -30,8 +30,8 @@ BOXED = "\nPlease put your final answer within \\boxed{}."
 
 
 def formatted(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instruction: str = "") -> Rows:
-    """``instruction`` is put after a bare question of ``rl``. Rows longer than ``max_length`` tokens are left out.
-    Raises UsageFault, BadData naming the row."""
+    """Rows in the format of ``kind``. ``instruction`` is appended to a question of ``rl`` that has no ``messages``.
+    Rows longer than ``max_length`` tokens are dropped. Raises UsageFault, and BadData naming the row."""
     if kind not in KINDS:
         raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
     if tokenizer is None and (kind != "rl" or max_length is not None):
@@ -114,7 +114,7 @@ def _conversation(row: Row, prompt: list[Any], messages: list[Any], tokenizer: A
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
-    """``prompt_length`` is set where the row separates its prompt from its answers."""
+    """Token ids of a preference pair. ``prompt_length``, in tokens, is set if the row has a separate prompt."""
     if "chosen_ids" in row:
         lengths = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
         return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **lengths}
@@ -127,7 +127,7 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         before = list(tokenizer.encode(prompt)) if prompt else None
     else:
         first = row.get("prompt")
-        turns = list(first) if isinstance(first, list) else []  # else the conversations are whole
+        turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
         chosen, rejected = ([*turns, *side] for side in sides)
         ids = [templated(tokenizer, messages) for messages in (chosen, rejected)]
         shared = chosen[: len(turns) or min(_in_common(chosen, rejected), len(chosen) - 1)]
@@ -185,7 +185,7 @@ def _length(row: Row, place: str, tokenizer: Any) -> int:
 
 
 DATASETS: Registry[Any] = Registry("dataset")
-"""Loaders of one's own: ``(split, dataset_config, tokenizer) -> rows``."""
+"""Registered custom loaders: ``(split, dataset_config, tokenizer) -> rows``."""
 
 
 def get_custom_dataset(
@@ -198,8 +198,9 @@ def get_custom_dataset(
     type: str | None = None,
     max_length: int | None = None,
 ) -> Any:
-    """``path`` is a file or folder here, a registered name or ``module:function``, or a data set of the Hugging Face
-    hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Raises NotFound, UsageFault, BadData."""
+    """Load a data set. ``path`` is a local file or folder, a registered name or ``module:function``, or a data set of
+    the Hugging Face hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Arguments override
+    ``dataset_config``. Raises NotFound, UsageFault, BadData."""
     where = path or (dataset_config.path if dataset_config is not None else "")
     if not where:
         raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
@@ -216,7 +217,7 @@ def get_custom_dataset(
 
 
 def _is_dotted(where: str) -> bool:
-    """Whether it is ``package.module.function`` and not a file or a name on the hub."""
+    """Whether ``where`` is ``package.module.function``, and neither a file nor a name on the hub."""
     *module, name = where.split(".")
     is_name = bool(module) and where.replace(".", "").isidentifier() and f".{name}" not in SUFFIXES
     return is_name and not Path(where).exists()

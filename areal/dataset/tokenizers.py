@@ -1,4 +1,4 @@
-"""Tokenizers of model folders, by ``transformers``."""
+"""Tokenizers and chat templates of model folders, through ``transformers``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from areal.hub import TOKENIZER_FILES, model_folder
 
 @lru_cache(maxsize=8)
 def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padding_side: str | None = None) -> Any:
-    """Load a tokenizer; its end token is the padding token where it has none. Raises NotFound."""
+    """Load a tokenizer. Without a padding token, its end token becomes that. Raises NotFound, UsageFault."""
     from transformers import AutoTokenizer
 
     model_name_or_path = _folder(model_name_or_path)
     more = {"padding_side": padding_side} if padding_side is not None else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, use_fast=fast_tokenizer, **more)
-    except (ValueError, OSError) as error:  # transformers guesses at packages that would read what is not there
+    except (ValueError, OSError) as error:  # for a missing tokenizer, transformers names packages to install
         raise NotFound(
             f"no tokenizer can be read from {model_name_or_path}", hint="tokenizer_path: a folder that has one"
         ) from error
@@ -32,20 +32,20 @@ def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padd
 def load_hf_processor_and_tokenizer(
     model_name_or_path: str, fast_tokenizer: bool = True, padding_side: str | None = None
 ) -> tuple[Any | None, Any]:
-    """The processor is None for a model of text only."""
+    """Load the processor and the tokenizer of a model. The processor is None for a text-only model."""
     from transformers import AutoProcessor
 
     tokenizer = load_hf_tokenizer(model_name_or_path, fast_tokenizer, padding_side)
     try:
         processor = AutoProcessor.from_pretrained(_folder(model_name_or_path))  # type: ignore[no-untyped-call]
-    except (ValueError, OSError):  # transformers says so where there is none
+    except (ValueError, OSError):  # the model has no processor
         return None, tokenizer
     return (processor if hasattr(processor, "image_processor") else None), tokenizer
 
 
 def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
-    """The token ids of a conversation by the tokenizer's chat template. Raises UsageFault where it has none, ValueError
-    for what is no conversation of texts, also where the template says so."""
+    """The token ids of a conversation by the tokenizer's chat template. Raises UsageFault if the tokenizer has no
+    template, ValueError for malformed or non-text messages and for a conversation that the template refuses."""
     _check_messages(messages)
     if not getattr(tokenizer, "chat_template", None):
         raise UsageFault(
@@ -67,16 +67,17 @@ def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any)
 
 
 def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
-    """The text of each list of token ids, without special tokens, as ``tokenizer.decode`` gives it."""
+    """The text of each list of token ids without special tokens, equal to that of ``tokenizer.decode``."""
     plain = _plain(tokenizer)
     if plain is None or tokenizer.clean_up_tokenization_spaces:
         return [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
-    # One by one: a batch of them wakes a pool of threads, which costs more than it saves.
+    # One by one: decode_batch wakes a thread pool, which costs more than it saves.
     return [plain.decode(answer, skip_special_tokens=True) for answer in answers]
 
 
 def _plain(tokenizer: Any) -> Any | None:
-    """The backend of transformers' tokenizer, which is several times as fast; None where transformers adds to it."""
+    """The Rust tokenizer behind the one of transformers, which is several times faster; None if the results of the two
+    would differ."""
     found = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
     if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
         return None
@@ -96,7 +97,7 @@ def _check_messages(messages: Any) -> None:
 
 
 def _folder(path: str) -> str:
-    """A folder that is not there must not be taken for an id of the hub."""
+    """The local folder of a model. Raises NotFound for a missing local path, which must not be taken for a hub id."""
     if not path:
         raise UsageFault("nothing says which tokenizer", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():

@@ -1,4 +1,4 @@
-"""Rewards: answers compared with the right ones, and the processes that compute them."""
+"""Rewards: comparison of answers with reference answers, and the process pool that runs reward functions."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Finds the final answer in a text and compares it with the right one.
+"""Extraction of the final answer from a text, and comparison with the reference answer.
 
-The last ``\\boxed{...}`` or ``####`` is the answer, whichever comes later; without either, the last number or formula
-of the prose. The whole of it counts: neither ``\\boxed{18, 19}``, nor two boxes with an "or" between them, nor the
-prose ``18 million``, ``17 and 18``, ``not 18`` or ``at least 18`` is 18. Plain numbers are compared here, expressions
-by math-verify. Nothing here depends on the main thread or on signals, and no expression is evaluated whose value could
-be too large to write down.
+The answer is the last ``\\boxed{...}`` or ``####``, whichever comes later; without either, the last number or formula
+in the prose. The whole answer must match: neither ``\\boxed{18, 19}``, nor two boxes joined by "or", nor the prose
+``18 million``, ``17 and 18``, ``not 18`` or ``at least 18`` equals 18. Plain numbers are compared here, expressions by
+math-verify. The code needs neither the main thread nor signals, and does not evaluate expressions whose value could
+have more than ``_MOST_DIGITS`` digits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUANTITY = (
     r"|\\[dtc]?frac\s*\{[^{}]*\}\s*\{[^{}]*\}|\\sqrt\s*\{[^{}]*\})"
 )
 _BETWEEN = r"(?:[:,]|[ ]?(?:-{1,3}|\+/-|\+|±|\*{1,2}|/|~|\\(?:times|cdot|div|pm)[ ]{0,2})[ ]?|[ ]?\^[ ]?\{?-?)"
-_PROSE_NUMBER = re.compile(  # with all that makes it another number, or one of several: 2^18, 18 million, 17-18
+_PROSE_NUMBER = re.compile(  # including context that changes its value or adds more numbers: 2^18, 18 million, 17-18
     r"(?<![^\W_])(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
@@ -36,7 +36,7 @@ _PROSE_NUMBER = re.compile(  # with all that makes it another number, or one of 
 )
 _WINDOW = 80
 _GAP = r"[^\w\n.!?:=]*"
-_DOUBT_BEFORE = re.compile(  # what makes the last number of prose one of several, or not the answer
+_DOUBT_BEFORE = re.compile(  # text before the last number that makes it one of several numbers, or not the answer
     rf"\d[^\n.!?:=]*\bor\b{_GAP}(?:[A-Za-z'’]+{_GAP}){{0,3}}\Z"  # 18 eggs, or maybe 20
     r"|\d[^\w\n.!?:=()<>]*(?:\b(?:and|to|through|vs|versus)\b\.?)?[^\w\n.!?:=()<>]*\Z"  # 17, 18 and 20
     r"|\d[ ](?:hours?|minutes?|days?|weeks?|months?|years?|f(?:ee|oo)?t|yards?|dollars?|pounds?|remainder|r),?"
@@ -60,7 +60,7 @@ _JOINED = re.compile(
 
 
 def final_answer(text: str) -> str | None:
-    """The text of the answer; None where there is none, or where it was cut off."""
+    """The final answer in a text; None if there is none, or if it was truncated."""
     text = _SPECIAL_TOKEN.sub("", text)
     marks = [*_BOX.finditer(text), *_MARK.finditer(text)]
     if not marks:
@@ -72,7 +72,7 @@ def final_answer(text: str) -> str | None:
 
 
 def right_answer(answer: Any) -> str:
-    """The answer of a data set's row: what its solution marks, else the whole of it. Raises ValueError where it is
+    """The reference answer of a row: the marked answer of its solution, else the whole text. Raises ValueError if it is
     empty."""
     text = "" if answer is None else str(answer).strip()
     found = final_answer(text) if _BOX.search(text) or _MARK.search(text) else text
@@ -82,7 +82,7 @@ def right_answer(answer: Any) -> str:
 
 
 def right_number(answer: Any) -> str:
-    """The number of a data set's row; of a solution without marks its last one. Raises ValueError without one."""
+    """The reference number of a row: the marked one, else the last one of the text. Raises ValueError without one."""
     found = right_answer(answer)
     if as_number(found) is None:
         found = _last_in_prose(found) or ""
@@ -92,8 +92,8 @@ def right_number(answer: Any) -> str:
 
 
 def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
-    """The content of the last box, with those before it from which only a comma or a conjunction separates it. Of
-    nested boxes the outermost counts."""
+    """The content of the last box, joined with preceding boxes that only a comma or a conjunction separates from it. Of
+    nested boxes, the outermost is used."""
     arguments: list[tuple[int, int, int]] = []
     covered = 0
     for box in boxes[-_MOST_BOXES:]:
@@ -117,8 +117,8 @@ def _last_boxes(text: str, boxes: list[re.Match[str]]) -> str | None:
 
 
 def _argument(text: str, start: int) -> tuple[int, int]:
-    """Start and end of the argument of the command that ends at ``start``, braces included; the end is 0 where there is
-    none."""
+    """Start and end, with braces, of the argument of the LaTeX command that ends at ``start``. The end is 0 if the
+    argument is missing or truncated."""
     if text[start : start + 1] != "{":
         argument = re.match(r"[^\s$]+", text[start:])
         return start, start + argument.end() if argument else 0
@@ -135,7 +135,8 @@ def _argument(text: str, start: int) -> tuple[int, int]:
 
 
 def _last_in_prose(text: str, doubt: bool = False) -> str | None:
-    """With ``doubt``, None where the words beside the last number say that it is not the answer, or not all of it."""
+    """The last number or formula in prose. With ``doubt``, None if the words beside it say that it is not the answer,
+    or only a part of it."""
     text = _in_latex(text)
     found = [
         (match.end(), -match.start(), inner)
@@ -159,11 +160,11 @@ def _is_doubtful(before: str, after: str) -> bool:
 
 
 def same_number(said: str | None, right: str | None) -> bool:
-    """Whether ``said`` as a whole is the number ``right``. False where ``right`` is no number.
+    """Whether ``said`` as a whole equals the number ``right``. False if ``right`` is not a number.
 
-    Units, currency and percent signs do not count, nor does the name in ``x = 18``. Several numbers, ranges,
-    alternatives and unknown quantities are never equal to one number. Raises ImportError without math-verify, for an
-    answer that is not in digits."""
+    Units, currency and percent signs, and the name in ``x = 18``, are ignored. Several numbers, ranges, alternatives
+    and unknowns never equal one number. Raises ImportError if math-verify is needed and not installed: for an answer
+    that is not written in digits."""
     wanted, expression = as_number(right), arithmetic(said) if said else None
     if wanted is None or expression is None:
         return False
@@ -171,7 +172,8 @@ def same_number(said: str | None, right: str | None) -> bool:
 
 
 def as_number(text: str | None) -> Fraction | None:
-    """The value of a text that is one number: with separators, currency, a unit, or as a fraction."""
+    """The value of a text that is one number, which may have separators, a currency or a unit, or be a fraction. None
+    for any other text."""
     expression = arithmetic(text) if text else None
     return None if expression is None else _decimal(expression)
 
@@ -214,7 +216,7 @@ _LEADING_WORDS = re.compile(r"(?:[A-Za-z](?:['’./-]?[A-Za-z])*(?!['’./-]?[A-
 _TRAILING_WORDS = re.compile(
     r"(?<=[\d.)}\s!])[(\s]*+(?:(?<![A-Za-z\\])[A-Za-z][A-Za-z.'’]*+\s*+(?:\^\s*\{?-?\d\}?)?[\s/()*-]*+)+\Z"
 )
-# Words that make the number beside them another one, or one of several.
+# Words that change the value of the number beside them, or make it one of several.
 _BEFORE = re.compile(
     r"\b(?:not|never|[a-z]+n['’]t|or|than|least|most|between|minus|negative|without|except|half|third|quarter|fifth|tenth"
     r"|double|twice|thrice|n?either|nor|none|mod|modulo)\b"
@@ -232,8 +234,8 @@ _COMMANDS = frozenset(("frac", "dfrac", "tfrac", "cfrac", "over", "sqrt", "times
 
 
 def arithmetic(text: str) -> str | None:
-    """``text`` without typography, currency, units and the name of the quantity, as LaTeX of numbers and operators.
-    None where it is something else: a list, a range, an unknown, words that relate several numbers."""
+    """``text`` as LaTeX of only numbers and operators, without typography, currency, units and the quantity's name.
+    None for any other text: a list, a range, an unknown, words that relate several numbers."""
     if len(text) > 4 * _LONGEST:
         return None
     text = _without_separators(_SIGNS.sub("", _without_layout(text)))
@@ -250,7 +252,7 @@ def arithmetic(text: str) -> str | None:
 
 
 def _in_latex(text: str) -> str:
-    """Unicode's digits, separators, fractions, roots and operators as they are in LaTeX."""
+    """Convert Unicode digits, separators, fractions, roots and operators to LaTeX."""
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
     text = _NARROW_SPACE.sub(",", _INVISIBLE.sub("", text))
     text = unicodedata.normalize("NFKC", _MIXED_UNICODE.sub(" ", text))
@@ -260,7 +262,7 @@ def _in_latex(text: str) -> str:
 
 
 def _without_layout(text: str) -> str:
-    """LaTeX, also for Unicode, without the commands that only change how it looks."""
+    """Convert Unicode to LaTeX, and remove commands that only affect the layout."""
     text = _LAYOUT.sub("", _in_latex(text))
     text = _UNIT_FRACTION.sub(r" \1/\2 ", text)
     while (inner := _TEXT_COMMAND.sub(r" \1 ", text)) != text:
@@ -283,8 +285,8 @@ def _without_separators(text: str) -> str:
 
 
 def _is_several(name: str) -> bool:
-    """Whether the left side of an equation is more than a name, as ``x = 20 or y`` of ``x = 20 or y = 18``, or ``20 y``
-    of ``x = 20 y = 18``."""
+    """Whether a side of an equation has more than one quantity, as ``20 or y`` in ``x = 20 or y = 18``, or ``20 y`` in
+    ``x = 20 y = 18``."""
     return "," in name or bool(
         re.search(r"\d[\s;]+[A-Za-z](?:_\S+)?\s*\Z", name)
         or (re.search(r"\d", name) and re.search(r"\b(?:or|and)\b", name))
@@ -321,7 +323,8 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _depth(text: str) -> float:
-    """The depth of the brackets, in which the parser's time is far from linear; infinite where they do not close."""
+    """The depth of nested brackets, infinite if they are unbalanced. The parser's time grows far faster than linearly
+    with it."""
     depth = deepest = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")
@@ -334,7 +337,7 @@ _DECIMAL = re.compile(r"[({\s]*([+-]?)\s*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*))
 
 
 def _decimal(expression: str) -> Fraction | None:
-    """The value of a number in digits, or of a fraction of two."""
+    """The value of a number in digits, or of a fraction of two such numbers; None for other expressions."""
     match = _DECIMAL.fullmatch(_PLAIN_FRACTION.sub(r"\1/\2", expression))
     if match is None:
         return None
@@ -347,7 +350,7 @@ def _decimal(expression: str) -> Fraction | None:
 
 
 def _is_value(expression: str, wanted: Fraction) -> bool:
-    """Exact for whole numbers, to six decimals for others, as in math-verify."""
+    """Whether the expression equals ``wanted``: exactly for integers, to six decimals otherwise, as in math-verify."""
     value = _decimal(expression)
     if value is None:
         import sympy
@@ -379,8 +382,8 @@ _PLAIN_TEXT = re.compile(r"[A-Za-z'’ -]{2,}|\([A-Za-z]\)")
 
 
 def same_expression(said: str, right: str) -> bool:
-    """Whether both are the same mathematics, or the same text where they have none. May take long. Raises ImportError
-    without math-verify."""
+    """Whether both are mathematically equal, or the same text if they are not mathematics. It may take very long.
+    Raises ImportError without math-verify."""
     number, wanted = arithmetic(said), arithmetic(right)
     said, right = _one_line(_UNIT.sub("", said)), _one_line(_UNIT.sub("", right))
     if said.casefold() == right.casefold():
@@ -395,7 +398,7 @@ def same_expression(said: str, right: str) -> bool:
     if _PLAIN_TEXT.fullmatch(right) or _SIDE_BY_SIDE.search(said):
         return False
     if as_number(right) is not None and not _MATHEMATICS.search(said):
-        return False  # ``same_number`` has seen all of it
+        return False  # ``same_number`` has compared the whole answer already
     if {_bracket(said), _bracket(right)} == {"(", "\\{"}:
         return False
     gold = _parsed(right)
@@ -408,7 +411,7 @@ def _bracket(text: str) -> str:
 
 
 def _marks(text: str, mark: re.Pattern[str]) -> set[str]:
-    """Marks that math-verify does not read: the bases of numerals, ellipses."""
+    """Occurrences of notation that math-verify ignores: bases of numerals, ellipses."""
     return set(mark.findall(text))
 
 
@@ -425,11 +428,11 @@ def _verified(gold: Any, said: str) -> bool:
 
 
 def _parsed(formula: str) -> Any:
-    """A sympy expression, unevaluated; None for what is none, or is too large to evaluate."""
+    """The formula as an unevaluated sympy expression; None if it cannot be parsed or is too large to evaluate."""
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the deadline is not its own
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that it has no timeout
     # Units are off: math-verify would drop the "million" of "18 million".
     typography = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
     found = parse(
@@ -442,7 +445,7 @@ def _parsed(formula: str) -> Any:
 
 
 def digits_of(expression: Any) -> float:
-    """A bound on the decimal digits of the numbers that evaluating an unevaluated sympy expression makes."""
+    """An upper bound on the decimal digits of all numbers in the evaluation of an unevaluated sympy expression."""
     import sympy
 
     if isinstance(expression, sympy.Rational):
@@ -462,24 +465,24 @@ def digits_of(expression: Any) -> float:
 
 
 def _magnitude(number: Any, digits: float) -> float:
-    """Infinite for a number of many digits, which is not evaluated."""
+    """The absolute value of a number; infinite for one of over 20 digits, which is not evaluated."""
     try:
         return abs(complex(number)) if digits <= 20 else math.inf
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         return math.inf
 
 
-# Rewards that need no code of the user's: ``--reward exact`` and ``--reward number``
+# Built-in rewards: ``--reward exact`` and ``--reward number``
 
 
 def exact(completion: str, answer: object) -> float:
-    """1 for the very answer, apart from space around it."""
+    """1 if the completion equals the answer, apart from surrounding white space, else 0."""
     return float(completion.strip() == str(answer).strip())
 
 
 def number(completion: str, answer: object) -> float:
-    """1 where the final answer is the number of the example, as in GSM8K. Answers that are not in digits, such as
-    ``\\boxed{\\frac{36}{2}}``, need math-verify."""
+    """1 if the final answer equals the number of the example, as in GSM8K, else 0. Answers that are not in digits, such
+    as ``\\boxed{\\frac{36}{2}}``, need math-verify."""
     return float(same_number(final_answer(completion), right_number(answer)))
 
 

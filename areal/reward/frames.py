@@ -1,5 +1,5 @@
-"""Values between a pool and its own worker processes: a length of 8 bytes, then a pickle. The pipes are private to
-parent and child; nothing of this ever crosses a network."""
+"""Messages between a reward pool and its worker processes: a length of 8 bytes (big-endian), then a pickle. The pipes
+are private to parent and child; pickles are never sent over a network."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ HEAD = 8
 
 @dataclass(frozen=True)
 class FunctionTarget:
-    """A function by its name in a module, or ``copy``, its pickle. ``file``: the main script, where either needs it.
-    With ``argument`` it makes the function that is called, once a process."""
+    """A reward function, given by module and name or by ``copy``, its pickle. ``file``: the main script, if either
+    refers to it. With ``argument``, the function is a factory: each process calls it once with ``argument``, and uses
+    the result."""
 
     module: str
     qualname: str
@@ -26,13 +27,15 @@ class FunctionTarget:
 
 @dataclass(frozen=True)
 class Load:
-    """Import the function: its module may take long, and is no fault of the answer that waits for its reward."""
+    """Import the function. It is a separate job, so that a slow import does not count against a reward's deadline."""
 
     target: FunctionTarget
 
 
 @dataclass(frozen=True)
 class RewardJob:
+    """One call of a reward function."""
+
     target: FunctionTarget
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -40,7 +43,7 @@ class RewardJob:
 
 @dataclass(frozen=True)
 class Jobs:
-    """Several calls of one function, one after the other: ``(args, kwargs)`` each. Its value is a Done for each."""
+    """Sequential calls of one function, each ``(args, kwargs)``. The result's value is a list with a Done for each."""
 
     target: FunctionTarget
     calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
@@ -48,7 +51,8 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Done:
-    """``error``: what was raised, with its last traceback lines. ``seconds`` that the function itself took."""
+    """The result of a job. ``error``: the message of a raised exception, with its place. ``seconds``: run time of the
+    function."""
 
     value: Any = None
     error: str | None = None
@@ -64,7 +68,7 @@ def unpack(data: bytes) -> Any:
     return pickle.loads(data)  # noqa: S301 - from our own child, over a private pipe
 
 
-# A reward that could not be had is never a reward of 0: the rollout is discarded, not punished.
+# A reward that cannot be computed is never replaced by 0: the rollout is discarded, not penalized.
 
 
 class RewardError(ArealError):

@@ -1,4 +1,4 @@
-"""Reward functions: how another process finds one, and which arguments it takes."""
+"""Reward functions: their transfer to another process, and the arguments that they take."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def name_of(function: Any) -> str:
 
 
 def is_async(function: Any) -> bool:
-    """Whether it is a coroutine function, also a bound or partial one, or the ``__call__`` of an object."""
+    """Whether a call returns a coroutine. Bound and partial functions and objects with ``__call__`` are supported."""
     if isinstance(function, functools.partial):
         return is_async(function.func)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
-    """How a worker gets the function: by its name in a module, else as a copy (a pickle) of the object. Raises
-    ValueError for lambdas, closures and objects that hold a lock or a client, which can be neither found nor copied."""
+    """The function as a target for worker processes: by module and name, else as a pickle of the object. Raises
+    ValueError for objects that can be neither imported nor pickled: lambdas, closures, objects with a lock."""
     if isinstance(function, str):
         module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
         return FunctionTarget(module, name)
@@ -57,7 +57,7 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
 
 @dataclass(frozen=True)
 class Parameters:
-    """A function's signature; None where Python knows none, and nothing is checked."""
+    """A function's signature. It is None if Python cannot determine it; then nothing is checked."""
 
     name: str
     signature: inspect.Signature | None
@@ -70,7 +70,7 @@ class Parameters:
             return cls(name_of(function), None)
 
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raises UsageFault where the function cannot be called like this."""
+        """Raises UsageFault if the function cannot be called with these arguments."""
         try:
             if self.signature is not None:
                 self.signature.bind(*args, **kwargs)
@@ -78,8 +78,8 @@ class Parameters:
             raise UsageFault(f"the reward {self.name}{self.signature} cannot be called: {error}") from error
 
     def call(self, own: tuple[Any, ...], row: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """``(args, kwargs)`` for an answer (``OWN_ARGUMENTS``) and its row, of whose columns the function gets those
-        that it takes. Raises UsageFault naming what the row lacks."""
+        """``(args, kwargs)`` for the values of ``OWN_ARGUMENTS`` and a row, whose columns are passed as far as the
+        function has parameters for them. Raises UsageFault naming a column that the row lacks."""
         columns = {name: value for name, value in row.items() if name not in OWN_ARGUMENTS}
         if self.signature is None:
             return own, columns
@@ -100,7 +100,7 @@ class Parameters:
 
     @cached_property
     def _in_order(self) -> bool:
-        """Whether the first four parameters are ``OWN_ARGUMENTS``, whatever they are called; else they go by name."""
+        """Whether ``OWN_ARGUMENTS`` are passed by position, as the first four parameters of any name; else by name."""
         assert self.signature is not None
         places = [each for each in self.signature.parameters.values() if each.kind is not each.KEYWORD_ONLY]
         for place, each in enumerate(places):
@@ -119,14 +119,14 @@ def _by_name(parameter: inspect.Parameter | None) -> bool:
 
 
 def scorer(spec: str) -> Callable[[Mapping[str, Any]], Any]:
-    """``module:function`` or ``path/to/file.py:function`` as a function of all fields, called with those keywords that
-    it takes. For a reward process. Raises ArealError."""
+    """A function of a mapping of fields, which calls ``module:function`` or ``path/to/file.py:function`` with the
+    fields that it has parameters for. It is run in a reward process. Raises ArealError."""
     function = load_callable(spec, "--reward")
     return lambda given: call_with(function, given=given)
 
 
 def takes(spec: str) -> dict[str, Any]:
-    """The names of its parameters in ``takes``; ``error`` and ``hint`` where it cannot be loaded."""
+    """A dict with the function's parameter names as ``takes``, or ``error`` and ``hint`` if it cannot be loaded."""
     try:
         function = load_callable(spec, "--reward")
     except ArealError as error:

@@ -1,4 +1,4 @@
-"""GSM8K: 1 where the final answer is the right number."""
+"""The reward of GSM8K: 1 if the final answer equals the reference number, else 0."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def gsm8k_reward_fn(
     answer: Any = "",
     **data: Any,
 ) -> float:
-    """``answer`` is the data set's: a solution that ends with ``#### 72``, or the number alone. Raises ValueError where
-    it has no number, which no completion could match."""
+    """``answer`` is the column of the data set: a solution that ends with ``#### 72``, or only the number. Raises
+    ValueError if it has no number, because no completion could match it."""
     return float(same_number(final_answer(completions), right_number(answer)))

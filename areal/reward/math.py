@@ -1,4 +1,4 @@
-"""Mathematics: 1 where the final answer is equal to the right one as mathematics (``math-verify``)."""
+"""The reward of math problems: 1 if the final answer is mathematically equal to the reference (``math-verify``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _STOP_S = 1.0
 
 
 class Expired(BaseException):
-    """Raised inside the code that took too long; not an Exception, so that the code does not handle it."""
+    """Raised in code that exceeds its time limit. It is not an Exception, so that the code does not handle it."""
 
 
 class _InterruptibleCall(threading.Thread, Generic[T]):
@@ -38,8 +38,8 @@ class _InterruptibleCall(threading.Thread, Generic[T]):
 
 
 def call_within(seconds: float, function: Callable[[], T]) -> T:
-    """The value of ``function()``, or what it raises. Raises TimeoutError after ``seconds``; the function is
-    interrupted at its next bytecode. One that hangs in C code goes on in a daemon thread."""
+    """Call ``function`` on a daemon thread, and return its result or raise its exception. After ``seconds``, raises
+    TimeoutError and interrupts the function at its next bytecode. A function that hangs in C code keeps running."""
     call = _InterruptibleCall(function)
     call.start()
     call.join(seconds)
@@ -64,8 +64,8 @@ def math_verify_reward_fn(
     answer: Any = "",
     **data: Any,
 ) -> float:
-    """Expressions, fractions, sets, intervals; a number as in ``areal.reward.gsm8k``. An answer that takes math-verify
-    over 10 s is wrong. Raises ImportError without math-verify, ValueError for a row without an answer."""
+    """Compares expressions, fractions, sets and intervals; numbers as ``areal.reward.gsm8k`` does. An answer that takes
+    math-verify over 10 s is wrong. Raises ImportError without math-verify, ValueError for a row without an answer."""
     right = right_answer(answer)
     said = final_answer(completions)
     if said is None:
@@ -82,10 +82,10 @@ def math_verify_reward_fn(
 
 
 class MathVerifyWorker:
-    """AReaL's form of ``math_verify_reward_fn``."""
+    """AReaL's interface of ``math_verify_reward_fn``."""
 
     def verify(self, response: str, ground_truth: str) -> float:
-        """1 where the final answer of ``response`` is equal to ``ground_truth``, else 0."""
+        """1 if the final answer of ``response`` equals ``ground_truth``, else 0."""
         return math_verify_reward_fn("", response, answer=ground_truth)
 
 

@@ -1,8 +1,8 @@
-"""A pool of processes that compute rewards, each job within a deadline.
+"""A pool of processes that run reward functions, with a deadline for each job.
 
-A reward function is foreign code: it may hang, crash, leak, or hold the interpreter lock for seconds. In a process of
-its own it can be killed, and the event loop that runs the episodes never waits for it. A process that missed a
-deadline is killed, not reused.
+A reward function is user code: it may hang, crash, leak memory, or hold the interpreter lock for seconds. A separate
+process can be killed, and never blocks the event loop that runs the episodes. A process that misses a deadline is
+killed and not reused.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from areal.wire.bodies import LARGEST_F32
 _log = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 _LOAD_S = 120.0
-_QUICK_S = 0.02  # of all the calls of one job
-_MAX_MISSES = 8  # misses in a row: from then on none is tried again, and each miss is also that of all who wait
-_FORGETTING = 0.99  # a call
+_QUICK_S = 0.02  # upper limit of the expected duration of a job with several calls
+_MAX_MISSES = 8  # after so many consecutive misses there are no retries, and a miss fails all waiting calls too
+_FORGETTING = 0.99  # decay of the longest duration, per call
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -65,7 +65,7 @@ class _RewardWorker:
         return worker
 
     async def load(self, target: FunctionTarget) -> None:
-        """Raises RewardError."""
+        """Import the function in the process, once. Raises RewardError."""
         if target in self._loaded:
             return
         try:
@@ -90,7 +90,7 @@ class _RewardWorker:
         return done
 
     def is_alive(self) -> bool:
-        """Asks the kernel: the event loop learns of a death a moment later."""
+        """Whether the process runs, according to the kernel: the event loop learns of an exit only later."""
         if self._process.returncode is not None or self._in.is_closing():
             return False
         try:
@@ -114,7 +114,7 @@ class _RewardWorker:
 
 
 class RewardPool:
-    """Up to ``workers`` processes, started when they are first needed. Belongs to one event loop."""
+    """Up to ``workers`` processes, started on demand. A pool belongs to one event loop."""
 
     def __init__(self, workers: int) -> None:
         self._slots = asyncio.Semaphore(workers)
@@ -122,8 +122,9 @@ class RewardPool:
         self._all: set[_RewardWorker] = set()
 
     async def run(self, job: RewardJob | Jobs, timeout_s: float, before: Callable[[], None] = lambda: None) -> Done:
-        """Raises RewardError, but not for what the function raised. The deadline counts from when a process is free
-        and has imported the function; ``before`` is called when it is free, and may raise."""
+        """Run a job. An exception of the function is returned in the result, any other failure raises RewardError. The
+        deadline starts when a process is free and has imported the function. ``before`` is called when a process is
+        free, and may raise."""
         target = job.target
         try:
             frame = pack(job)
@@ -149,7 +150,7 @@ class RewardPool:
             worker = self._idle.pop()
             if worker.is_alive():
                 return worker
-            await self._discard(worker)  # it was killed while it waited, which is nobody's fault
+            await self._discard(worker)  # it was killed while idle, which is no failure of this job
         worker = await _RewardWorker.start()
         self._all.add(worker)
         return worker
@@ -168,7 +169,7 @@ _WORKERS = 2
 
 
 def pool_of_this_loop(workers: int = _WORKERS) -> RewardPool:
-    """Shared by all rewards of an event loop; ``workers`` counts when it is made."""
+    """The pool that all rewards of an event loop share. The first call creates it with ``workers`` processes."""
     loop = asyncio.get_running_loop()
     if loop not in _POOLS:
         _POOLS[loop] = RewardPool(workers)
@@ -188,8 +189,8 @@ class _PendingRewards:
 
 
 def jobs_of(counts: Sequence[int], seconds: float) -> list[list[int]]:
-    """Places of pending rewards with so many calls, each of which takes ``seconds``: neighbours share a job as long as
-    that is quick."""
+    """Group pending rewards into jobs; returns their indices by job. ``counts``: number of calls of each, ``seconds``:
+    expected duration of a call. Neighbors share a job while its expected duration is at most ``_QUICK_S``."""
     jobs: list[list[int]] = []
     calls = 0
     for place, count in enumerate(counts):
@@ -228,14 +229,14 @@ class AsyncRewardWrapper:
         self._local = self._how_to_call_here()
         self._workers = max_workers or _WORKERS
         self._attempts = max(1, 1 + max_retries)
-        self._missed = 0  # deadlines and processes, since a reward last came
-        self._given_up: RewardError | None = None  # the newest of them, once they are that many
-        self._longest_s = math.inf  # that the function took of late
+        self._missed = 0  # missed deadlines and lost processes since the last reward
+        self._given_up: RewardError | None = None  # the newest such error, after _MAX_MISSES
+        self._longest_s = math.inf  # longest recent duration of the function
         self._waiting: list[_PendingRewards] = []
         self._sent: set[asyncio.Task[None]] = set()
 
     def _how_to_call_here(self) -> Callable[..., Awaitable[Any]] | None:
-        """A function that is called in this process; None for one that runs in the pool."""
+        """The coroutine function to call in this process; None for a function that runs in the pool."""
         function = self._function
         if isinstance(function, str):
             return None
@@ -254,7 +255,7 @@ class AsyncRewardWrapper:
             try:
                 value = await self._once(args, kwargs)
             except (RewardTimeout, RewardProcessLost) as error:
-                if error is self._given_up:  # another call's
+                if error is self._given_up:  # the error of another call
                     raise
                 self._missed += 1
                 _log.warning("%s (attempt %d of %d)", error.message, attempt, self._attempts)
@@ -274,7 +275,7 @@ class AsyncRewardWrapper:
         for args, kwargs in calls:
             self._parameters.check(args, kwargs)
         if self._local is None and self._longest_s * len(calls) <= _QUICK_S:
-            with contextlib.suppress(RewardTimeout, RewardProcessLost):  # one of them may be at fault: each alone
+            with contextlib.suppress(RewardTimeout, RewardProcessLost):  # one call may be at fault: retry each alone
                 loop = asyncio.get_running_loop()
                 pending = _PendingRewards(calls, loop.create_future())
                 self._waiting.append(pending)
@@ -331,14 +332,14 @@ class AsyncRewardWrapper:
             raise RewardTimeout(f"{self._parameters.name}: no reward within {self._timeout_s:g} s") from error
         except RewardError:
             raise
-        except (Exception, SystemExit) as error:  # sys.exit() ends a process of the pool, and not this one
+        except (Exception, SystemExit) as error:  # sys.exit() must not end this process
             raise RewardRaised(f"{self._parameters.name} raised: {type(error).__name__}: {error}") from error
 
     def _target(self) -> FunctionTarget:
-        """The target, with a copy of an object as it is now."""
+        """The target of the function. An object is pickled in its current state."""
         try:
             return target_of(self._function)
-        except ValueError as error:  # it could be copied when this was made
+        except ValueError as error:  # the object could be pickled when the wrapper was created
             raise RewardRaised(str(error)) from error
 
     async def _run(self, job: RewardJob | Jobs) -> Done:
@@ -370,7 +371,7 @@ def _or_raise(end: float | BaseException) -> float | Exception:
 
 
 def number(value: Any) -> float:
-    """Raises RewardRaised for what is no finite number, also in the float32 of a training row."""
+    """``value`` as a float. Raises RewardRaised if it is not a number, or not finite in float32, as rows have it."""
     try:
         found = float(value)
     except OverflowError:

@@ -1,6 +1,7 @@
-"""A process that computes rewards: jobs on stdin, results on what was stdout; what functions print goes to stderr.
+"""The process that runs reward functions: reads jobs from stdin, writes results to stdout. Output of the functions goes
+to stderr.
 
-Started as ``python -m areal.reward.worker``, by a pool only. It dies with its parent, and at the end of its input.
+Only a pool starts it, as ``python -m areal.reward.worker``. It exits with its parent, and at the end of its input.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not Linux: the end of the input has to do
+    with contextlib.suppress(OSError, AttributeError):  # not on Linux: there the end of the input ends the process
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     jobs = sys.stdin.buffer
@@ -43,7 +44,7 @@ def _frame(stream: BinaryIO) -> bytes | None:
 
 
 def _answer(data: bytes) -> bytes:
-    """The result of a job. An exception of the reward function is reported; the process goes on."""
+    """Run a job and return its packed result, which carries any exception of the reward function."""
     try:
         job: Load | RewardJob | Jobs = unpack(data)
         function = _function(job.target)
@@ -61,7 +62,7 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     try:
         value = function(*args, **kwargs)
         if isinstance(value, Awaitable):
-            import asyncio  # here only: few rewards need it, and it takes as long as all else
+            import asyncio  # imported here: few rewards need it, and it takes as long as all other imports together
 
             value = asyncio.run(_awaited(value))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
@@ -70,7 +71,7 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _error_text(error: Exception) -> str:
-    """``ValueError: no such unit (rewards.py:12, in parse)``: the place is the last of the user's own code."""
+    """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with the innermost frame outside this file."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
     text = "".join(traceback.format_exception_only(error)).strip()
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else text
@@ -80,7 +81,7 @@ async def _awaited(value: Awaitable[Any]) -> Any:
     return await value
 
 
-@lru_cache(maxsize=32)  # each change of an object makes another copy of it
+@lru_cache(maxsize=32)  # bounded: an object that changes is pickled anew, as another target
 def _function(target: FunctionTarget) -> Callable[..., Any]:
     if target.file is not None:
         _become_main(target.file)
@@ -96,7 +97,7 @@ def _function(target: FunctionTarget) -> Callable[..., Any]:
 
 @cache
 def _become_main(file: str) -> None:
-    """The parent's main script as our ``__main__``, where pickles look for its names. What it guards by
+    """Load the parent's main script as ``__main__``, where pickles look up its names. Code guarded by
     ``__name__ == "__main__"`` does not run."""
     main = ModuleType("__main__")
     main.__dict__.update(runpy.run_path(file, run_name="__areal_main__"))
