@@ -1,12 +1,14 @@
-"""The interface of user code.
+"""The API for user code.
 
 cli_args        configuration classes, load_expr_config
 workflow_api    RolloutWorkflow, agents, environments, the columns of a trajectory
+agent           the contract of agents of an agent service
+algorithm_api   the contracts of losses and advantages
 reward_api      the signature of a reward, AsyncRewardWrapper
 engine_api      InferenceEngine, TrainEngine
 io_struct       ModelRequest, ModelResponse, FinetuneSpec, StepInfo, WeightUpdateMeta, ...
 alloc_mode      AllocationMode
-registry        names and ``module:attr``
+stats           metrics of user code
 """
 
 from __future__ import annotations

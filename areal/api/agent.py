@@ -4,10 +4,10 @@ An agent answers one message of a session. It is a class whose instances have
 
     async def run(self, request: AgentRequest, *, emitter: EventEmitter) -> AgentResponse | StreamResponse
 
-One instance of a worker serves all its sessions, many turns at once: what it keeps of a session, it keeps under
-``request.session_key``. It may have ``async close_session(session_key)`` and ``async close_all_sessions()``.
+A worker has one instance, which serves all sessions and many turns at once: it must keep the state of sessions apart,
+by ``request.session_key``. It may have ``async close_session(session_key)`` and ``async close_all_sessions()``.
 
-``run`` may also return a text (the summary), a dict (the metadata), or None. Without a summary it is the text of the
+``run`` may also return a string (the summary), a dict (the metadata), or None. The default summary is the text of the
 deltas since the last tool call. Other forms of an agent: ``areal.services.agent.worker``.
 """
 
@@ -20,11 +20,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class AgentRequest:
-    """``history``: OpenAI chat messages of the session's earlier turns, this message not among them: what the agent
-    emitted, and as the last one of a turn its summary. Where that is the model's text, calls and ids unchanged, the
-    model's next answer continues the recorded trajectory. ``metadata``: what the caller sent, and as
-    ``areal_inference`` the base_url (without ``/v1``), api_key and model of the session's recorded model, where the
-    agent service has one."""
+    """One message to the agent. ``history``: OpenAI chat messages of the session's earlier turns, without this message:
+    the emitted events of each turn, then its summary. If these repeat the model's text, tool calls and call ids
+    unchanged, the model's next answer continues the recorded trajectory. ``metadata``: the caller's; if the session has
+    a recorded model, also its base_url (without ``/v1``), api_key and model, as ``areal_inference``."""
 
     message: str
     session_key: str
@@ -36,8 +35,8 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class AgentResponse:
-    """``summary``: the answer. Empty, it is the text of the deltas since the last tool call. ``metadata`` is written as
-    JSON."""
+    """The answer. An empty ``summary`` stands for the text of the deltas since the last tool call. ``metadata`` must be
+    serializable as JSON."""
 
     summary: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +44,7 @@ class AgentResponse:
 
 @dataclass(frozen=True)
 class StreamResponse:
-    """An answer over HTTP that callers of ``/v1/chat/completions`` get as it is."""
+    """An HTTP response that is forwarded unchanged to callers of ``/v1/chat/completions``."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -53,26 +52,26 @@ class StreamResponse:
 
 
 class EventEmitter(Protocol):
-    """Sends the events of one turn as they happen. A call waits while the caller lags behind."""
+    """Sends the events of one turn to its caller. A call waits while the caller reads more slowly than events come."""
 
     async def emit_delta(self, text: str) -> None:
-        """Text before a tool call is in one message with it."""
+        """Emit text. The text before a tool call is part of the same chat message as the call."""
         ...
 
     async def emit_tool_call(self, name: str, args: str | Mapping[str, Any], call_id: str | None = None) -> None:
-        """``args``: the model's text as it is, valid JSON or not; or an object. ``call_id``: the model's; None: a new
-        one."""
+        """Emit a tool call. ``args``: the model's text unchanged, valid JSON or not; or a mapping. ``call_id``: the
+        model's; None generates one."""
         ...
 
     async def emit_tool_result(self, name: str, result: Any, call_id: str | None = None) -> None:
-        """Emit the result of the call ``call_id``, else of the oldest call of ``name`` that has none yet. A result that
-        is not text is written as JSON."""
+        """Emit the result of the call ``call_id``; None: of the oldest call of ``name`` without a result. A result that
+        is not a string is serialized as JSON."""
         ...
 
 
 class Tool(Protocol):
-    """A tool of an MCP server: an agent that takes ``tools``, in its constructor or in ``run``, gets a list of them.
-    One that runs on a thread calls them without await."""
+    """A tool of an MCP server. An agent whose constructor or ``run`` has a parameter ``tools`` gets a list of tools.
+    For an agent that runs on a thread, ``call`` is synchronous."""
 
     @property
     def name(self) -> str: ...
@@ -84,14 +83,17 @@ class Tool(Protocol):
     def input_schema(self) -> Mapping[str, Any]: ...
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """The text of its result. Raises ToolError where the tool reports a failure, or its server is away."""
+        """Call the tool. Returns the text of its result. Raises ToolError if the tool reports a failure, or its server
+        does not answer."""
         ...
 
 
 class ToolError(Exception):
-    """A tool's own message."""
+    """A call of a tool failed. The message is the tool's, or describes the failure of its server."""
 
 
 @runtime_checkable
 class AgentRunnable(Protocol):
+    """The interface of an agent."""
+
     async def run(self, request: AgentRequest, *, emitter: EventEmitter) -> AgentResponse | StreamResponse: ...

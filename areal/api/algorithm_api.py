@@ -1,8 +1,8 @@
-"""Contracts of losses and advantages in user code: functions of tensors, named in the configuration (``actor.loss_fn``,
-``actor.advantage_fn``) or given to ``PPOTrainer``.
+"""Contracts of user-defined losses and advantages: functions of tensors, named in the configuration (``actor.loss_fn``,
+``actor.advantage_fn``) or passed to ``PPOTrainer``.
 
-Every tensor [B, T] is token aligned: column t speaks of token t. Neither function sees more than one micro-batch or
-one rank's batch: the trainer normalizes over all of them.
+Every tensor [B, T] is aligned with the tokens: column t belongs to token t. A loss function sees one micro-batch, an
+advantage function one rank's batch; the trainer normalizes over all of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """A micro-batch. Log probabilities [B, T] of the policy that is trained (``logprobs``, the only one with
-    a gradient), of the one whose ratio is clipped (``proximal``), and of the one that sampled (``behaviour``);
-    ``advantages`` [B, T]; ``loss_mask`` bool [B, T]; ``batch``: every column of the rows."""
+    """A micro-batch. Log-probabilities [B, T] of the trained policy (``logprobs``, the only tensor with a gradient), of
+    the proximal policy, against which the ratio is clipped (``proximal``), and of the policy that sampled the tokens
+    (``behaviour``); ``advantages`` [B, T]; ``loss_mask`` bool [B, T]; ``batch``: all columns of the rows."""
 
     logprobs: Tensor
     proximal: Tensor
@@ -33,15 +33,15 @@ class LossInputs:
 
 
 LossFn: TypeAlias = "Callable[[LossInputs], Tensor]"
-"""The loss of each token, [B, T]. It is weighted by ``use_decoupled_loss`` and ``rejection_sampling``, and its mean is
-taken by ``loss_agg_mode``, as that of the built-in objectives is."""
+"""Returns the loss of each token, [B, T]. Like a built-in objective, it is weighted by ``use_decoupled_loss`` and
+``rejection_sampling``, and aggregated by ``loss_agg_mode``."""
 
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """The rows of a rank. ``rewards`` [B]: shaped and, by ``reward_norm``, normalized. ``token_rewards`` [B, T]: on
-    the last token of each row, less the KL penalty. ``groups`` [B]: one number for the rows of a prompt. ``values``
-    [B, T]: the critic's, 0 without one. ``loss_mask`` bool [B, T]."""
+    """The rows of a rank. ``rewards`` [B]: shaped, and normalized by ``reward_norm``. ``token_rewards`` [B, T]: the
+    reward on the last token of each row, minus the KL penalty. ``groups`` [B]: a number that the rows of a prompt
+    share. ``values`` [B, T]: the critic's, 0 without one. ``loss_mask`` bool [B, T]."""
 
     rewards: Tensor
     token_rewards: Tensor
@@ -53,4 +53,4 @@ class AdvantageInputs:
 
 
 AdvantageFn: TypeAlias = "Callable[[AdvantageInputs], Tensor]"
-"""The advantage of each token, [B, T]; normalised afterwards where there is an ``adv_norm``."""
+"""Returns the advantage of each token, [B, T]. It is normalized afterwards if ``adv_norm`` is set."""

@@ -1,4 +1,4 @@
-"""``allocation_mode`` and ``backend`` strings: which engines, on how many devices."""
+"""``allocation_mode`` and ``backend`` strings, which name engines and the layout of their devices."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AllocationMode:
 
 @dataclass(frozen=True)
 class ParallelStrategy:
-    """The layout of the devices of one engine, under AReaL's names."""
+    """The parallel layout of one engine, under AReaL's names."""
 
     dp_size: int = 1
     tp_size: int = 1
@@ -85,7 +85,7 @@ class ModelAllocation:
 
 
 def train_backend(backend: str, allocation_mode: str = "") -> Part:
-    """The training layout: ``backend`` where it is said, else that of ``allocation_mode``, else one process. Raises
+    """The training layout: ``backend`` if it is set, else the one in ``allocation_mode``, else one process. Raises
     BackendError."""
     if backend:
         return parse_backend(backend, engines=TRAIN_ENGINES, single=True).parts[0]

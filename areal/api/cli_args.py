@@ -1,5 +1,5 @@
-"""Every configuration class, under the one name that drivers import: ``from areal.api.cli_args import GRPOConfig,
-load_expr_config``. One surface for trainers, examples and tests."""
+"""All configuration classes under the import path of drivers: ``from areal.api.cli_args import GRPOConfig,
+load_expr_config``."""
 
 from dataclasses import dataclass, field
 

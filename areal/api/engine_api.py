@@ -1,4 +1,5 @@
-"""Engine contracts: what a workflow samples from, and what a trainer updates."""
+"""Contracts of engines: the inference engine, which workflows sample from, and the train engine, which trainers
+update."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ Batch = Mapping[str, "torch.Tensor"]
 
 @dataclass(frozen=True)
 class TokenOutputs:
-    """The model's outputs for a micro-batch, float32 [b, t]. ``logprobs`` and ``entropies`` (nats) of token t are those
-    of the distribution that it was drawn from, at its temperature; they are 0 and without a gradient for tokens outside
-    ``loss_mask`` and for the first of a row. ``values``: a critic's at token t, which has no log-probabilities."""
+    """The model's outputs for a micro-batch, float32 [b, t]. ``logprobs`` and ``entropies`` (nats) of token t are of
+    the distribution of token t given the tokens before it, at its temperature; they are 0 and without a gradient for
+    tokens outside ``loss_mask`` and for the first token of a row. ``values`` are a critic's; its ``logprobs`` are 0."""
 
     logprobs: torch.Tensor
     entropies: torch.Tensor
@@ -41,9 +42,9 @@ class TokenOutputs:
 
 
 LossFn = Callable[["TokenOutputs", Any], "torch.Tensor"]
-"""(outputs of the model, micro-batch) -> the mean loss of the micro-batch, a scalar with a gradient."""
+"""(model outputs, micro-batch) -> the mean loss of the micro-batch, a scalar with a gradient."""
 WeightFn = Callable[[Any], "torch.Tensor"]
-"""micro-batch -> how much its mean counts: tokens, sequences, pairs."""
+"""micro-batch -> the weight of its mean loss: the number of tokens, sequences or pairs."""
 
 
 class InferenceEngine(Protocol):
@@ -66,17 +67,19 @@ class InferenceEngine(Protocol):
 
 
 class NonFinite(ArealError):
-    """A NaN or infinite loss or gradient, found before the optimizer step: weights and moments are intact."""
+    """The loss or gradient is NaN or infinite. It is raised before the optimizer step: weights and moments are
+    intact."""
 
 
 class CheckpointUnreadable(ArealError):
-    """A checkpoint that the engine cannot load: damaged, or of another model or layout of parameters."""
+    """The engine cannot load a checkpoint: it is damaged, or of another model or parameter layout."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """One optimizer step. ``loss`` is the weighted mean over all micro-batches of all ranks, ``grad_norm`` the norm of
-    the whole gradient before clipping, ``learning_rate`` that of this step, ``micro_batches`` those of this rank."""
+    """The result of one optimizer step. ``loss``: weighted mean over the micro-batches of all ranks. ``grad_norm``:
+    norm of the whole gradient before clipping. ``learning_rate``: of this step. ``micro_batches``: their number on this
+    rank."""
 
     loss: float
     grad_norm: float
@@ -117,9 +120,9 @@ class TrainEngine(Protocol):
     config: TrainEngineConfig
     total_steps: int  # optimizer steps of the learning rate's schedule; a trainer may change it before the first
     steps: int
-    """Optimizer steps taken, 0 in a new engine; part of a checkpoint. The learning rate follows it."""
+    """Number of optimizer steps, 0 in a new engine. It is saved in checkpoints and determines the learning rate."""
     version: int
-    """Version of the weights as they are served, 0 in a new engine; set by the trainer, part of a checkpoint."""
+    """Weight version that is served, 0 in a new engine. The trainer sets it; it is saved in checkpoints."""
 
     @property
     def is_trained(self) -> bool:

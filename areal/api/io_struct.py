@@ -1,4 +1,4 @@
-"""Values that pass between workflows, engines and trainers."""
+"""Values that workflows, engines and trainers exchange."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards: any callable of this signature, run in a process of its own with a deadline."""
+"""The contract of reward functions: any callable of this signature. It runs in a separate process with a deadline."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Numbers that workflows, rewards and drivers record, on their way to ``metrics.jsonl``.
+"""Metrics that workflows, rewards and drivers record, which the trainer writes to ``metrics.jsonl``.
 
-A tracker sums what is recorded under a key until it is asked: means are over everything recorded since, whichever task,
-thread or rank recorded it. The trainer asks every tracker once a step, so that what an episode records is in the line
-of the step that was taken when it ended. A tracker with a name puts it before its keys; scopes nest, each task in its
-own.
+A tracker aggregates the values under a key until they are taken: a mean is over all values since, of all tasks, threads
+and ranks. The trainer takes the values of every tracker once per step, so that the values of an episode are in the line
+of the step during which it ended. A named tracker prefixes its keys with its name. Scopes can be nested; each task has
+its own.
 
-Tensors stay where they are until then: recording makes nobody wait for a device.
+Tensors stay on their device until they are taken, so that recording does not synchronize with the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TIMES = "timeperf"
 
 
 class ReduceType(Enum):
-    """The reduction of the values under one key. ``AVG_MIN_MAX`` has three: ``key/avg``, ``key/min``, ``key/max``."""
+    """The reduction of the values under a key. ``AVG_MIN_MAX`` yields ``key/avg``, ``key/min`` and ``key/max``."""
 
     AVG_MIN_MAX = "avg_min_max"
     AVG = "avg"
@@ -42,7 +42,7 @@ class ReduceType(Enum):
 
 @dataclass(frozen=True)
 class Sums:
-    """The values recorded under a key. The first recording chooses how they are reduced."""
+    """Running aggregates of the values under a key. The first recorded value sets the reduction."""
 
     how: ReduceType
     total: float
@@ -60,7 +60,7 @@ class Sums:
         )
 
     def numbers(self, key: str) -> dict[str, float]:
-        """The numbers under ``key``; none where every value was masked out."""
+        """The metrics under ``key``; empty if all values were masked out, except for a sum."""
         if self.how is ReduceType.SUM:
             return {key: self.total}
         if self.count == 0:
@@ -75,7 +75,7 @@ Recorded = dict[str, Sums]
 
 
 def merged(parts: Iterable[Mapping[str, Sums]]) -> Recorded:
-    """The sum of several ranks, or of several times."""
+    """The aggregates of several ranks or intervals, merged by key."""
     found: Recorded = {}
     for part in parts:
         for key, sums in part.items():
@@ -92,11 +92,11 @@ def numbers_of(recorded: Mapping[str, Sums]) -> dict[str, float]:
 
 
 _scopes: ContextVar[tuple[tuple[str, str], ...]] = ContextVar("areal_stats_scopes", default=())
-"""(tracker, scope), outermost first: each task and thread has its own."""
+"""(tracker, scope), outermost first; separate for each task and thread."""
 
 
 class StatsTracker:
-    """Safe to use from any thread or task. Keys are given as keywords: ``scalar(reward=1.0)``."""
+    """Records metrics, from any thread or task. Keys are passed as keywords: ``scalar(reward=1.0)``."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -115,12 +115,13 @@ class StatsTracker:
             _scopes.reset(token)
 
     def scalar(self, **values: float) -> None:
-        """Numbers; their mean is told."""
+        """Record numbers. The metric is their mean."""
         for key, value in values.items():
             self._add(self._key(key), _one(float(value)))
 
     def denominator(self, **masks: Tensor) -> None:
-        """Boolean masks that later ``stat`` calls name. How many are true is told, as a sum. Raises ValueError."""
+        """Define boolean masks for later calls of ``stat``. The metric is the number of true elements. Raises
+        ValueError for an empty mask or another dtype."""
         for key, mask in masks.items():
             if str(mask.dtype) != "torch.bool" or mask.numel() == 0:
                 raise ValueError(
@@ -131,8 +132,8 @@ class StatsTracker:
             self._tensor(self._key(key), ReduceType.SUM, mask.float(), mask)
 
     def stat(self, denominator: str, reduce_type: ReduceType | None = None, **values: Tensor) -> None:
-        """Values where the mask ``denominator`` is true. Raises ValueError for a mask that was not given, or is of
-        another shape."""
+        """Record the elements of values where the mask ``denominator`` is true. Raises ValueError for an undefined
+        mask, or one of another shape."""
         mask = self._mask(denominator)
         for key, value in values.items():
             if value.shape != mask.shape:
@@ -143,7 +144,7 @@ class StatsTracker:
 
     @contextmanager
     def record_timing(self, key: str) -> Iterator[None]:
-        """The seconds that the block takes, under ``timeperf/``."""
+        """Record the duration of the block in seconds, with the key prefix ``timeperf/``."""
         began = time.perf_counter()
         try:
             yield
@@ -151,7 +152,7 @@ class StatsTracker:
             self._add(f"{_TIMES}/{self._key(key)}", _one(time.perf_counter() - began))
 
     def taken(self, key: str | None = None, *, reset: bool = True) -> Recorded:
-        """Values since the last call, or only those under ``key``."""
+        """Aggregates since the last call; with ``key``, only those under it. ``reset`` removes them."""
         with self._lock:
             pending, self._tensors = self._tensors, []
             for pending_key, how, sums in pending:
@@ -167,7 +168,7 @@ class StatsTracker:
         return found
 
     def export(self, key: str | None = None, reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
-        """Reduced numbers. ``reduce_group``: a process group, all of whose ranks call this."""
+        """Reduced metrics. With a process group ``reduce_group``, all of its ranks must call this."""
         return numbers_of(_of_all_ranks(self.taken(key, reset=reset), reduce_group))
 
     def _key(self, key: str) -> str:
@@ -175,7 +176,7 @@ class StatsTracker:
         return "/".join(filter(None, (self.name, *inside, key)))
 
     def _mask(self, name: str) -> Tensor:
-        """The value of this scope, or of the nearest one around it."""
+        """The mask of this scope, or of the nearest enclosing scope that has one of this name."""
         key, found = self._key(name), None
         parents = key.split("/")[: -len(name.split("/"))]
         while (found := self._masks.get("/".join((*parents, name)))) is None and parents:
@@ -218,27 +219,27 @@ _trackers: dict[str, StatsTracker] = {}
 
 
 def get(name: str = "") -> StatsTracker:
-    """The tracker of that name; ``rollout`` and ``eval-rollout`` are those of episodes."""
+    """The tracker with this name, created on first use. Episodes use ``rollout`` and ``eval-rollout``."""
     with _lock:
         return _trackers.setdefault(name, StatsTracker(name))
 
 
 def taken() -> Recorded:
-    """Values of every tracker since the last call."""
+    """Aggregates of all trackers since the last call."""
     with _lock:
         trackers = list(_trackers.values())
     return merged(tracker.taken() for tracker in trackers)
 
 
 def export_all(reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
-    """``export`` of every tracker."""
+    """Reduced metrics of all trackers, as by ``StatsTracker.export``."""
     with _lock:
         trackers = list(_trackers.values())
     return numbers_of(_of_all_ranks(merged(tracker.taken(reset=reset) for tracker in trackers), reduce_group))
 
 
 def scope_func_wrapper(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator: the function runs in the scope ``name`` of the tracker without a name."""
+    """Decorator that runs the function in the scope ``name`` of the unnamed tracker."""
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)

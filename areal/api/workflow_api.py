@@ -1,9 +1,9 @@
 """Contracts of user code that samples episodes: a workflow, an agent, an environment.
 
-A *workflow* samples through the engine and returns training rows itself. An *agent* is any object with ``async run``:
-it talks to an OpenAI or Anthropic base URL with whatever client it likes, and returns its reward. An *environment* is
-gymnasium's (https://gymnasium.farama.org/api/env/), so any of theirs will do; ``areal.workflow.environment`` composes
-it with an object that makes its actions with a model.
+A *workflow* samples from the engine and returns training rows. An *agent* is any object with ``async run``: it calls an
+OpenAI or Anthropic base URL with any client, and returns its reward. An *environment* has the interface of gymnasium
+(https://gymnasium.farama.org/api/env/); ``areal.workflow.environment`` combines it with an object that chooses actions
+with a model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 Trajectory: TypeAlias = "dict[str, torch.Tensor]"
 """Rows of one episode (or group), right-padded:
 
-    input_ids i64 [B, S], attention_mask bool [B, S]                                                          needed
-    loss_mask i64, logprobs f32, versions i64 (-1 on prompt), turn_ids i32 (-1 on prompt) [B, S]
-    rewards f32, original_rewards f32 (before discounts), truncated bool (its last answer was cut off)            [B]
+    input_ids i64 [B, S], attention_mask bool [B, S]                                                        required
+    loss_mask i64, logprobs f32, versions i64 (-1 on prompt), turn_ids i32 (-1 on prompt)                      [B, S]
+    rewards f32, original_rewards f32 (before discounts), truncated bool (the last answer was truncated)          [B]
     temperatures f32 (of the sampling, and of ``logprobs``)                                                       [B]
-    token_temperatures f32 (instead, where the turns of a row differ)                                          [B, S]
-    sample_ids i32 (which of the group's samples), parents i32 (the row whose conversation it continues, else -1) [B]
+    token_temperatures f32 (instead, if the turns of a row have different ones)                                [B, S]
+    sample_ids i32 (index of the sample in its group), parents i32 (row whose conversation it continues, else -1) [B]
 
-Rows without a temperature have that of ``gconfig``.
+The default temperature of a row is that of ``gconfig``.
 """
 
 Reward: TypeAlias = float | Mapping[str, float] | None
-"""The reward of the whole episode, by interaction (``completion.id``), or None: the episode is rejected."""
+"""The reward of the whole episode, or a mapping from interactions (``completion.id``) to rewards. None rejects the
+episode."""
 
 
 class RolloutWorkflow(ABC):
@@ -54,31 +55,31 @@ class AgentWorkflow(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """One per episode. Its methods may block: they run on a thread."""
+    """An environment, one instance per episode. Its methods run on a thread and may block."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """The first observation, and info. ``options`` is the row of the data set."""
+        """Start the episode. Returns the first observation, and info. ``options`` is the row of the data set."""
         ...
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Observation, reward, terminated, truncated, info."""
+        """Take an action. Returns observation, reward, terminated, truncated, info."""
         ...
 
     def close(self) -> None: ...
 
 
 class ChatModel(Protocol):
-    """A recorded session of the model that is trained."""
+    """A recorded session with the model in training."""
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        """An OpenAI chat completion."""
+        """Sample a chat completion. Returns OpenAI's response."""
         ...
 
 
 @runtime_checkable
 class Agent(Protocol):
-    """One per episode, so it may keep its conversation."""
+    """Chooses the actions in an environment. There is one instance per episode, so it may keep its conversation."""
 
     async def act(self, observation: Any, model: ChatModel) -> Any:
-        """The next action, made with any number of model calls."""
+        """Choose the next action, with any number of model calls."""
         ...

@@ -1,4 +1,4 @@
-"""The episode that the calling code runs in: each episode is an asyncio task with its own context."""
+"""The episode of the calling code. Each episode is an asyncio task with its own context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    task_id: str | None = None  # outside every episode
+    """The running episode. ``task_id`` is None outside of episodes."""
+
+    task_id: str | None = None
     is_eval: bool = False
 
 
@@ -23,7 +25,7 @@ def get() -> EpisodeContext:
 
 
 def stat_scope() -> str:
-    """The tracker that an episode's numbers belong to: those of evaluation are told apart."""
+    """The name of the metrics tracker of the episode: evaluation has its own."""
     return "eval-rollout" if get().is_eval else "rollout"
 
 

@@ -114,7 +114,8 @@ def _conversation(row: Row, prompt: list[Any], messages: list[Any], tokenizer: A
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
-    """Token ids of a preference pair. ``prompt_length``, in tokens, is set if the row has a separate prompt."""
+    """Token ids of a preference pair. ``prompt_length``, in tokens, is set if the prompt is known: from a column, or as
+    the common turns of two conversations."""
     if "chosen_ids" in row:
         lengths = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
         return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **lengths}

@@ -1,6 +1,6 @@
-"""A whole experiment, one class per trainer, with saving, recovery, evaluation, logs and data sets.
+"""The configuration of an experiment: one class per trainer, with saving, recovery, evaluation, logs and data sets.
 
-What is common to the parts (names, ``fileroot``, the tokenizer) is given once, at the top.
+Settings that the sections share (names, ``fileroot``, the tokenizer) are given once, at the top level.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 @dataclass
 class _PeriodicConfig:
-    """Fires when any of its periods has passed; None never does."""
+    """An action that is due when any of its periods has passed. None disables a period."""
 
     experiment_name: str = ""
     trial_name: str = ""
@@ -261,13 +261,13 @@ class BaseExperimentConfig:
             older = {name: getattr(self.checkpointer, name) for name in ("freq_epochs", "freq_steps", "freq_secs")}
             missing = {name: value for name, value in older.items() if getattr(self.recover, name) is None}
             self.recover = replace(self.recover, **missing)
-        # The parts have what the top says, where they say nothing: copies, for a part may be in several configurations.
+        # Sections inherit unset names from the top level. They are copied: several configurations may share a section.
         common = {
             "experiment_name": self.experiment_name,
             "trial_name": self.trial_name,
             "fileroot": self.cluster.fileroot,
         }
-        copies: dict[int, Any] = {}  # one part may have two names here: it stays one
+        copies: dict[int, Any] = {}  # a section with two names stays one object
         for place, given in self._parts():
             part = copies.setdefault(id(given), copy.copy(given))
             setattr(self, place, part)
@@ -339,7 +339,7 @@ class RWConfig(SFTConfig):
 
 
 def _check_untempered(**engines: TrainEngineConfig | None) -> None:
-    """Raises ValueError: nothing was sampled, so there is no temperature to compute log-probabilities at."""
+    """Raises ValueError for a temperature other than 1: the rows of a data set were not sampled at any."""
     for place, engine in engines.items():
         if engine is not None and engine.temperature not in (None, 1.0):
             raise ValueError(
@@ -375,9 +375,9 @@ class PPOConfig(BaseExperimentConfig):
     teacher: Annotated[TrainEngineConfig | None, Absent("there is no distillation")] = None
     dynamic_bs: bool = False
     async_training: bool = True
-    workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; one of one's own says it in code
+    workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; a custom driver sets it in code
     workflow_kwargs: dict[str, Any] = field(default_factory=dict)
-    reward_fn: str | list[str] = ""  # several are added up, by their weights
+    reward_fn: str | list[str] = ""  # the rewards of several functions are summed, with reward_weights
     reward_weights: list[float] | None = None  # None: 1 each
 
     def __post_init__(self) -> None:
@@ -428,7 +428,8 @@ class PPOConfig(BaseExperimentConfig):
             )
 
     def _check_temperatures(self) -> None:
-        """Log-probabilities are computed with the temperature that each row was sampled at: no other can be chosen."""
+        """Raises ValueError for another temperature than that of the samples, at which log-probabilities are
+        computed."""
         for place in ("actor", "ref", "critic"):
             stated = getattr(getattr(self, place), "temperature", None)
             if stated is not None and stated != self.gconfig.temperature:
@@ -458,7 +459,7 @@ class PPOConfig(BaseExperimentConfig):
         ):
             why = f"{own!r} and weight_update_mode {self.weight_update_mode!r} are two transports of the weights"
             found.append((("actor", "weight_update_mode"), why))
-        asked = get_path(given, ("actor", "dynamic_sampling")) is True  # of a preset, actor.preset is warned of
+        asked = get_path(given, ("actor", "dynamic_sampling")) is True  # of a preset: a warning
         if asked and self.gconfig.n_samples == 1 and not self.is_online:
             found.append(
                 (("actor", "dynamic_sampling"), "gconfig.n_samples is 1: every group of one would be rejected")

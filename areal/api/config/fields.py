@@ -1,9 +1,9 @@
-"""Fields of configuration dataclasses: their marks, and their values from plain data, with every fault and its path.
+"""Fields of configuration dataclasses: their marks, and conversion from plain data, which reports every fault by path.
 
-``Annotated[float, Range(0, 1)]`` bounds a number, checked wherever a configuration is made, from a file or in code; no
-field takes NaN or infinity. Drivers and YAML written for AReaL name fields that have no meaning here, or none yet. None
-of them is dropped silently: an ``Absent`` field is an error where it is set to anything but its default, an ``Inert``
-one is accepted and reported once.
+``Annotated[float, Range(0, 1)]`` bounds a number. It is checked for configurations from files and from code; no field
+accepts NaN or infinity. Drivers and YAML files for AReaL set fields that have no meaning here, or none yet. None is
+dropped silently: an ``Absent`` field with a value other than its default is an error, an ``Inert`` one is reported as
+a warning.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ PORT = Range(0, 65535)
 
 @cache
 def hints_of(cls: type) -> dict[str, Any]:
-    """The types of the fields of a dataclass, in their order, marks included."""
+    """The annotations of a dataclass's fields in order, with their marks."""
     hints = get_type_hints(cls, include_extras=True)
     return {each.name: hints[each.name] for each in dataclasses.fields(cls)}
 
 
 @cache
 def ranges_of(cls: type) -> dict[str, Range | None]:
-    """The range of each field that may be a number; None for a field without bounds."""
+    """The ranges of the numeric fields; None for a field without bounds."""
     found: dict[str, Range | None] = {}
     for name, hint in hints_of(cls).items():
         marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
@@ -76,7 +76,7 @@ def ranges_of(cls: type) -> dict[str, Range | None]:
 
 
 def check_numbers(config: Any) -> None:
-    """Raises ValueError naming the field."""
+    """Check the ranges of all numeric fields. Raises ValueError naming the field."""
     for name, allowed in ranges_of(type(config)).items():  # type: ignore[arg-type]  # a class is hashable
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -102,22 +102,22 @@ class Inert:
 
 
 PLACEMENT = Inert("processes are placed by the resources (areal apply), not by the driver")
-"""Scheduling fields: where processes run is said in a manifest."""
+"""Mark of scheduling fields: manifests place processes."""
 
 ADAPTER = Inert("the adapter that is trained is served as the model's weights, under the model's own name")
-"""The adapter's name in the engine."""
+"""Mark of the adapter's name in the engine."""
 
 
-# From plain values to configuration dataclasses. ``str`` takes numbers and flags as they are written only where the
-# type says so: a YAML scalar of another type is a fault, except that whole numbers are good floats and ``1e-5`` is a
-# number whatever YAML calls it.
+# Conversion of plain values to configuration dataclasses. A YAML scalar of another type is a fault, except that
+# ``float`` accepts whole numbers and strings like ``1e-5``, ``int`` accepts floats like ``1.0``, and ``str`` accepts
+# numbers.
 
 T = TypeVar("T")
 
 
 @dataclass
 class Faults:
-    """``inert``: accepted fields without effect."""
+    """Collected faults, and ``inert``: set fields that have no effect."""
 
     found: list[tuple[FieldPath, str]] = field(default_factory=list)
     inert: list[tuple[FieldPath, Inert]] = field(default_factory=list)
@@ -130,7 +130,7 @@ _BAD = object()
 
 
 def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPath = ()) -> T | None:
-    """An instance, or None where something under ``path`` is wrong."""
+    """An instance of ``cls`` from plain values; None, with faults added, if a value under ``path`` is invalid."""
     hints = hints_of(cls)  # type: ignore[arg-type]  # a class is hashable, whatever its instances are
     before = len(faults.found)
     given: dict[str, Any] = {}
@@ -159,14 +159,14 @@ def build(cls: type[T], values: Mapping[str, Any], faults: Faults, path: FieldPa
         if preset:
             built.preset = values["preset"]  # type: ignore[attr-defined]
         return built
-    except (ValueError, TypeError, AssertionError) as error:  # what a class of the driver's own may say of its values
+    except (ValueError, TypeError, AssertionError) as error:  # raised by the checks of a driver's own class
         named = _named(str(error), hints, values)
         faults.add((*path, *named), str(error).removeprefix(f"{'.'.join(named)}: "))
         return None
 
 
 def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPath) -> Mapping[str, Any] | None:
-    """The values of the named preset, where the class has presets."""
+    """The values of the named preset; None if the class has no presets."""
     presets: Mapping[str, Mapping[str, Any]] | None = getattr(cls, "presets", None)
     if presets is None:
         return None
@@ -177,7 +177,7 @@ def _preset(cls: type, values: Mapping[str, Any], faults: Faults, path: FieldPat
 
 
 def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above``, and what it does not say from ``below``; maps are merged."""
+    """``above`` merged over ``below``, recursively for mappings."""
     merged = dict(below)
     for key, value in above.items():
         before = merged.get(key)
@@ -186,7 +186,7 @@ def over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _named(message: str, hints: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key that a class's own complaint is about: the first that it names and the user gave."""
+    """The key that an error of a class refers to: the first one in its message that the user has set."""
     for word in _KEY.findall(message):
         parts = word.split(".")
         if parts[0] in hints and parts[0] in values:
@@ -213,7 +213,7 @@ def default_of(cls: type, key: str) -> Any:
 
 
 def _convert(hint: Any, value: Any, faults: Faults, path: FieldPath) -> Any:
-    """``value`` as ``hint`` wants it, or _BAD with a fault noted."""
+    """``value`` converted to the type ``hint``; _BAD, with a fault added, if that is impossible."""
     if get_origin(hint) is Annotated:
         return _convert(hint.__origin__, value, faults, path)
     if hint is Any or hint is object:
@@ -253,7 +253,7 @@ def _shown(value: Any) -> str:
 
 
 def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
-    """The first option that takes the value; the faults are those of the first option."""
+    """Convert to the first option that accepts the value. If none does, the faults of the first option are reported."""
     if value is None and type(None) in options:
         return None
     attempts: list[Faults] = []
@@ -270,12 +270,12 @@ def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPat
 
 def _literal(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
     if isinstance(value, bool) and (word := "on" if value else "off") in options:
-        return word  # YAML's own reading of the word
+        return word  # YAML reads on and off as booleans
     return value if value in options else _not_one_of(list(map(str, options)), value, faults, path)
 
 
 def _enum(cls: type[Enum], value: Any, faults: Faults, path: FieldPath) -> Any:
-    """A member, also by its name or value."""
+    """The member with this name or value."""
     for member in cls:
         if value is member or value == member.value or value == member.name:
             return member
@@ -294,7 +294,7 @@ _LISTS: dict[Any, Callable[[list[Any]], Any]] = {
     Iterable: list,
     Collection: list,
 }
-"""The types that a YAML list is converted to."""
+"""Types that a YAML list can be converted to, and the conversions."""
 
 
 def _sequence(origin: Any, kinds: tuple[Any, ...], value: Any, faults: Faults, path: FieldPath) -> Any:
@@ -334,7 +334,7 @@ def _number(value: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """Text, also of a number: a trial named 1."""
+    """A string, also from a number: a trial may be named 1."""
     return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else _BAD
 
 

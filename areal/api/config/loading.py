@@ -1,11 +1,11 @@
-"""``load_expr_config``: a driver's configuration from a YAML file and its command line.
+"""``load_expr_config``: loads a driver's configuration from a YAML file and the command line.
 
-``key=value`` sets a key that the file or the configuration class has; ``+key=value`` (or ``++``) sets any; ``~key``
+``key=value`` sets a key that the file or the configuration class has; ``+key=value`` (or ``++``) sets any key; ``~key``
 removes a key of the file (``areal.resources.tree``).
 
-Nothing is written, and the only global that is set is ``sys.excepthook``: a plain ``python driver.py`` reports an error
-that its user can fix in one line, with a hint and the exit status of its kind, as the command line and jobs do. An
-interrupt is one line. Anything else keeps its traceback.
+Nothing is written. The only global that is set is ``sys.excepthook``: ``python driver.py`` reports errors that users
+can fix in one line with a hint, and exits with the status of the error, as the command line and jobs do. An interrupt
+is reported in one line. All other errors keep their traceback.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from areal.interrupt import STATUS, is_interrupt
 from areal.resources.tree import BadOverride, FieldPath, apply_override, dotted, parse_override
 
 Mark = tuple[int, int]
-"""Line and column, from 1."""
+"""Line and column, counted from 1."""
 
 
 def key_marks(text: str) -> dict[FieldPath, Mark]:
-    """The position of every key and list item. Raises yaml.YAMLError."""
+    """The positions of all keys and list items in a YAML text. Raises yaml.YAMLError."""
     marks: dict[FieldPath, Mark] = {}
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
@@ -58,7 +58,7 @@ def _walk(node: yaml.Node, path: FieldPath, marks: dict[FieldPath, Mark]) -> Non
 
 
 def mark_of(path: FieldPath, marks: Mapping[FieldPath, Mark]) -> Mark | None:
-    """The position of ``path``, or of the nearest key around it."""
+    """The position of ``path``, or of its nearest enclosing key."""
     for length in range(len(path), 0, -1):
         if (mark := marks.get(path[:length])) is not None:
             return mark
@@ -69,13 +69,13 @@ TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
 def is_declared(cls: type, path: FieldPath) -> bool:
-    """Whether the classes have such a field; free maps and lists take any key."""
+    """Whether the configuration classes declare the field. Untyped mappings and lists accept any key."""
     return _undeclared(cls, path) is None
 
 
 def _undeclared(cls: type, path: FieldPath) -> tuple[type, FieldPath] | None:
-    """The class that lacks the first part of the path which no class has (``str`` for a plain value), with that part's
-    path."""
+    """The first undeclared part of ``path``: the class that lacks it (``str`` below a plain value), and the path up to
+    it. None if all parts are declared."""
     if path[0] == "trainer" and len(path) > 2 and path[1] in TRAINERS:
         path = path[2:]
     for depth, part in enumerate(path):
@@ -100,7 +100,7 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_open(hint: Any) -> bool:
-    """Whether any key may be below."""
+    """Whether a value of this type may have any key."""
     kinds = list(_kinds(hint))
     return Any in kinds or any(
         typing.get_origin(kind) in (list, dict) or (isinstance(kind, type) and issubclass(kind, dict)) for kind in kinds
@@ -108,7 +108,7 @@ def _is_open(hint: Any) -> bool:
 
 
 def suggestion(cls: type, path: FieldPath) -> str:
-    """`` (did you mean "a.b"?)``, or nothing."""
+    """The text `` (did you mean "a.b"?)`` for an undeclared path, "" without a similar one."""
     lacking = _undeclared(cls, path)
     if lacking is None or lacking[0] is str:
         return ""
@@ -121,7 +121,7 @@ def error_text(error: ArealError) -> str:
 
 
 def install_error_hook() -> None:
-    """Install the hook for uncaught errors, where the process has none of its own."""
+    """Install the hook for uncaught errors, unless the process already has a custom one."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _uncaught
 
@@ -134,7 +134,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(error_text(error))
-    sys.exit(error.exit_code)  # the interpreter ends with it
+    sys.exit(error.exit_code)  # within the hook, it sets the exit status of the interpreter
 
 
 T = TypeVar("T")
@@ -143,8 +143,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ConfigFault:
-    """``override``: the one that set the key. ``mark``: line and column in the file, from 1; None where the file does
-    not have the key."""
+    """A fault in a configuration. ``override``: the override that set the key, if one did. ``mark``: line and column in
+    the file, from 1; None if the key is not in the file."""
 
     path: FieldPath
     message: str
@@ -157,7 +157,7 @@ class ConfigFault:
             where = f"command line, {self.override}" if self.path else "command line"
         else:
             place = self.mark or ()
-            where = ":".join(map(str, (self.file, *(place[:1] if self.path else place))))  # a column of what is no YAML
+            where = ":".join(map(str, (self.file, *(place[:1] if self.path else place))))  # column only of bad YAML
         return f"{where}: {dotted(self.path)}: {self.message}" if self.path else f"{where}: {self.message}"
 
 
@@ -195,8 +195,8 @@ def load_config(
     cls: type[T],
     more_faults: Callable[[T], Iterable[tuple[FieldPath, str]]] = lambda config: (),
 ) -> T:
-    """Raises ConfigError with every fault, NotFound for a file that is not there. ``more_faults``: paths and messages
-    of faults in a configuration that the class accepts."""
+    """Load a configuration. Raises ConfigError with all faults, NotFound for a missing file. ``more_faults``: further
+    checks of a configuration that the class accepts; returns paths and messages of faults."""
     source, set_by, refused = _read(file), dict[FieldPath, str](), list[ConfigFault]()
     with _positioned(source, set_by, cls):
         tree = _merged(source, overrides, cls, set_by, refused)
@@ -218,12 +218,15 @@ def load_config(
 
 @dataclass(frozen=True)
 class _ConfigFile:
+    """A configuration file, and the positions of its keys."""
+
     file: str
     text: str
     marks: dict[FieldPath, tuple[int, int]]
 
     def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str]) -> ConfigFault:
-        """``set_by``: the override that set a key, by its path."""
+        """A fault with its place: the override in ``set_by`` (by path) that set the key, else the position in the
+        file."""
         for length in range(len(path), 0, -1):
             for key in _places(path[:length]):
                 if (override := set_by.get(key)) is not None:
@@ -233,7 +236,7 @@ class _ConfigFile:
 
 
 def _places(path: FieldPath) -> list[FieldPath]:
-    """The places of a key in a file: AReaL-lite has it below ``trainer.grpo``."""
+    """The paths at which a file may have a key: files of AReaL-lite nest it below ``trainer.grpo``."""
     return [path, *(("trainer", name, *path) for name in TRAINERS)] if path else []
 
 
@@ -260,12 +263,12 @@ def _yaml_fault(file: str, error: yaml.YAMLError) -> ConfigError:
 
 @contextlib.contextmanager
 def _positioned(source: _ConfigFile, set_by: dict[FieldPath, str], cls: type) -> Iterator[None]:
-    """OmegaConf's errors, and those of overrides, with their place."""
+    """Raise errors of OmegaConf and YAML as ConfigError with their place."""
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         yield
-    except yaml.YAMLError as error:  # OmegaConf reads more strictly: a key given twice
+    except yaml.YAMLError as error:  # OmegaConf is stricter: it refuses duplicate keys
         raise _yaml_fault(source.file, error) from error
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", None) or "")
@@ -280,15 +283,15 @@ _MISSING = re.compile(r"Interpolation key '(.+?)' not found")
 
 
 def _parts(key: str) -> list[str]:
-    """``a.b[0].c`` -> a, b, 0, c."""
+    """Split an OmegaConf key: ``a.b[0].c`` -> a, b, 0, c."""
     return [part for part in key.replace("[", ".").replace("]", "").split(".") if part]
 
 
 def _merged(
     source: _ConfigFile, overrides: Sequence[str], cls: type, set_by: dict[FieldPath, str], refused: list[ConfigFault]
 ) -> dict[str, Any]:
-    """The file with the overrides, interpolations resolved. Into ``set_by`` goes which override set what, into
-    ``refused`` what is wrong with overrides."""
+    """The file with overrides applied and interpolations resolved. Adds the override of each path to ``set_by``, and
+    faults of overrides to ``refused``."""
     from omegaconf import DictConfig, OmegaConf
 
     loaded = OmegaConf.create(source.text) if source.text.strip() else OmegaConf.create({})
@@ -306,7 +309,7 @@ def _merged(
 
 
 def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str]) -> None:
-    """Raises BadOverride."""
+    """Apply one override to ``tree``. Raises BadOverride."""
     override = parse_override(text)
     value = _value(override.value)
     if override.op == "~":
@@ -323,17 +326,17 @@ def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str
 
 
 def _defaults(cls: type) -> dict[str, Any]:
-    """Defaults, which an interpolation may name."""
+    """The defaults of the class, which interpolations may refer to."""
     try:
         defaults = cls()
-    except TypeError:  # a class of the driver's own that has no default for everything
+    except TypeError:  # a driver's own class with required fields
         return {}
     plain: dict[str, Any] = _plain(dataclasses.asdict(defaults))
     return plain
 
 
 def _plain(value: Any) -> Any:
-    """A value in YAML's types, whatever types the fields of a driver's own class have."""
+    """The value converted to YAML's types. Fields of a driver's own class may have any type."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -344,14 +347,14 @@ def _plain(value: Any) -> Any:
 
 
 def _given(tree: Any, resolved: Any) -> Any:
-    """The part of ``resolved`` that ``tree`` has."""
+    """``resolved`` restricted to the keys of ``tree``."""
     if isinstance(tree, dict):
         return {str(key): _given(value, resolved[key]) for key, value in tree.items()}
     return resolved
 
 
 def _value(text: str | None) -> Any:
-    """The value of YAML in OmegaConf's dialect, where 1e-5 is a number."""
+    """Parse the value of an override as YAML in OmegaConf's dialect, in which 1e-5 is a number."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -361,7 +364,7 @@ def _value(text: str | None) -> Any:
         return text
     try:
         return OmegaConf.to_container(OmegaConf.create(f"value: {text}"), resolve=False)["value"]  # type: ignore[index, call-overload]
-    except (yaml.YAMLError, OmegaConfBaseException) as error:  # the second: of an interpolation
+    except (yaml.YAMLError, OmegaConfBaseException) as error:  # OmegaConf's: for an interpolation
         raise BadOverride(f"the value {text!r} is no YAML: quote it") from error
 
 
@@ -377,7 +380,7 @@ def _known(tree: Any, path: FieldPath) -> bool:
 
 
 def _lifted(tree: dict[str, Any]) -> dict[str, Any]:
-    """``trainer.grpo.actor...`` as AReaL-lite nests it, where it is now: at the top."""
+    """Move the keys that AReaL-lite nests below ``trainer.grpo`` (or another trainer) to the top level."""
     trainer = tree.get("trainer")
     if not isinstance(trainer, dict):
         return tree

@@ -1,5 +1,4 @@
-"""The rollout side: how answers are sampled, the inference service they are sampled from, how many episodes run, how
-stale they may be."""
+"""The configuration of rollouts: sampling parameters, the inference service, concurrency of episodes and staleness."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_b
 from areal.resources.kinds import TRAIN_ENGINES
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES
 
-# Where processes run, as AReaL's drivers say it. Manifests say it here: these fields are read, not acted upon.
+# Placement of processes in AReaL's drivers. These fields are accepted without effect: manifests place processes.
 
 
 def parsed(text: str, name: str, **how: Any) -> Allocation:
-    """The allocation that ``name`` says. Raises ValueError naming it and the column."""
+    """Parse the allocation in the field ``name``. Raises ValueError naming the field and the column."""
     try:
         return parse_backend(text, **how)
     except ValueError as error:
@@ -34,7 +33,7 @@ def parsed(text: str, name: str, **how: Any) -> Allocation:
 
 
 def check_training(part: Part, name: str) -> None:
-    """Raises ValueError for a layout that no engine here has."""
+    """Raises ValueError for a training layout that is not supported."""
     if part.engine not in TRAIN_ENGINES:
         raise ValueError(f"{name}: the {part.engine} engine is not there yet: use fsdp")
     if part.engine == "fsdp" and (part.context > 1 or part.expert > 1):
@@ -133,7 +132,7 @@ class AgentServiceConfig:
     """
 
     agent_cls_path: str = ""
-    service: str = ""  # the name of the service; "": a new one
+    service: str = ""  # the name of the service; "": a generated one
     gateway_addr: str = ""
     admin_api_key: str = field(default="", repr=False)
     admin_api_key_file: str = ""
@@ -200,14 +199,14 @@ class InferenceEngineConfig:
     experiment_name: str = ""
     trial_name: str = ""
     fileroot: str = ""
-    backend: str = ""  # of the engines of a run that is given no service
+    backend: str = ""  # engines of a run without a given service
     model: str = ""
     gateway_addr: str = ""
     admin_api_key: str = field(default="", repr=False)
     admin_api_key_file: str = ""
     tokenizer_path: str = ""
     max_concurrent_rollouts: Annotated[int | None, COUNT] = None  # None: consumer_batch_size
-    queue_size: Annotated[int | None, COUNT] = None  # None: 16 times as many as run at once
+    queue_size: Annotated[int | None, COUNT] = None  # None: 16 times the concurrency
     consumer_batch_size: Annotated[int, COUNT] = 1
     max_head_offpolicyness: Annotated[int, NOT_NEGATIVE] = 0
     deterministic_sampling: bool = False
@@ -219,7 +218,7 @@ class InferenceEngineConfig:
     episode_timeout: Annotated[float, POSITIVE] = 7200.0
     pause_grace_period: Annotated[float, Inert("a pause returns when no token of the old weights can come")] = 0.0
     min_required_servers: Annotated[int, NOT_NEGATIVE] = 1
-    shutdown_server_on_exit: bool = True  # of a service that is the run's own; any other goes on
+    shutdown_server_on_exit: bool = True  # only a service that the run started
     agent: AgentConfig | None = None
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
     lora_name: Annotated[str, ADAPTER] = ""
@@ -280,7 +279,7 @@ class GenerationHyperparameters:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     seed: Annotated[int | None, Range(*WHOLE_RANGES["seed"])] = (
-        None  # each sample of a group has a seed of its own, derived from it
+        None  # each sample of a group has its own seed, derived from this one
     )
     lora_name: Annotated[str, ADAPTER] = ""
     use_beam_search: Annotated[bool, Absent("policies are sampled")] = False

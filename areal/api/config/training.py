@@ -1,5 +1,5 @@
-"""A model in training: its engine, its optimizer, and what PPO does with it; presets of algorithms; settings of an
-objective that contradict each other or leave another one without effect."""
+"""The configuration of a model in training: engine, optimizer, PPO settings, presets of algorithms; checks for settings
+of an objective that contradict each other or have no effect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from areal.resources.backend import TRAIN_ENGINES
 
 
 def objective_faults(actor: PPOActorConfig) -> Iterator[str]:
-    """Contradictions, each naming its key."""
+    """Messages of contradictory settings of the objective, each naming its key."""
     if actor.use_sapo_loss and actor.use_cispo_loss:
         yield "use_sapo_loss and use_cispo_loss are two objectives: choose one"
     if actor.loss_fn and (actor.use_sapo_loss or actor.use_cispo_loss or actor.importance_sampling_level != "token"):
@@ -27,7 +27,7 @@ def objective_faults(actor: PPOActorConfig) -> Iterator[str]:
 
 
 def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key, why) of settings about a proximal policy that is not there."""
+    """(key, why) of settings that need a proximal policy other than the behaviour policy, if there is none."""
     needs = "needs a proximal policy beside the one that sampled: use_decoupled_loss, or recompute_logprob"
     proximal = actor.use_decoupled_loss or actor.recompute_logprob
     if (rejection := actor.rejection_sampling) is not None:
@@ -45,7 +45,8 @@ def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], st
 
 
 def objective_ineffective(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key, why) of settings that have no effect beside the others, where they are said."""
+    """(key, why) of settings that have no effect, given the other settings. The caller ignores keys that are not
+    set."""
     objective = "use_sapo_loss" if actor.use_sapo_loss else "use_cispo_loss" if actor.use_cispo_loss else ""
     if actor.use_sapo_loss:
         yield from _all("use_sapo_loss gates softly, and does not clip", "eps_clip", "eps_clip_higher")
@@ -102,13 +103,13 @@ def _all(why: str, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
     return (((name,), why) for name in names)
 
 
-# Algorithms by name: the values that ``actor.preset`` sets where the configuration has none. Each preset is its
-# paper's: how rewards are normalized, which ratio is clipped where, and which mean the loss is.
+# Presets of algorithms: values that ``actor.preset`` sets for unset fields. Each follows its paper in the normalization
+# of rewards, the clipping of the ratio, and the aggregation of the loss.
 
 _GROUP = {"mean_level": "group", "std_level": "group"}
 _MEAN_ONLY = {"mean_level": "group", "std_level": None}
 _POLICY_GRADIENT = {
-    "recompute_logprob": True,  # of the policy that is updated, once: no ratio and no clip
+    "recompute_logprob": True,  # with one minibatch the ratio is 1, and is not clipped
     "ppo_n_minibatches": 1,
     "loss_agg_mode": "seq-mean-token-sum",
     "kl_ctl": 0.0,
@@ -154,7 +155,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "eps_clip_higher": 4e-4,
         "kl_ctl": 0.0,
     },
-    # arXiv 2506.13585: only bounded above; the bound is ScaleRL's (arXiv 2510.13786)
+    # arXiv 2506.13585: the ratio is bounded only above; the bound is ScaleRL's (arXiv 2510.13786)
     "cispo": {
         "use_cispo_loss": True,
         "reward_norm": _GROUP,
@@ -229,7 +230,7 @@ class RejectionSamplingConfig:
         check_numbers(self)
         if self.upper is None and self.lower is None:
             raise ValueError("one of upper and lower is needed")
-        unmoved = 1 if self.metric == "ratio" else 0  # of a token whose probability is what it was
+        unmoved = 1 if self.metric == "ratio" else 0  # the metric of a token with unchanged probability
         if self.upper is not None and self.upper < unmoved:
             least = "below 1" if unmoved else "negative"
             raise ValueError(
@@ -312,7 +313,7 @@ class MegatronEngineConfig:
 
 
 def megatron_faults(engine: TrainEngineConfig) -> Iterator[str]:
-    """Settings that the Megatron engine cannot follow, each naming its key."""
+    """Messages of settings that the Megatron engine does not support, each naming its key."""
     if engine.use_lora:
         yield "use_lora: the megatron engine trains all weights: adapters are of fsdp"
     if engine.is_critic:
@@ -333,7 +334,7 @@ UPDATE_MODES = ("disk", "shm", "xccl")
 
 
 def update_mode(mode: str) -> str:
-    """The present name of a transport: xccl was nccl. Raises ValueError."""
+    """The current name of a transport of weights: ``nccl`` is now ``xccl``. Raises ValueError for an unknown one."""
     mode = "xccl" if mode == "nccl" else mode
     if mode not in UPDATE_MODES:
         raise ValueError(f"weight_update_mode {mode} is not supported: it is one of {', '.join(UPDATE_MODES)}")
@@ -349,10 +350,10 @@ class TrainEngineConfig:
     trial_name: str = ""
     path: str = ""
     backend: str = ""
-    attn_impl: str = ""  # empty: the model's own choice
+    attn_impl: str = ""  # empty: the model's default
     init_from_scratch: bool = False
     is_critic: bool = False
-    temperature: float | None = None  # each row has its own; it may only repeat gconfig's
+    temperature: float | None = None  # each row has its own; if set, it must equal gconfig's
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
     pad_to_maximum: Annotated[bool, Inert("rows are padded to the longest of a micro-batch")] = False
     disable_dropout: bool = False
@@ -397,7 +398,8 @@ class TrainEngineConfig:
 
 
 def check_policy(engine: TrainEngineConfig | None, place: str = "") -> None:
-    """Raises ValueError where it has a value head: its log-probabilities would all be 0. ``place``: before its keys."""
+    """Raises ValueError for a policy with a value head: its log-probabilities would all be 0. ``place`` prefixes
+    keys."""
     if engine is not None and engine.is_critic:
         raise ValueError(f"{place}is_critic: a policy has log-probabilities, critics and reward models have values")
 
@@ -417,21 +419,21 @@ class PPOActorConfig(TrainEngineConfig):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
 
     disable_dropout: bool = True
-    preset: str = field(default="", init=False)  # by name in a file; in code: PPOActorConfig(**PRESETS["gspo"])
+    preset: str = field(default="", init=False)  # only in files; in code: PPOActorConfig(**PRESETS["gspo"])
     group_size: Annotated[int, COUNT] = 1
     ppo_n_minibatches: Annotated[int, COUNT] = 4
     ppo_epochs: Annotated[int, COUNT] = 1
     eps_clip: Annotated[float, NOT_NEGATIVE] = 0.2
-    eps_clip_higher: Annotated[float | None, NOT_NEGATIVE] = None  # None: as below
+    eps_clip_higher: Annotated[float | None, NOT_NEGATIVE] = None  # None: eps_clip
     c_clip: Annotated[float | None, Range(above=1)] = None
     importance_sampling_level: Literal["token", "sequence"] = "token"
-    loss_fn: str = ""  # module:function of one's own, areal.api.algorithm_api.LossFn
-    advantage_fn: str = ""  # likewise, AdvantageFn
+    loss_fn: str = ""  # module:function, an areal.api.algorithm_api.LossFn
+    advantage_fn: str = ""  # module:function, an areal.api.algorithm_api.AdvantageFn
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = (
         "token-mean"
     )
     loss_scale_factor: Annotated[int | None, COUNT] = (
-        None  # what seq-mean-token-sum-norm divides by; None: max_new_tokens
+        None  # the divisor of seq-mean-token-sum-norm; None: max_new_tokens
     )
     m2_threshold: Annotated[float | None, POSITIVE] = None
     use_sapo_loss: bool = False
@@ -443,18 +445,18 @@ class PPOActorConfig(TrainEngineConfig):
     reward_bias: float = 0.0
     reward_clip: Annotated[float, POSITIVE] = 20.0
     overlong_reward_penalty: bool = False
-    overlong_tokens: Annotated[int | None, COUNT] = None  # None: a fifth of max_new_tokens, DAPO's share
+    overlong_tokens: Annotated[int | None, COUNT] = None  # None: a fifth of max_new_tokens, as in DAPO
     overlong_penalty_factor: Annotated[float | None, NOT_NEGATIVE] = None
     max_new_tokens: Annotated[int | None, COUNT] = (
-        None  # of the overlong penalty and of loss_scale_factor; None: gconfig's
+        None  # for the overlong penalty and loss_scale_factor; None: gconfig's
     )
-    mask_no_eos_with_zero: bool = False  # a truncated answer has a reward of 0 after reward_norm
-    mask_truncated_completions: bool = False  # truncated answers are left out of the loss
+    mask_no_eos_with_zero: bool = False  # sets the reward of truncated answers to 0 after reward_norm
+    mask_truncated_completions: bool = False  # excludes truncated answers from the loss
     discount: Annotated[float, SHARE] = 1.0
-    gae_lambda: Annotated[float | str, SHARE] = 1.0  # or module:function of the answers' lengths
+    gae_lambda: Annotated[float | str, SHARE] = 1.0  # or module:function of answer lengths
     gae_timestep_unit: Literal["token", "turn"] = "token"
     group_reward_norm: bool = False  # AReaL's older name of reward_norm by group
-    adv_norm: NormConfig | bool | None = None  # true: of the batch
+    adv_norm: NormConfig | bool | None = None  # true: over the batch
     group_adv_norm: bool = False  # AReaL's older name of adv_norm by group
     kl_ctl: Annotated[float, NOT_NEGATIVE] = 0.1
     kl_estimator: Literal["k1", "k2", "k3"] = "k1"
@@ -489,7 +491,7 @@ class PPOActorConfig(TrainEngineConfig):
         if not self.reward_scaling:
             raise ValueError("reward_scaling 0 makes all rewards the same")
         self._adopt_importance_weight_cap()
-        # The flags that norms once were.
+        # Older forms: boolean flags instead of a NormConfig.
         if self.group_reward_norm and self.reward_norm is not None:
             raise ValueError("group_reward_norm is the old name of reward_norm: give one of them")
         if self.group_adv_norm and isinstance(self.adv_norm, NormConfig):
@@ -525,7 +527,7 @@ _CAP_MODES = ("", "token_mask", "token_truncate", "sequence_mask", "sequence_tru
 class PPOCriticConfig(TrainEngineConfig):
     is_critic: bool = True
     ppo_n_minibatches: Annotated[int, COUNT] = 4
-    ppo_epochs: Annotated[int | None, COUNT] = None  # None: as many as the actor's
+    ppo_epochs: Annotated[int | None, COUNT] = None  # None: the actor's
     eps_clip: Annotated[float, NOT_NEGATIVE] = 0.5
     mask_no_eos_with_zero: Annotated[bool, Inert("the actor's says it: returns are the same for both")] = False
 
