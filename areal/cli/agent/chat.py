@@ -1,4 +1,4 @@
-"""``areal agent chat``: one shot with ``-m`` or piped stdin, else a prompt."""
+"""``areal agent chat``: answers one message with ``-m`` or piped stdin; else it opens an interactive prompt."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def chat(
 
 
 def _session(cli: Invocation, chosen: GatewayClient, service: str, given: str | None) -> str:
-    """The session that is named; the current one, if it is still there; else a new one. Raises NotFound."""
+    """The key of the given session; else of the current one, if it exists; else of a new one. Raises NotFound."""
     if given is not None:
         call_session(chosen, "GET", given)
         return given
@@ -105,7 +105,7 @@ def _one_shot(cli: Invocation, talk: AgentTalk, text: str) -> int:
 
 @dataclass
 class ChatTurn:
-    """``stopped``: the user cancelled it."""
+    """The answer of one turn. ``stopped``: the user cancelled it."""
 
     text: str = ""
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
@@ -119,7 +119,7 @@ class ChatTurn:
 
 @dataclass
 class AgentTalk:
-    """A conversation in one session. ``say`` prints for people, beside the answer."""
+    """A conversation in one session. ``say`` prints messages for the user, apart from the answer."""
 
     client: TurnClient
     session: str
@@ -130,9 +130,9 @@ class AgentTalk:
         return "(cancelled)" if self.ask(text, show=True).stopped else ""
 
     def ask(self, text: str, *, show: bool) -> ChatTurn:
-        """Say ``text`` and take the answer, printing it while it comes when ``show``. Ctrl-C cancels the turn."""
+        """Send ``text`` and receive the answer; with ``show``, print it as it arrives. Ctrl-C cancels the turn."""
         turn = ChatTurn()
-        ended = True  # the line that was printed last
+        ended = True  # the last printed line is complete
         try:
             with self.client.stream(text, self.session) as pieces:
                 for piece in pieces:

@@ -1,4 +1,4 @@
-"""``areal agent sessions``, ``reward`` and ``export``. The current session of a service is remembered in the home."""
+"""``areal agent sessions``, ``reward`` and ``export``. The home stores the current session of each service."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
 
-_CALL_S = 60.0  # an RL session is started, or exported, on the way
+_CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
 
 
@@ -43,7 +43,8 @@ service_option = click.option(
 
 
 def agent_gateway(cli: Invocation, service: str) -> GatewayClient:
-    """Raises NotFound for a service that is not there, ArealError for one that does not run or has no key here."""
+    """The gateway of an agent service. Raises NotFound for an unknown service, ArealError for one that does not run or
+    whose key is not in this home."""
     return gateway_of(cli, service, AGENT_SERVICE)._replace(timeout_s=cli.timeout_s or _CALL_S)
 
 
@@ -52,7 +53,7 @@ def session_path(key: str, verb: str = "") -> str:
 
 
 def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> dict[str, Any]:
-    """The answer of one of a session's routes. Raises NotFound, Conflict, and ArealError with the gateway's words."""
+    """Call a route of a session. Raises NotFound, Conflict, UsageFault, and ArealError with the gateway's message."""
     status, document = chosen.ask(method, session_path(key, verb), body)
     error = document.get("error") if isinstance(document, Mapping) else None
     if status < 400 or status in (401, 403) or not isinstance(error, Mapping):
@@ -73,7 +74,7 @@ def new_session(chosen: GatewayClient, key: str | None = None) -> str:
 
 
 def _current(cli: Invocation) -> dict[str, str]:
-    """The current session of each service, by its name or its gateway's URL."""
+    """The current session of each service, by the service's name or its gateway's URL."""
     from areal.state.files import read_json
 
     try:
@@ -93,7 +94,7 @@ def current_session(cli: Invocation, service: str) -> str | None:
 
 
 def set_current(cli: Invocation, service: str, key: str | None) -> None:
-    """Make ``key`` the current session; None: there is no current one any more."""
+    """Make ``key`` the current session of the service. None unsets it."""
     from areal.state.files import write_json
 
     place, found = _place(cli, service), _current(cli)
@@ -103,7 +104,7 @@ def set_current(cli: Invocation, service: str, key: str | None) -> None:
 
 
 def named_session(cli: Invocation, service: str, given: str | None) -> str:
-    """The session that is named, else the current one. Raises UsageFault where there is none."""
+    """The given session, else the current one. Raises UsageFault without either."""
     key = given or current_session(cli, service)
     if key is None:
         raise UsageFault("which session? There is no current one", hint="--session ID, or areal agent sessions switch")
@@ -163,7 +164,7 @@ def _page(document: Mapping[str, Any]) -> str:
 
 
 def turn_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Each turn of a session, those that failed too: its messages, with a line for each tool call and its result."""
+    """The lines of all turns of a session, including failed ones: messages, tool calls and their results."""
     for turn in document["recorded_turns"]:
         yield f"\n[{clock(turn['at'])}, {turn['seconds']:.3g} s, {turn['outcome']}]"
         for message in turn["messages"]:
@@ -270,7 +271,7 @@ _FORMATS = (".json", ".jsonl", ".parquet")
 
 
 def _write(document: Mapping[str, Any], path: Path) -> None:
-    """Raises OSError."""
+    """Write an export in the format of the file's suffix, atomically. Raises OSError."""
     import json
     import secrets
 
@@ -326,7 +327,7 @@ def export(
     if path.suffix not in _FORMATS:
         raise UsageFault(f"{file}: an export is one of {', '.join(_FORMATS)}", hint=f"--output {path.stem}.json")
     if path.suffix == ".parquet":
-        pyarrow()  # before anything is exported
+        pyarrow()  # raises if it is not installed, before the export
     if not path.parent.is_dir():
         raise NotFound(f"there is no folder {path.parent}")
     key = named_session(cli, service, session)

@@ -1,1 +1,1 @@
-"""``areal inf``: shortcuts that build the same resources and call the same reconciler as the declarative verbs."""
+"""``areal inf``: shortcuts that use the same resources and the same reconciler as the declarative commands."""

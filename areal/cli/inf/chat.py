@@ -1,4 +1,4 @@
-"""``areal inf chat``: one shot with ``-m`` or piped stdin, else a prompt."""
+"""``areal inf chat``: answers one message with ``-m`` or piped stdin; else it opens an interactive prompt."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ _LOGPROBS = (
 
 @dataclass
 class ChatAnswer:
-    """A model's answer; ``stopped`` when the user ended it."""
+    """A model's answer. ``stopped``: the user interrupted it."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -177,7 +177,7 @@ class ChatAnswer:
 
 @dataclass
 class Conversation:
-    """Messages and settings. The server chooses a setting that is absent."""
+    """The messages and settings of a chat. The server's defaults apply to absent settings."""
 
     client: ChatClient
     settings: dict[str, Any] = field(default_factory=dict)
@@ -195,8 +195,8 @@ class Conversation:
         return "(cut at the longest answer; /set max_tokens N allows more)" if cut else ""
 
     def ask(self, text: str, *, show: bool) -> ChatAnswer:
-        """Say ``text`` and take the answer, printing it while it comes when ``show``. A question that failed was never
-        asked; an answer that Ctrl-C stopped stays as far as it came."""
+        """Send ``text`` and receive the answer; with ``show``, print it as it arrives. A failed request leaves the
+        messages unchanged; an answer interrupted by Ctrl-C is kept as far as it was received."""
         self.messages.append({"role": "user", "content": text})
         answer = ChatAnswer()
         try:
@@ -231,7 +231,7 @@ class Conversation:
             yield from pieces
 
     def set(self, name: str, text: str) -> None:
-        """Raises UsageFault for a setting or a value that does not exist. An empty text unsets."""
+        """Set a setting; an empty ``text`` removes it. Raises UsageFault for an unknown name or an invalid value."""
         if name not in SETTINGS:
             from areal.errors import did_you_mean
 
@@ -262,7 +262,7 @@ class Conversation:
         write_atomic(_absolute(path), json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
     def load(self, path: str) -> None:
-        """Raises ArealError, and changes nothing, when the file holds no conversation."""
+        """Load a saved conversation. Raises ArealError, and changes nothing, if the file is not one."""
         try:
             document = json.loads(_absolute(path).read_text("utf-8"))
             assert document["format"] == _FORMAT

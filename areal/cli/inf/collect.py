@@ -1,4 +1,4 @@
-"""``areal inf collect``: a batch of rollout trajectories, with progress and a summary."""
+"""``areal inf collect``: collects a batch of rollout trajectories, with progress and a summary."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     given["model"] = model_at(cli, given["service"], given["model"]) or _only_model(chosen)
     interrupted = threading.Event()
     service = SessionService(chosen.url, chosen.key, given["discount"], given["style"])
-    # A resumed run must agree in model, workflow and sampling; limits and speed may differ.
+    # A resumed run must have the same model, workflow and sampling; limits and concurrency may differ.
     same = ("model", "workflow", "reward", "system", "discount", "style", *_SAMPLING)
     asked = {"dataset": dataset.digest, **{name: given[name] for name in same}}
     folder = Path(given["directory"])
@@ -151,7 +151,7 @@ def _only_model(chosen: GatewayClient) -> str:
 
 
 def _scoring(given: dict[str, Any]) -> AbstractContextManager[RewardScorer | None]:
-    """The reward's processes while they are needed; None where no --reward is given."""
+    """A context with the pool of reward processes, None without --reward."""
     from areal.rollout.collection import RewardScorer
 
     if not given["reward"]:
@@ -188,9 +188,9 @@ def _finish(
 
 _BAR = 24
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_QUIET_S = 10.0  # between two lines off a terminal
-_REDRAW = f"{ESCAPE}[1G{ESCAPE}[K"  # from the line's start
-_WINDOW_S = 10.0  # rates are of the last so many seconds
+_QUIET_S = 10.0  # between two lines if the output is not a terminal
+_REDRAW = f"{ESCAPE}[1G{ESCAPE}[K"  # moves to the line's start and clears the line
+_WINDOW_S = 10.0  # of the rates
 
 _SPREADS = (
     ("reward", "reward"),
@@ -206,7 +206,7 @@ _COLUMNS = (
 
 
 class ProgressDisplay:
-    """One moving line on a terminal, a line every ten seconds elsewhere, nothing with -q."""
+    """Progress on stderr: one updated line on a terminal, else a line every ten seconds; nothing with -q."""
 
     def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -256,7 +256,7 @@ class ProgressDisplay:
         return "  ".join(parts)
 
     def _rates(self, progress: CollectionProgress, now: float) -> tuple[float | None, float | None]:
-        """Tokens and episodes a second over the last moments."""
+        """Tokens and episodes per second over the last ``_WINDOW_S``; None before the first second."""
         fresh = progress.outcomes[progress.before :]
         tokens = self._seen[-1][1] if self._seen else 0
         counted = self._seen[-1][2] if self._seen else 0
@@ -272,14 +272,14 @@ class ProgressDisplay:
 
 
 def bar(done: int, total: int, width: int = _BAR) -> str:
-    """``███▌    ``: eighths of a character."""
+    """A progress bar in steps of an eighth of a character: ``███▌····``."""
     eighths = width * 8 * done // total if total else 0
     full, rest = divmod(min(eighths, width * 8), 8)
     return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width, "·")
 
 
 def summary_page(document: Mapping[str, Any]) -> str:
-    """The summary as text; ``summary.json`` has the same numbers."""
+    """The summary as text, with the numbers of ``summary.json``."""
     head = f"{document['done']} of {document['planned']} episodes of {document['model']} in {document['output']}"
     if document["done_before"]:
         head += f" ({document['done_before']} of them by earlier runs)"

@@ -1,4 +1,5 @@
-"""``areal inf run`` and ``stop`` a service; ``register``, ``deregister`` and scale its models."""
+"""``areal inf run`` and ``stop`` for services; ``register``, ``deregister``, ``scaleup`` and ``scaledown`` for
+models."""
 
 from __future__ import annotations
 
@@ -47,11 +48,11 @@ _STRATEGIES = {
     "least_busy": "least_loaded",
     "prefix": "prefix",
 }
-MODEL_S = 1800.0  # to become ready
+MODEL_S = 1800.0  # for a model to become ready
 
 
 class ModelFlags(NamedTuple):
-    """The flags of a model that our engines serve."""
+    """The flags of a model that a local engine serves."""
 
     backend: str | None
     model_path: str | None
@@ -99,7 +100,8 @@ model_options = gather(
 
 
 def arguments(texts: Sequence[str], flag: str) -> dict[str, Any]:
-    """``--max-model-len 8192 --enable-x``, ``max-model-len=8192`` or a JSON object, as names and typed values."""
+    """Parse ``--max-model-len 8192 --enable-x``, ``max-model-len=8192`` or a JSON object to names and typed values.
+    Raises UsageFault."""
     found: dict[str, Any] = {}
     for text in texts:
         try:
@@ -131,7 +133,7 @@ def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
 
 
 def _typed(text: str) -> Any:
-    """Numbers, booleans and JSON as their types; anything else as text."""
+    """The value of JSON, which includes numbers and booleans; any other text unchanged."""
     try:
         return json.loads(text)
     except ValueError:
@@ -284,7 +286,7 @@ def deregister(cli: Invocation, model: str, service: str | None, grace: float | 
 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
-    """The model, which must be of the service when one was named."""
+    """The stored model. Raises Conflict if it is not attached to ``service``, if that is given."""
     found = stored(cli.home, Ref(MODEL, model))
     attached = service_of(found)
     if service is not None and attached != service:

@@ -1,4 +1,4 @@
-"""``areal inf status``, ``ps``, ``models`` and ``logs``: services and models as they are."""
+"""``areal inf status``, ``ps``, ``models`` and ``logs``: the state of services and models."""
 
 from __future__ import annotations
 

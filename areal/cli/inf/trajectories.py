@@ -1,5 +1,5 @@
 """``areal inf sessions`` and ``trajectories``, ``areal train trajectories``: recorded sessions, and their tokens with
-log-probabilities, versions, rewards and advantages.
+log-probabilities, weight versions, rewards and advantages.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def sessions_show(cli: Invocation, session: str, service: str | None) -> int:
 
 
 def read_session(chosen: GatewayClient, session: str, *, rows: bool = False) -> dict[str, Any]:
-    """Raises NotFound. ``rows``: with the training rows of its trajectories."""
+    """Read a session of the service, with ``rows`` also the training rows of its trajectories. Raises NotFound."""
     status, document = chosen.ask("GET", f"/rl/sessions/{quote(session, safe='')}" + ("?rows=true" if rows else ""))
     if status == 404:
         raise NotFound(f"{chosen.url} has no session {session}", hint="areal inf sessions list")
@@ -246,7 +246,8 @@ def _show(
 def _first(
     episodes: Iterator[Episode], name: str | None, sort: str, limit: int, target: str
 ) -> tuple[list[Episode], bool]:
-    """The first ``limit`` of them in the order that was asked for, and whether there are more."""
+    """The first ``limit`` episodes in the order ``sort``, and whether there are more. With ``name``, all episodes of
+    that name. Raises NotFound."""
     if name is not None:
         found = [each for each in episodes if each.episode == name]
         if not found:
@@ -257,7 +258,7 @@ def _first(
         return first[:limit], len(first) > limit
     import heapq
 
-    first = heapq.nsmallest(limit + 1, episodes, key=_KEYS[sort])  # holds no more than these
+    first = heapq.nsmallest(limit + 1, episodes, key=_KEYS[sort])  # keeps only limit + 1 episodes in memory
     return first[:limit], len(first) > limit
 
 
@@ -271,7 +272,7 @@ _KEYS = {
 def _decoder(
     cli: Invocation, named: str | None, episodes: list[Episode], chosen: GatewayClient | None
 ) -> TokenDecoder | None:
-    """The tokenizer that was named, else that of the episodes' model where its folder is on this machine."""
+    """The decoder of the tokenizer ``named``, else of the episodes' model if its folder is on this machine."""
     from areal.trajectories.view import load_decoder
 
     if named is not None:
@@ -321,7 +322,7 @@ def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | Non
 
 
 def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:
-    """The episode with its text beside the ids, where the tokenizer is known."""
+    """The episode as a document, with the text of its tokens if the tokenizer is known."""
     from areal.trajectories.view import turns
 
     document = episode.document()
