@@ -35,8 +35,7 @@ class AgentRequest:
 
 @dataclass(frozen=True)
 class AgentResponse:
-    """The answer. An empty ``summary`` stands for the text of the deltas since the last tool call. ``metadata`` must be
-    serializable as JSON."""
+    """The answer. An empty ``summary`` means the text of the deltas since the last tool call. ``metadata``: JSON."""
 
     summary: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -83,8 +82,7 @@ class Tool(Protocol):
     def input_schema(self) -> Mapping[str, Any]: ...
 
     async def call(self, arguments: Mapping[str, Any]) -> str:
-        """Call the tool. Returns the text of its result. Raises ToolError if the tool reports a failure, or its server
-        does not answer."""
+        """Call the tool. Returns the result's text. Raises ToolError if the tool or the call of its server fails."""
         ...
 
 

@@ -1,5 +1,4 @@
-"""Contracts of engines: the inference engine, which workflows sample from, and the train engine, which trainers
-update."""
+"""Contracts of the inference engine, which workflows sample from, and the train engine, which trainers update."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class InferenceEngine(Protocol):
 
 
 class NonFinite(ArealError):
-    """The loss or gradient is NaN or infinite. It is raised before the optimizer step: weights and moments are
-    intact."""
+    """The loss or gradient is NaN or infinite. Raised before the optimizer step: weights and moments are intact."""
 
 
 class CheckpointUnreadable(ArealError):
@@ -77,9 +75,8 @@ class CheckpointUnreadable(ArealError):
 
 @dataclass(frozen=True)
 class Update:
-    """The result of one optimizer step. ``loss``: weighted mean over the micro-batches of all ranks. ``grad_norm``:
-    norm of the whole gradient before clipping. ``learning_rate``: of this step. ``micro_batches``: their number on this
-    rank."""
+    """The result of an optimizer step. ``loss``: weighted mean over the micro-batches of all ranks. ``grad_norm``: norm
+    of the whole gradient before clipping. ``learning_rate``: of this step. ``micro_batches``: number on this rank."""
 
     loss: float
     grad_norm: float

@@ -32,8 +32,7 @@ The default temperature of a row is that of ``gconfig``.
 """
 
 Reward: TypeAlias = float | Mapping[str, float] | None
-"""The reward of the whole episode, or a mapping from interactions (``completion.id``) to rewards. None rejects the
-episode."""
+"""The episode's reward, or a mapping from interactions (``completion.id``) to rewards. None rejects the episode."""
 
 
 class RolloutWorkflow(ABC):

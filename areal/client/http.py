@@ -1,5 +1,4 @@
-"""The synchronous HTTP client of the command line: JSON calls, streamed chat and turns. It uses only the standard
-library.
+"""The synchronous HTTP client of the command line: JSON calls, streamed chat and turns. Standard library only.
 
 Proxy variables are ignored, redirects are not followed, each call has its own connection, and a timeout applies to the
 connect and to each read. A streamed response is a context manager: leaving it closes the connection, which ends the
@@ -94,8 +93,7 @@ class ChatDelta:
 
 @dataclass
 class ChatClient:
-    """Client of Chat Completions. ``base_url``: the gateway's address, without ``/v1``. ``timeout_s`` bounds the
-    connect and each read."""
+    """Client of a gateway at ``base_url``, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
@@ -225,8 +223,7 @@ class TurnDelta:
 
 @dataclass
 class TurnClient:
-    """Client of an agent gateway. ``base_url``: its address, without ``/v1``. ``timeout_s`` bounds the connect and each
-    read."""
+    """Client of an agent gateway at ``base_url``, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)

@@ -76,8 +76,7 @@ def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
 
 
 def _plain(tokenizer: Any) -> Any | None:
-    """The Rust tokenizer behind the one of transformers, which is several times faster; None if the results of the two
-    would differ."""
+    """The Rust tokenizer behind the one of transformers, several times faster; None if their results would differ."""
     found = getattr(tokenizer, "backend_tokenizer", None) if getattr(tokenizer, "is_fast", False) else None
     if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
         return None

@@ -323,8 +323,7 @@ def _is_arithmetic(text: str) -> bool:
 
 
 def _depth(text: str) -> float:
-    """The depth of nested brackets, infinite if they are unbalanced. The parser's time grows far faster than linearly
-    with it."""
+    """The depth of brackets, infinite if unbalanced. The parser's time grows much faster than linearly with it."""
     depth = deepest = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")

@@ -51,8 +51,7 @@ class Jobs:
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a job. ``error``: the message of a raised exception, with its place. ``seconds``: run time of the
-    function."""
+    """The result of a job. ``error``: a raised exception, with its place. ``seconds``: run time of the function."""
 
     value: Any = None
     error: str | None = None

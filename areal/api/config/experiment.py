@@ -428,8 +428,7 @@ class PPOConfig(BaseExperimentConfig):
             )
 
     def _check_temperatures(self) -> None:
-        """Raises ValueError for another temperature than that of the samples, at which log-probabilities are
-        computed."""
+        """Raises ValueError for a temperature other than the samples', which log-probabilities are computed at."""
         for place in ("actor", "ref", "critic"):
             stated = getattr(getattr(self, place), "temperature", None)
             if stated is not None and stated != self.gconfig.temperature:

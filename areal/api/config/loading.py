@@ -225,8 +225,7 @@ class _ConfigFile:
     marks: dict[FieldPath, tuple[int, int]]
 
     def fault(self, path: FieldPath, message: str, set_by: dict[FieldPath, str]) -> ConfigFault:
-        """A fault with its place: the override in ``set_by`` (by path) that set the key, else the position in the
-        file."""
+        """A fault with its place: the override in ``set_by`` that set the key, else the position in the file."""
         for length in range(len(path), 0, -1):
             for key in _places(path[:length]):
                 if (override := set_by.get(key)) is not None:

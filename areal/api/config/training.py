@@ -45,8 +45,7 @@ def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], st
 
 
 def objective_ineffective(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key, why) of settings that have no effect, given the other settings. The caller ignores keys that are not
-    set."""
+    """(key, why) of settings without effect, given the other settings. The caller ignores keys that are not set."""
     objective = "use_sapo_loss" if actor.use_sapo_loss else "use_cispo_loss" if actor.use_cispo_loss else ""
     if actor.use_sapo_loss:
         yield from _all("use_sapo_loss gates softly, and does not clip", "eps_clip", "eps_clip_higher")
@@ -398,8 +397,7 @@ class TrainEngineConfig:
 
 
 def check_policy(engine: TrainEngineConfig | None, place: str = "") -> None:
-    """Raises ValueError for a policy with a value head: its log-probabilities would all be 0. ``place`` prefixes
-    keys."""
+    """Raises ValueError for a policy with a value head, whose log-probabilities would be 0. ``place`` prefixes keys."""
     if engine is not None and engine.is_critic:
         raise ValueError(f"{place}is_critic: a policy has log-probabilities, critics and reward models have values")
 

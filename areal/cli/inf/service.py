@@ -1,5 +1,4 @@
-"""``areal inf run`` and ``stop`` for services; ``register``, ``deregister``, ``scaleup`` and ``scaledown`` for
-models."""
+"""``areal inf run`` and ``stop`` of services; ``register``, ``deregister``, ``scaleup``, ``scaledown`` of models."""
 
 from __future__ import annotations
 

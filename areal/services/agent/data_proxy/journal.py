@@ -259,8 +259,7 @@ class AgentJournal(Journal):
     # -- reads
 
     def conversation(self, session: SessionEntry) -> bytes:
-        """The messages of the session's complete turns, as a JSON list without its brackets. Raises 500 for a damaged
-        turn."""
+        """The messages of all complete turns, as a JSON list without its brackets. Raises 500 for a damaged turn."""
         if session.conversation is None:
             turns = (turn.messages[1:-1] for turn in self.turns(session) if turn.outcome == "complete")
             self._cache(session, b",".join(turns))

@@ -105,8 +105,7 @@ class TurnCaller:
 @dataclass(eq=False)
 class SessionTurn:
     """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
-    if it could not be written. ``aborted``: the reason to end it early. ``writing``: the turn is blocked by slow
-    callers."""
+    if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers."""
 
     run_id: str
     mode: QueueMode
@@ -259,8 +258,7 @@ class TurnRunner:
             self._interrupt(queue, TurnFailed("cancelled", "its caller left"))
 
     async def abort(self, session: SessionEntry, why: TurnFailed, *, waiting: bool = False) -> bool:
-        """End the running turn (with ``waiting``, the waiting turns too) and return when that is on disk. False if no
-        turn runs."""
+        """End the running turn, with ``waiting`` also those that wait; wait for the record. False if no turn runs."""
         queue = self._queues.get(session)
         if queue is None:
             return False
@@ -326,8 +324,7 @@ class TurnRunner:
         turn.ended.set()
 
     async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
-        """Run the turn until it completes or is aborted, and return its event ``complete``. Every other end is a
-        TurnFailed."""
+        """Run the turn, and return its event ``complete``. Raises TurnFailed for every other end, an abort included."""
         turn.interruptible = True
         try:
             if turn.aborted is not None:
@@ -415,8 +412,7 @@ class TurnRunner:
     async def _read(
         self, answer: Connection, turn: SessionTurn, transcript: Transcript, watchdog: Watchdog
     ) -> dict[str, Any]:
-        """Forward the events to the callers, and return ``complete``. Raises TurnFailed, and CallFailed for a lost
-        worker."""
+        """Forward events to the callers, and return ``complete``. Raises TurnFailed; CallFailed for a lost worker."""
         held: list[bytes] = []
         longest = self._config.max_body_bytes + _LINE_SLACK
         too_long = TurnFailed("agent", "an event of the agent is larger than a turn may be")

@@ -132,8 +132,7 @@ class Transcript:
             self._groups[-1][0].append(event["content"])
 
     def messages(self, summary: str) -> bytes:
-        """The turn's messages, JSON. A tool call without a result gets an empty one, because models refuse a history
-        with unanswered calls."""
+        """The turn's messages, JSON. A tool call without a result gets an empty one: models refuse unanswered calls."""
         found: list[dict[str, Any]] = [{"role": "user", "content": self._message}]
         for text, group in self._groups:
             said = "".join(text) or None
@@ -170,8 +169,7 @@ def recorded_events(turn: TurnEntry) -> bytes:
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:
-    """Parse an event and add it to ``transcript``. Returns None unless it ends the turn: then ``complete``, or the
-    failure."""
+    """Parse an event and add it to ``transcript``. If it ends the turn, returns ``complete`` or the failure."""
     try:
         event: dict[str, Any] = orjson.loads(line)
         transcript.add(event, len(line))

@@ -97,8 +97,7 @@ def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """The request fields that name an RL session of the caller. ``inf_base_url`` and ``session_api_key`` require each
-    other."""
+    """Request fields that name the caller's RL session. ``inf_base_url`` and ``session_api_key`` require each other."""
 
     inf_base_url: str | None = None
     inf_model: str | None = None
@@ -174,8 +173,7 @@ class AgentSessions:
         self._keys.forget(key.encode())
 
     async def find_or_start(self, key: str, inference: ModelAccess | None, request_id: str) -> str:
-        """The tag of the session's journal. A missing session is started. Raises 404 for a generated key whose session
-        is gone."""
+        """The journal tag of the session, which is started if needed. Raises 404 if a generated key has no session."""
         if (tag := await self._keys.journal_with(key.encode())) is not None:
             return tag
         start = StartAgentSession(api_key=key, model=self.service, inference=inference)

@@ -213,8 +213,7 @@ def response_of(result: object) -> AgentResponse:
 
 
 def rewarded(result: Any) -> object:
-    """The result of a workflow's ``run``, with its rewards as metadata. Raises AgentFailed for a reward that is not a
-    finite number."""
+    """The result of a workflow's ``run``, with rewards as metadata. Raises AgentFailed for a non-finite reward."""
     if result is None or isinstance(result, str | AgentResponse | StreamResponse):
         return result
     rewards = result.values() if isinstance(result, Mapping) else (result,)
