@@ -83,7 +83,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class ChatDelta:
-    """One chunk of a chat completion. The last chunk with text has a ``finish_reason``; ``usage`` is set on request."""
+    """One chunk of a chat completion. The last one has a ``finish_reason``; ``usage`` is set only on request."""
 
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -1,7 +1,7 @@
 """The RL sessions of an agent service's sessions, at the inference service that records their model calls.
 
 Each session has one RL session: the data proxy starts it with the inference service's admin key, or the caller provides
-it. Admin key and session keys are held here and in the journal; the agent receives only the key of its own RL session.
+it. The keys of RL sessions are held here and in the journal; an agent receives its session's key for its model calls.
 An RL session of the data proxy is replaced before the next turn if it has ended or the inference service lost it.
 """
 

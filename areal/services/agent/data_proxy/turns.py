@@ -245,7 +245,8 @@ class TurnRunner:
         return turn
 
     def leave(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> None:
-        """Remove a caller that has disconnected; a turn without callers and without Idempotency-Keys is cancelled."""
+        """Remove a disconnected caller, and its message if the turn still waits. A turn without callers and without
+        Idempotency-Keys is cancelled."""
         queue = self._queues.get(session)
         turn.callers.remove(caller)
         if queue is None or caller.request is not None:
