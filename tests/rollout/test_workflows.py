@@ -14,9 +14,10 @@ from areal.api.io_struct import ModelResponse
 from areal.api.workflow_api import ChatModel, Environment, RolloutWorkflow
 from areal.client import InferenceClient, RolloutController, RolloutsFailed
 from areal.errors import UsageFault
+from areal.rollout.agents import AgentServiceWorkflow
 from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
 from areal.rollout.tensors import RewardedResponse, row
-from areal.rollout.workflows import EnvironmentWorkflow, GroupedWorkflow, WorkflowResolver
+from areal.rollout.workflows import EnvironmentWorkflow, GroupedWorkflow, OnlineEpisodes, WorkflowResolver
 from areal.utils.hf_utils import load_hf_tokenizer
 from tests.client.conftest import Place
 from tests.reward.rewards import never_right, reverse_reward
@@ -39,7 +40,8 @@ def controller(digits: Place) -> Iterator[RolloutController]:
 
 
 def controller_of(place: Place, **fields: Any) -> Iterator[RolloutController]:
-    config = InferenceEngineConfig(consumer_batch_size=2, request_timeout=60, setup_timeout=60, **fields)
+    fields = {"consumer_batch_size": 2, **fields}
+    config = InferenceEngineConfig(request_timeout=60, setup_timeout=60, **fields)
     with RolloutController(config, gateway_addr=place.proxy.url, admin_api_key=place.key, model="digits") as made:
         yield made
 
@@ -180,6 +182,25 @@ def test_agents_rewards_by_turn_are_discounted_along_the_conversation(digits: Pl
     assert trajectory["rewards"].tolist() == [1.0 + 0.5 * 3.5, 2.0 + 0.5 * 3.0, 3.0]
 
 
+class NoSession(RolloutWorkflow):
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> None: ...
+
+
+def test_turn_discount_and_export_style_are_those_of_every_workflow_that_exports(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    agent = AgentConfig(turn_discount=0.5, export_style="concat")
+    address = {"address": "http://127.0.0.1:9"}
+    for workflow, kwargs in ((Mathematician, {}), (OnlineEpisodes, {}), (AgentServiceWorkflow, address)):
+        found = WorkflowResolver(agent).resolve(workflow, kwargs)
+        assert (found._discount, found._style) == (0.5, "concat"), workflow  # type: ignore[attr-defined]
+    stated = WorkflowResolver(agent).resolve(AgentServiceWorkflow, {**address, "discount": 1.0, "style": "individual"})
+    assert (stated._discount, stated._style) == (1.0, "individual")  # type: ignore[attr-defined]
+    assert not caplog.messages
+    WorkflowResolver(agent).resolve(NoSession)
+    assert "turn_discount and export_style have no effect: NoSession exports no session" in caplog.text
+
+
 def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
     digits: Place, controller: RolloutController
 ) -> None:
@@ -197,6 +218,16 @@ def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
         for controller in controller_of(digits, agent=AgentConfig(mode="online")):
             batch = controller.prepare_batch(None)
         assert sorted(each["rewards"].tolist() for each in batch) == [[0.0], [1.0]]
+        session = client.start_session("a user", online=True)
+        chat = session.chat(ROWS[0]["messages"], max_tokens=8)
+        said = [{"role": "assistant", "content": chat["choices"][0]["message"]["content"]}, *ROWS[0]["messages"]]
+        session.chat([*ROWS[0]["messages"], *said], max_tokens=8)
+        session.reward(1.0)
+        for controller in controller_of(
+            digits, agent=AgentConfig(mode="online", turn_discount=0.25), consumer_batch_size=1
+        ):
+            (discounted,) = controller.prepare_batch(None)
+        assert discounted["rewards"].tolist() == [0.25, 1.0] and discounted["sample_ids"].tolist() == [0, 0]
         assert client.lend() == []
 
 

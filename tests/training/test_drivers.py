@@ -50,6 +50,28 @@ def test_reward_that_a_workflow_does_not_take_is_refused() -> None:
         workflow_of("workflow=tests.rollout.test_workflows:Mathematician", f"reward_fn={REWARD}")
 
 
+AGENT = "tests.rollout.test_workflows:Mathematician"
+
+
+def test_agent_of_the_configuration_is_the_workflow() -> None:
+    assert workflow_of(f"+rollout.agent.agent_cls_path={AGENT}")["workflow"] == AGENT
+    with pytest.raises(UsageFault, match="takes no reward_fn"):
+        workflow_of(f"+rollout.agent.agent_cls_path={AGENT}", f"reward_fn={REWARD}")
+    stated = "workflow=areal.workflow.openai.math_agent:MathAgent"
+    assert workflow_of(f"+rollout.agent.agent_cls_path={AGENT}", stated)["workflow"] == stated.partition("=")[2]
+
+
+def test_sampling_that_a_workflow_does_not_take_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    workflow_of(f"workflow={AGENT}", "gconfig.n_samples=4")
+    assert not caplog.messages
+    workflow_of(f"workflow={AGENT}", "gconfig={temperature: 0.6, stop: [x]}", "eval_gconfig={temperature: 0}")
+    assert f"eval_gconfig.stop: no effect, as the workflow {AGENT} takes no gconfig" in caplog.text
+    assert "gconfig.temperature, gconfig.stop, eval_gconfig.temperature, " in caplog.text
+    caplog.clear()
+    workflow_of(f"reward_fn={REWARD}", "gconfig={temperature: 0.6}")
+    assert not caplog.messages
+
+
 ONLINE = ("rollout.agent.mode=online", "train_dataset.batch_size=2")
 
 

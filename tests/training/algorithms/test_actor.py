@@ -48,6 +48,23 @@ def _gradient(loss: ActorLoss, logits: torch.Tensor, micro: dict[str, torch.Tens
     return leaf.grad
 
 
+def test_mismatch_is_measured_by_the_first_update_where_the_behavior_policy_is_the_proximal_one() -> None:
+    logits, micro = _case()
+    behavior = micro["logprobs"] + 0.5 * micro["loss_mask"]
+    loss = ActorLoss(PPOActorConfig())
+    assert loss.pop_mismatch() is None
+    _gradient(loss, logits, {**micro, "logprobs": behavior})
+    loss.is_first_update = False
+    _gradient(loss, logits, {**micro, "logprobs": behavior})
+    mismatch = loss.pop_mismatch()
+    assert mismatch is not None and mismatch.tolist() == pytest.approx([0.5 * 7, 7])
+    assert "mismatch_kl" not in loss.pop_sums()[0], "0 by construction"
+    decoupled = ActorLoss(PPOActorConfig(use_decoupled_loss=True))
+    _gradient(decoupled, logits, {**micro, "logprobs": behavior})
+    names, sums = decoupled.pop_sums()
+    assert sums[names.index("mismatch_kl")].item() == pytest.approx(3.5) and decoupled.pop_mismatch() is None
+
+
 def test_loss_on_policy_has_the_gradient_of_plain_policy_gradient() -> None:
     logits, micro = _case()
     leaf = logits.clone().requires_grad_()

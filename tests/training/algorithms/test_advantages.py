@@ -14,6 +14,7 @@ from areal.training.algorithms.advantages import (
     gae_by_token,
     gae_by_turn,
     kl_estimate,
+    longest_answers,
     normalize,
     shape_rewards,
     token_rewards,
@@ -140,6 +141,20 @@ def test_sample_of_several_turns_has_the_advantage_that_it_has_as_one_row(groups
     rows = torch.repeat_interleave(torch.arange(len(samples)), turns)
     got = normalize(rewards[rows], torch.ones(len(rows)), numbers[rows], how, samples=rows)
     torch.testing.assert_close(got, whole[rows], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mean", ["batch", None])
+def test_group_of_equal_rewards_has_no_advantage_by_its_own_deviation(mean: Any) -> None:
+    rewards, groups = torch.tensor([1.0, 1.0, 0.1 + 0.2, 0.3, 0.0, 1.0]), torch.tensor([0, 0, 1, 1, 2, 2])
+    got = normalize(rewards, torch.ones(6), groups, NormConfig(mean, std_level="group"))
+    assert got[:4].tolist() == [0.0] * 4 and got[4:].abs().max() < 3
+
+
+def test_longest_answer_of_a_conversation_is_that_of_a_turn() -> None:
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]])
+    turns = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]])
+    assert longest_answers(mask, turns).tolist() == [3, 1]
+    assert longest_answers(mask, None).tolist() == [5, 1]
 
 
 def test_rewards_of_turns_are_compared_with_those_of_the_other_samples() -> None:

@@ -245,6 +245,51 @@ def test_lora_trains_adapters_only_and_publishes_the_merged_weights(model: Path,
     assert _engine(tmp_path).eval_batch(batch(), sft, tokens) == pytest.approx(loss, rel=1e-4)
 
 
+def test_reward_model_with_adapters_is_saved_with_its_trained_head(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    engine = _engine(model, use_lora=True, is_critic=True)
+    engine.save_model(tmp_path)
+    with torch.no_grad():
+        wanted = engine.forward(batch(), lambda outputs, micro: outputs.values)
+        again = _engine(tmp_path, is_critic=True).forward(batch(), lambda outputs, micro: outputs.values)
+    torch.testing.assert_close(again, wanted, rtol=1e-4, atol=1e-5)
+    assert not [name for name in _weights(engine) if "modules_to_save" in name or "original_module" in name]
+
+
+@pytest.mark.parametrize(("module", "tied"), [("embed_tokens", False), ("embed_tokens", True), ("lm_head", True)])
+def test_adapters_that_could_not_be_saved_are_refused(model: Path, tmp_path: Path, module: str, tied: bool) -> None:
+    pytest.importorskip("peft")
+    folder = save_model(tmp_path / "tied", tied=True) if tied else model
+    with pytest.raises(UsageFault, match=r"adapters of .* are not supported"):
+        _engine(folder, use_lora=True, target_modules=["q_proj", module])
+
+
+def test_head_of_a_critic_has_no_dropout_that_no_configuration_says(model: Path, tmp_path: Path) -> None:
+    engine = _engine(model, is_critic=True, disable_dropout=False)
+    assert [each.p for each in engine.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == []
+    about = json.loads((model / "config.json").read_text())
+    folder = save_model(tmp_path / "said")
+    (folder / "config.json").write_text(json.dumps({**about, "classifier_dropout": 0.25}))
+    said = _engine(folder, is_critic=True, disable_dropout=False)
+    assert [each.p for each in said.model.modules() if isinstance(each, torch.nn.Dropout) if each.p] == [0.25]
+
+
+def test_configuration_of_a_saved_model_is_that_of_its_file(model: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    engine = _engine(model, dtype="bfloat16")
+    engine.save_model(tmp_path / "saved")
+    about = json.loads((tmp_path / "saved" / "config.json").read_text())
+    with safe_open(tmp_path / "saved" / "model.safetensors", "pt") as file:
+        (stored,) = {str(file.get_tensor(name).dtype) for name in file.keys()}  # noqa: SIM118 - no mapping
+    assert (f"torch.{about['dtype']}", about["use_cache"]) == (stored, True) == ("torch.bfloat16", True)
+
+
+def test_models_from_scratch_of_one_seed_are_the_same(model: Path) -> None:
+    one, other = (_weights(_engine(model, init_from_scratch=True)) for _ in range(2))
+    assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
 def test_target_modules_are_those_with_adapters(model: Path) -> None:
     pytest.importorskip("peft")
     engine = _engine(model, use_lora=True, target_modules=["q_proj"])

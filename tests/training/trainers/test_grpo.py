@@ -19,6 +19,7 @@ from areal.api.cli_args import (
     GRPOConfig,
     InferenceEngineConfig,
     NormConfig,
+    OptimizerConfig,
     PPOActorConfig,
     PPOCriticConfig,
     RecoverConfig,
@@ -104,6 +105,28 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
         actor=PPOActorConfig(**engine(**actor)),
         **more,
     )
+
+
+def test_epochs_that_train_is_told_are_those_of_the_schedule(tmp_path: Path, service: Service) -> None:
+    config = _config(
+        tmp_path,
+        service,
+        1,
+        actor={"optimizer": OptimizerConfig(lr=1e-3, lr_scheduler_type="linear", warmup_steps_proportion=0.0)},
+    )
+    config.total_train_steps = None
+    with PPOTrainer(config, prompts(8)) as trainer:
+        trainer.train(**WORKFLOW, total_epochs=3)
+        lines = steps_of(trainer.folder.metrics)
+    rates = [line["lr"] for line in lines]
+    assert len(rates) == 3 and rates[0] > rates[1] > 0 and trainer.actor.total_steps == 3
+    assert lines[-1]["total_steps"] == 3
+
+
+def test_schedule_counts_the_updates_that_there_are(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 2, actor={"ppo_n_minibatches": 100, "ppo_epochs": 2})
+    with PPOTrainer(config, prompts(8)) as trainer:
+        assert trainer.actor.total_steps == 2 * 2 * 32, "a step has 8 prompts of 4 samples"
 
 
 def _run(config: GRPOConfig, count: int = 200) -> list[dict[str, Any]]:

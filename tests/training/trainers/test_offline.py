@@ -25,6 +25,7 @@ from areal.state.job_metrics import steps_of
 from areal.training.algorithms.losses import token_outputs
 from areal.training.drivers import sft
 from areal.training.ranks import Ranks
+from areal.training.stopping import Stopped
 from areal.training.trainers.offline import DPOTrainer, RWTrainer, SFTTrainer
 from tests.hub_standin import files_of, hub_standin
 from tests.training.trainers.reversing import MODEL, engine, experiment, optimizer, preferences, solved
@@ -87,6 +88,37 @@ def test_sft_resumed_ends_where_the_uninterrupted_one_does(tmp_path: Path) -> No
     assert steps == list(range(10))
     ends = [dict(trainer.actor.named_tensors()) for trainer in (whole, resumed)]
     assert all((ends[0][name] - ends[1][name]).abs().max() < 1e-6 for name in ends[0])
+
+
+def test_stop_in_the_last_step_of_an_epoch_loses_neither_its_model_nor_its_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SFTConfig(
+        **experiment(tmp_path, total_train_epochs=3),
+        train_dataset=TrainDatasetConfig(batch_size=16),
+        evaluator=EvaluatorConfig(freq_epochs=1),
+        saver=SaverConfig(freq_epochs=1),
+        recover=RecoverConfig(mode="auto"),
+        model=TrainEngineConfig(**engine(optimizer=optimizer(5e-4))),
+    )
+    with SFTTrainer(config, solved(32), solved(16, first=1000)) as first:  # two steps an epoch
+        stopped_after = 2
+        monkeypatch.setattr("areal.training.stopping.requested", lambda: first.step == stopped_after)
+        with pytest.raises(Stopped):
+            first.train()
+        assert not (first.folder.models / "step_2").exists()
+    monkeypatch.undo()
+    with SFTTrainer(config, solved(32), solved(16, first=1000)) as again:
+        again.train()
+        lines = steps_of(again.folder.metrics)
+    assert sorted(path.name for path in again.folder.models.iterdir()) == ["step_2", "step_4", "step_6"]
+    assert [line["step"] for line in lines if "eval/loss" in line] == [2, 4, 6]
+    assert "loss" in lines[1] and len(lines) == 6, "the line of step 2 has both"
+
+
+def test_run_that_keeps_no_model_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with _sft(tmp_path, 1):
+        assert "no model will be kept: saver.freq_epochs=1" in capsys.readouterr().err
 
 
 def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:

@@ -47,9 +47,11 @@ def reward(service: RecordingService, value: float, **more: Any) -> dict[str, An
     return said
 
 
-def take(service: RecordingService, limit: int = 10, wait: float = 0.0, kind: str = "") -> list[dict[str, Any]]:
+def take(
+    service: RecordingService, limit: int = 10, wait: float = 0.0, kind: str = "", rows: str = ""
+) -> list[dict[str, Any]]:
     wanted = f"&kind={kind}" if kind else ""
-    answer = service.admin("GET", f"/trajectories?limit={limit}&wait={wait}{wanted}")
+    answer = service.admin("GET", f"/trajectories?limit={limit}&wait={wait}{wanted}{rows}")
     assert answer.status == 200, answer.body
     items: list[dict[str, Any]] = answer.json()["items"]
     return items
@@ -89,6 +91,17 @@ def test_conversation_is_recorded_as_one_and_sealed_by_its_reward(online: Record
     assert item["traj"]["rewards"][-1] == 0.5
     assert acknowledge(online, [item]) == 1
     assert acknowledge(online, [item]) == 0
+
+
+@pytest.mark.parametrize(("style", "rewards"), [("individual", [0.25, 0.5, 1.0]), ("concat", [1.0])])
+def test_leased_rows_are_those_of_an_export(online: RecordingService, style: str, rewards: list[float]) -> None:
+    human = Human(online, f"three turns, {style}")
+    for text in ("one", "two", "three"):
+        human.say(text)
+    reward(online, 1.0)
+    [item] = take(online, rows=f"&style={style}&discount=0.5")
+    assert item["traj"]["rewards"] == rewards
+    acknowledge(online, [item])
 
 
 def test_reward_goes_to_the_replica_where_the_human_spoke_last(online: RecordingService) -> None:
@@ -168,7 +181,21 @@ def test_limit_holds_over_all_replicas(online: RecordingService) -> None:
     acknowledge(online, one + rest)
 
 
-@pytest.mark.parametrize("query", ["wait=-1", "wait=301", "wait=nan", "wait=x", "limit=x", "limit=1025", "limit=-1"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        "wait=-1",
+        "wait=301",
+        "wait=nan",
+        "wait=x",
+        "limit=x",
+        "limit=1025",
+        "limit=-1",
+        "style=x",
+        "discount=2",
+        "discount=nan",
+    ],
+)
 def test_query_that_cannot_be_is_400(online: RecordingService, query: str) -> None:
     refused(online.admin("GET", f"/trajectories?{query}"))
 
