@@ -100,7 +100,8 @@ class ProgressPrinter:
     def _draw(self, frame: str) -> None:
         width, height = shutil.get_terminal_size()
         now = time.monotonic()
-        shown = list(self._live.values())[-max(1, height - 2) :]
+        newest = sorted(self._live, key=lambda ref: self._live[ref][1])[-max(1, height - 2) :]
+        shown = [each for ref, each in self._live.items() if ref in newest]
         for progress, seen_at in shown:
             text = "  ".join(
                 filter(None, (f"{frame} {_progress_line(progress, waited=now - seen_at)}", progress.detail))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 KINDS = ("rl", "sft", "rw", "dpo")
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
+_LEARNED = (*_ANSWERS[1:], _ANSWERS[0])  # a whole solution rather than the bare answer beside it
 _PICTURES = ("images", "image", "videos", "video", "audio")
 _IGNORED = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
@@ -86,12 +87,12 @@ def _supervised(row: Row, tokenizer: Any) -> Row:
     if "messages" in row:
         return _conversation(row, list(row["messages"][:-1]), list(row["messages"]), tokenizer)
     if _is_conversation(row.get("prompt")):
-        prompt, answer = list(row["prompt"]), next((row[name] for name in _ANSWERS if row.get(name) is not None), None)
+        prompt, answer = list(row["prompt"]), next((row[name] for name in _LEARNED if row.get(name) is not None), None)
         if answer is None:
             raise KeyError(" or ".join(_ANSWERS))
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
         return _conversation(row, prompt, [*prompt, *turns], tokenizer)
-    question, answer = _question(row)[0], _first(row, _ANSWERS)
+    question, answer = _question(row)[0], _first(row, _LEARNED)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
     known = _in_common(before, whole)  # a token over the boundary is learned

@@ -290,9 +290,9 @@ def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str
     """Returns ``engineArgs`` from the engine's section of a job's configuration, without empty values and without
     arguments that areal sets. The ``dtype`` of the embedded engine defaults to the trainer's."""
     defaults = {"dtype": trainer_dtype} if engine == "embedded" and trainer_dtype else {}
-    return {
+    return defaults | {
         str(name): value
-        for name, value in (defaults | dict(section)).items()
+        for name, value in section.items()
         if value not in (None, "", [], {}) and not areal_sets(engine, str(name))
     }
 

@@ -36,15 +36,19 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
     if data.get("input_ids") is not None:
         return [int(token) for token in data["input_ids"]]
     if data.get("messages") is not None:
-        return chat_ids(tokenizer, data["messages"], thinking)
+        return chat_ids(tokenizer, data["messages"], thinking, data.get("tools"))
     if isinstance(data.get("prompt"), str):
         return list(tokenizer.encode(data["prompt"]))
     raise UsageFault(f"a row needs messages, prompt or input_ids; this one has {', '.join(data) or 'nothing'}")
 
 
-def chat_ids(tokenizer: Any, messages: Sequence[Mapping[str, Any]], thinking: bool | None = None) -> list[int]:
-    """The prompt of a chat with the generation prompt. ``thinking`` None: the chat template's default."""
-    variables = {} if thinking is None else {"enable_thinking": thinking}
+def chat_ids(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], thinking: bool | None = None, tools: Any = None
+) -> list[int]:
+    """The prompt of a chat with the generation prompt. ``thinking`` None: the chat template's default. ``tools``: their
+    definitions, which the template writes."""
+    variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
+    variables |= {"tools": tools} if tools else {}
     return templated(tokenizer, messages, add_generation_prompt=True, **variables)
 
 
@@ -314,7 +318,9 @@ class MultiTurnWorkflow(RolloutWorkflow):
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         self._reward.check(data)
         builder, messages = _RowBuilder(), [dict(message) for message in data["messages"]]
-        prompt = question = await asyncio.to_thread(chat_ids, self.tokenizer, messages, self._thinking)
+        prompt = question = await asyncio.to_thread(
+            chat_ids, self.tokenizer, messages, self._thinking, data.get("tools")
+        )
         scale, reward = 1.0, 0.0
         for turn in range(self._max_turns):
             try:

@@ -79,6 +79,10 @@ def paired_batch(rows: Sequence[Mapping[str, Any]]) -> Batch:
             min(len(chosen), len(rejected)) - 1,
         )
         prompt = min(shared, row.get("prompt_length", shared))
+        if min(len(chosen), len(rejected)) < 2:
+            raise UsageFault(
+                f"row {number} of the batch has an answer of one token and no prompt: nothing predicts that token"
+            )
         for ids in (chosen, rejected):
             answers.append({"input_ids": ids, "loss_mask": [0] * prompt + [1] * (len(ids) - prompt)})
     return token_batch(answers)

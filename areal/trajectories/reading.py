@@ -69,7 +69,7 @@ def _read_json(path: Path) -> Iterator[Episode]:
     try:
         document = json.loads(path.read_bytes())
         yield from _episodes(document)
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ArealError(
             f"{path} holds no trajectories: {error}",
             hint="give a file of `areal inf collect`, or a saved answer of POST /export_trajectories",

@@ -83,6 +83,17 @@ def test_on_a_terminal_each_target_keeps_one_line_and_the_last_stage_stays() -> 
     assert final == "a: ready\nb: ready\n"
 
 
+def test_on_a_low_terminal_those_that_go_on_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "4")
+    stream = Terminal()
+    printer = ProgressPrinter(stream=stream)
+    for name in "abcd":
+        printer(Progress(name, "ready"))
+    printer(Progress("a", "loading weights", 1, 9))
+    printer._draw("*")
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["a:", "d:"]
+
+
 def test_on_a_terminal_no_line_is_wider_than_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     stream = Terminal()

@@ -12,6 +12,7 @@ from areal.api.cli_args import GRPOConfig, TrainDatasetConfig, ValidDatasetConfi
 from areal.dataset import get_custom_dataset
 from areal.dataset.files import BadData
 from areal.errors import NotFound, UsageFault
+from areal.rollout.rlvr import prompt_ids
 from areal.training.drivers import _rows
 from areal.utils.hf_utils import load_hf_tokenizer
 from tests.services.tokenizer_folder import write_tokenizer
@@ -110,6 +111,21 @@ def test_input_of_an_instruction_is_part_of_the_question(tmp_path: Path, tokeniz
     (found,) = get_custom_dataset(path=str(lines(tmp_path / "rl.jsonl", [row])))
     assert found["messages"][0]["content"] == "Add.\n1 and 2" and found["answer"] == "four"
     assert learned_of(tmp_path, tokenizer, {**row, "input": ""})[0] == "Add.four<|im_end|>"
+
+
+def test_whole_solution_is_learned_rather_than_the_bare_answer(tmp_path: Path, tokenizer: Any) -> None:
+    row = {"problem": "1+1? ", "solution": "one and one: 2", "answer": "2"}
+    assert learned_of(tmp_path, tokenizer, row)[1] == "one and one: 2<|im_end|>"
+    (found,) = get_custom_dataset(path=str(lines(tmp_path / "rl.jsonl", [row])))
+    assert found["answer"] == "2"
+
+
+def test_tools_of_a_row_are_in_its_prompt(tmp_path: Path) -> None:
+    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "t")))
+    tokenizer.chat_template = "{{ tools[0].name if tools else '' }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    row = {"messages": [*QUESTION, *ANSWER], "tools": [{"name": "fox"}]}
+    assert learned_of(tmp_path, tokenizer, row) == ("foxHellofriend", "friend")
+    assert tokenizer.decode(prompt_ids(tokenizer, {**row, "messages": QUESTION})) == "foxHello"
 
 
 def test_labels_say_what_is_learned(tmp_path: Path, tokenizer: Any) -> None:

@@ -195,3 +195,4 @@ def test_arguments_of_a_job_are_without_what_areal_sets_and_what_says_nothing() 
     assert engine_arguments("vllm", section, "bfloat16") == {"max_model_len": 10}
     assert engine_arguments("embedded", {"threads": 2}, "bfloat16") == {"dtype": "bfloat16", "threads": 2}
     assert engine_arguments("embedded", {"dtype": "float32"}, "bfloat16") == {"dtype": "float32"}
+    assert engine_arguments("embedded", {"dtype": None}, "bfloat16") == {"dtype": "bfloat16"}

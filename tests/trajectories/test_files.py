@@ -130,6 +130,8 @@ def test_file_is_known_by_its_name_and_content(
         ),
         ("t.json", b"{", "holds no trajectories"),
         ("t.json", b"3", "holds no trajectories"),
+        ("t.json", b'{"items": 5}', "holds no trajectories"),
+        ("t.json", b'{"items": [[1]]}', "holds no trajectories"),
         ("t.npz", b"PK", "holds no export"),
         ("t.parquet", b"PAR1", "holds no trajectories"),
     ],

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from areal.training.algorithms.losses import AggMode, Aggregation, dpo_loss, reward_model_loss, sft_loss, value_loss
+from areal.errors import UsageFault
 from areal.training.batches import paired_batch
 
 
@@ -51,6 +52,11 @@ def test_ipo_divides_by_the_whole_answer_also_by_what_both_answers_begin_with() 
 def test_pairs_that_tell_no_prompt_have_in_common_what_they_begin_with() -> None:
     batch = paired_batch([{"chosen_ids": [1, 2, 5, 6], "rejected_ids": [1, 2, 5, 8, 9]}])
     assert batch["loss_mask"].int().tolist() == [[0, 0, 0, 1, 0], [0, 0, 0, 1, 1]]
+
+
+def test_answer_that_nothing_predicts_is_refused() -> None:
+    with pytest.raises(UsageFault, match="row 1 of the batch has an answer of one token and no prompt"):
+        paired_batch([{"chosen_ids": [1, 2], "rejected_ids": [1, 3]}, {"chosen_ids": [5], "rejected_ids": [6]}])
 
 
 @pytest.mark.parametrize(

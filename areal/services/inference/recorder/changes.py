@@ -522,8 +522,10 @@ def note_failure(tables: SessionTables, number: int, code: str, now: float) -> N
     last = tables.last_trajectory(number)
     if last is None:
         place = session.next_trajectory
+    elif apply_timeout(last, now).phase < TrajectoryPhase.READY:
+        place = last.number
     else:
-        place = last.number + (apply_timeout(last, now).phase >= TrajectoryPhase.READY)
+        place = max(last.number + 1, session.next_trajectory)
     query = "INSERT INTO failures VALUES (?,?,?,1) ON CONFLICT (session, trajectory, code) DO UPDATE SET count=count+1"
     tables.db.execute(query, (number, place, code))
 

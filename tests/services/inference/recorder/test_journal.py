@@ -349,6 +349,24 @@ async def test_failures_are_counted_beside_the_rows(journal: SessionJournal, cal
     assert export.failures == [{"session_id": session_id, "trajectory_id": 0, "code": "engine_failed", "count": 2}]
 
 
+async def test_failure_counts_for_the_trajectory_that_its_call_would_have_joined(
+    journal: SessionJournal, calls: Calls
+) -> None:
+    session, session_id = await start(journal)
+    for _ in range(2):
+        await journal.record(session, calls.tokens([1]))
+        await journal.reward(session, 1.0)
+    kept, _ = await journal.export(ExportRequest((session_id,), trajectory=1, remove=False))
+    await journal.acknowledge(kept.name)
+    await journal.release(session, 1)
+    await journal.note_failure(session, "engine_failed")
+    await journal.record(session, calls.tokens([1]))
+    await journal.reward(session, 1.0)
+    _, export = await journal.export(ExportRequest((session_id,)))
+    numbers = [row["trajectory_id"] for row in export.rows]
+    assert [each["trajectory_id"] for each in export.failures] == [max(numbers)] == [2]
+
+
 async def test_idle_session_expires_unscored(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
     abandoned, _ = await start(journal)
     await journal.record(abandoned, calls.tokens([1]))
