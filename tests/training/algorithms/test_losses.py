@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from areal.training.algorithms.losses import AggMode, Aggregation, dpo_loss, reward_model_loss, sft_loss, value_loss
 from areal.errors import UsageFault
+from areal.training.algorithms.losses import AggMode, Aggregation, dpo_loss, reward_model_loss, sft_loss, value_loss
 from areal.training.batches import paired_batch
 
 
