@@ -117,14 +117,32 @@ def _files_of(folder: Path, split: str | None) -> list[Path]:
         return sorted(folder.glob("*.arrow"))
     for place in (folder, folder / "data", folder / "main"):
         found = sorted(each for each in place.glob("*") if each.suffix in SUFFIXES)
-        of_split = [each for each in found if split is not None and each.name.startswith(split)]
+        of_split = [each for each in found if split is not None and _is_of(split, each.name)]
         if of_split:
+            _check_once(of_split)
             return of_split
         if found and split is None:
             return found
     there = sorted(each.name for each in folder.rglob("*") if each.suffix in SUFFIXES)
     what = f"split {split!r}" if split is not None else "JSONL, JSON or Parquet file"
     raise NotFound(f"{folder} has no {what}; there is {', '.join(there[:8]) or 'nothing'}")
+
+
+def _is_of(split: str, name: str) -> bool:
+    """Whether a file is the split's, or a part of it: ``train.jsonl``, ``train-00000-of-00002.parquet``; not
+    ``train_hard.jsonl``."""
+    return name.startswith(split) and _PART.match(name.removeprefix(split)) is not None
+
+
+_PART = re.compile(r"[-_.]?\d*(-of-\d+)?(-[0-9a-f]{6,})?\.")
+
+
+def _check_once(files: list[Path]) -> None:
+    """Raises BadData where a split is there in two formats: each row would come twice."""
+    by_stem: dict[str, Path] = {}
+    for file in files:
+        if (other := by_stem.setdefault(file.stem, file)) != file:
+            raise BadData(f"{other} and {file.name} are one split in two formats: name the file that is meant")
 
 
 Placed = tuple[Row, str]

@@ -53,6 +53,17 @@ def test_gsm8k_folder_is_known_by_its_content_and_split(tmp_path: Path) -> None:
     assert len(get_custom_dataset(dataset_config=ValidDatasetConfig(path=str(tmp_path)))) == 1
 
 
+def test_split_is_its_own_files_alone(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00002", "train-00001-of-00002-0123abcd", "train_hard", "training", "train-easy"):
+        lines(tmp_path / f"{name}.jsonl", [{"question": name, "answer": "1"}])
+    rows = get_custom_dataset("train", path=str(tmp_path))
+    assert [row["messages"][0]["content"] for row in rows] == ["train-00000-of-00002", "train-00001-of-00002-0123abcd"]
+    for suffix in ("jsonl", "json"):
+        lines(tmp_path / f"test.{suffix}", [{"question": "a", "answer": "1"}])
+    with pytest.raises(BadData, match=r"test.json and test.jsonl are one split in two formats"):
+        get_custom_dataset("test", path=str(tmp_path))
+
+
 def test_split_of_the_configuration_is_read(tmp_path: Path) -> None:
     for name, count in (("train", 2), ("test", 1)):
         parquet(tmp_path / "main" / f"{name}-00000-of-00001.parquet", GSM[:count])

@@ -296,7 +296,9 @@ class BaseExperimentConfig:
             periods = [name for name in _PERIODS if getattr(self.recover, name) is not None]
             found += [(("recover", name), f"recover.mode is {self.recover.mode}") for name in periods]
         if self.valid_dataset is None:
-            found += [(("evaluator", name), "there is no valid_dataset") for name in _EVALUATIONS]
+            found += [
+                (("evaluator", name), "there is no valid_dataset, unless the driver gives one") for name in _EVALUATIONS
+            ]
         return [(key, why) for key, why in found if get_path(given, tuple(key)) is not ABSENT]
 
     def _parts(self) -> list[tuple[str, Any]]:
