@@ -82,5 +82,8 @@ def test_null_trainer_samples_the_validation_set_and_trains_nothing(served: Path
     drivers.evaluate(["--config", CONFIG, *SMALL, "trainer.type=null", f"valid_dataset.path={served}/few.jsonl"])
     said = json.loads((served / "evaluation.json").read_text())
     assert said["eval/rollouts"] == 32 and said["eval/failed"] == 0
+    once = ["eval_gconfig={n_samples: 1, greedy: true}", f"valid_dataset.path={served}/few.jsonl"]
+    drivers.evaluate(["--config", CONFIG, *SMALL, "trainer.type=null", *once])
+    assert json.loads((served / "evaluation.json").read_text())["eval/rollouts"] == 8
     assert 0 <= said["eval/reward/mean"] <= 1
     assert not (served / "checkpoints").exists()

@@ -208,7 +208,7 @@ class FolderPublisher:
         """The file of ``version``, if it is one of the two newest on disk, or still in memory; else None."""
         if self.in_memory:
             return next((place.folder / _FILE for place in self._places if place.version == version), None)
-        if self.staged is None or not 0 <= self.staged.version - version < _KEPT:
+        if self.staged is None or version > self.staged.version:
             return None
         file = self.root / f"v{version}" / _FILE
         return file if file.is_file() else None

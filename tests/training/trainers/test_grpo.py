@@ -384,6 +384,27 @@ def test_evaluation_is_of_the_weights_that_are_served(tmp_path: Path, service: S
     evaluated = [line for line in lines if "eval/reward/mean" in line]
     assert [line["step"] for line in evaluated] == [0, 2]
     assert [line["eval/rollouts"] for line in evaluated] == [8 * 2, 8 * 2]
+    assert [line["eval/failed"] for line in evaluated] == [0, 0]
+
+
+class OddAnswersFail(RLVRWorkflow):
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        if int(data["answer"]) % 2:
+            raise ValueError("odd")
+        return await super().arun_episode(engine, data)
+
+
+def test_evaluation_counts_what_failed(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 1)
+    config.evaluator = EvaluatorConfig(freq_steps=1)
+    config.valid_dataset = ValidDatasetConfig()
+    config.eval_gconfig = ANSWERS.new(n_samples=1)
+    rows = prompts(8, seed=1)
+    odd = sum(int(row["answer"]) % 2 for row in rows)
+    with PPOTrainer(config, prompts(50), rows) as trainer:
+        trainer.train(**WORKFLOW, eval_workflow=OddAnswersFail)
+        (line,) = steps_of(trainer.folder.metrics)
+    assert 0 < odd < 8 and (line["eval/rollouts"], line["eval/failed"]) == (8 - odd, odd)
 
 
 def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service) -> None:
