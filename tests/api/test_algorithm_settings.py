@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from areal.api.cli_args import DPOConfig, RWConfig, SFTConfig
+from areal.api.cli_args import DPOConfig, GRPOConfig, RWConfig, SFTConfig
 from areal.api.config.fields import ranges_of
 from tests.api.test_config import SMALL, faults, load
 from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
@@ -50,6 +51,15 @@ def test_model_that_is_fine_tuned_has_no_value_head_unless_it_is_a_reward_model(
     text = SMALL + name + ": {is_critic: true}"
     assert f"config.yaml:3: {name}.is_critic: " in faults(tmp_path, text, cls=SFTConfig)
     assert load(tmp_path, text, cls=RWConfig).model.is_critic
+
+
+@pytest.mark.parametrize("cls", [GRPOConfig, DPOConfig])
+def test_reference_computes_as_the_actor_does_unless_it_says_otherwise(tmp_path: Path, cls: Any) -> None:
+    text = SMALL + "actor: {dtype: float32, attn_impl: eager}\nref: "
+    ref = load(tmp_path, text + "{}", cls=cls).ref
+    assert (ref.dtype, ref.attn_impl) == ("float32", "eager")
+    assert load(tmp_path, text + "{dtype: bfloat16}", cls=cls).ref.dtype == "bfloat16"
+    assert load(tmp_path, SMALL + "ref: {}", cls=cls).ref.dtype == load(tmp_path, SMALL, cls=cls).actor.dtype
 
 
 def test_preset_is_chosen_by_name_also_on_the_command_line(tmp_path: Path) -> None:

@@ -220,6 +220,16 @@ class TrainerConfig:
 class BaseExperimentConfig:
     required: ClassVar[tuple[str, ...]] = ("experiment_name", "trial_name")
 
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """``given`` with what a section takes from another: a reference computes as the actor does, or the two differ
+        before the first step."""
+        actor, ref = given.get("actor"), given.get("ref")
+        if not isinstance(actor, Mapping) or not isinstance(ref, Mapping):
+            return given
+        shared = {name: actor[name] for name in ("dtype", "attn_impl") if name in actor}
+        return {**given, "ref": {**shared, **ref}}
+
     experiment_name: str = ""
     trial_name: str = ""
     driver: str | None = None

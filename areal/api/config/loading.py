@@ -202,7 +202,8 @@ def load_config(
         tree = _merged(source, overrides, cls, set_by, refused)
     faults = Faults()
     given = _lifted(tree)
-    config = build(cls, given, faults)
+    complete = getattr(cls, "completed", None)
+    config = build(cls, given if complete is None else complete(given), faults)
     if (contradictions := getattr(config, "contradictions", None)) is not None:
         faults.found += contradictions(given)
     if config is not None and not faults.found and not refused:
