@@ -52,7 +52,7 @@ def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
     Raises 400 for a last message that is to be continued, which external models do not support."""
     if chat.get("continue_final_message"):
         raise bad_request("the last message must be the user's: an external model begins its own", param="messages")
-    body = {name: value for name, value in chat.items() if name not in _OWN_FIELDS and value not in (None, [], False)}
+    body = {name: value for name, value in chat.items() if name not in _OWN_FIELDS and not _is_unset(value)}
     if "max_tokens" in body:
         body["max_completion_tokens"] = body.pop("max_tokens")
     if not body.get("tools"):
@@ -63,6 +63,11 @@ def chat_body(chat: Mapping[str, Any]) -> dict[str, Any]:
         body["stream_options"] = {"include_usage": True}
     body["messages"] = [{name: item for name, item in each.items() if name != "is_error"} for each in chat["messages"]]
     return body
+
+
+def _is_unset(value: Any) -> bool:
+    """A temperature of 0 is set, though 0 equals False."""
+    return value is None or value is False or value == []
 
 
 async def answer_in_dialect(

@@ -210,7 +210,7 @@ class Admission:
 
 
 _REQUEST_FIELDS = (
-    *(b"authorization", b"x-api-key", b"anthropic-version"),
+    *(b"authorization", b"x-api-key", b"anthropic-version", b"anthropic-beta"),
     *(b"idempotency-key", b"x-stainless-retry-count"),
 )
 _RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IGNORED)

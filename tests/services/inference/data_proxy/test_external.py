@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from areal.resources.addresses import UrlError, parse_external_url
+from areal.services.inference.data_proxy.external import chat_body
 from tests.services.inference.running_service import CHAT, Service
 from tests.services.processes import Process, Processes, Stream, chat_text, script, wait_ready, wait_until
 
@@ -47,6 +48,13 @@ def test_external_fields_we_do_not_know_go_through(
     body = {**BODY, "chat_template_kwargs": {"enable_thinking": False}}
     assert friend.call("POST", CHAT, body, key=module_processes.key).status == 200
     assert service.engine_saw()["input_ids"]
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty", "seed", "top_logprobs"])
+@pytest.mark.parametrize("value", [0, 0.0, -0.0])
+def test_external_api_gets_what_is_set_to_zero(name: str, value: float) -> None:
+    chat = {"messages": [], "stop": [], "tools": None, "stream": False, name: value}
+    assert chat_body(chat) == {"messages": [], name: value}
 
 
 def test_external_refusal_goes_through(service: Service, friend: Process, module_processes: Processes) -> None:
