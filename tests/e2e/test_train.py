@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +152,28 @@ def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: B
     wait_phase(jobs, "brief", "Succeeded")
     assert "brief unchanged" in jobs.ok("reconcile").out
     jobs.ok("apply", "-f", jobs.write(manifest.format(ttl=0)))
-    assert "ttlSecondsAfterFinished" in jobs.ok("reconcile").out
-    assert jobs.ok("get", "trainjobs", "-o", "name").out == ""
+    kept = manifest.format(ttl=0).replace("{name: brief}", "{name: kept, annotations: {areal.dev/protect: 'true'}}")
+    jobs.ok("apply", "-f", jobs.write(kept, "kept.yaml"))
+    wait_phase(jobs, "kept", "Succeeded")
+    assert "ttlSecondsAfterFinished" in jobs.ok("reconcile").out, "a protected one beside it is in nobody's way"
+    assert jobs.ok("get", "trainjobs", "-a", "-o", "name").out == "trainjob/kept\n"
+
+
+def test_job_that_replaces_another_runs_where_it_was_applied(jobs: Box) -> None:
+    manifest = jobs.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: moved}\nspec: {config: count.yaml}\n",
+        "job.yaml",
+    )
+    jobs.ok("apply", "-f", manifest)
+    wait_phase(jobs, "moved", "Succeeded")
+    other = replace(jobs, folder=jobs.folder / "other")
+    other.folder.mkdir()
+    other.write(DRIVER.replace('print("inference"', 'print("of the other folder"'), "counting.py")
+    other.write((jobs.folder / "count.yaml").read_text(), "count.yaml")
+    other.write(Path(manifest).read_text(), "job.yaml")
+    other.ok("apply", "-f", "job.yaml", "--replace", "--yes", "--set", "trainjob/moved:spec.env.A=b")
+    wait_phase(other, "moved", "Succeeded")
+    assert "of the other folder" in other.ok("train", "logs", "moved").out
 
 
 def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(jobs: Box) -> None:

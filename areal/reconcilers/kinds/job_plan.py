@@ -36,7 +36,7 @@ from areal.reconcilers.kinds.job_config import (
     read_config,
     require_runnable,
 )
-from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, job_status
+from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, is_over, job_status
 from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret_of, source_file
@@ -404,7 +404,7 @@ def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
     now = job_status(mine, suspended=bool(job.object.spec.get("suspend")))
     if job.object.spec.get("suspend"):
         return now.run is None or not now.run.may_live
-    return now.finished and not _restart_requested(job.object, now)
+    return is_over(now, job.object.spec) and not _restart_requested(job.object, now)
 
 
 # -- ids of the hub in a job's configuration
@@ -458,8 +458,10 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     """Raises ArealError saying what is missing."""
     stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
     spec: TrainJobSpec = effective("TrainJob", stored.spec)
+    resumes = _folder_owner(context.ctx.home.jobs / stored.name) == stored.uid
     folder = _own_folder(context.ctx.home, stored)
-    earlier = max(context.observed.of(op.ref, DRIVER), key=lambda run: run.uid, default=None)
+    runs = context.observed.of(op.ref, DRIVER) if resumes else ()  # an earlier job of this name ran elsewhere
+    earlier = max(runs, key=lambda run: run.uid, default=None)
     cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
     inputs, count = dict(op.args["inputs"]), int(op.args["gpus"])
     on_end: tuple[str, ...] = ()
@@ -507,10 +509,7 @@ def _own_folder(home: Home, stored: StoredObject) -> Path:
     folder = home.jobs / stored.name
     mark = folder / _OWNER
     if folder.exists():
-        try:
-            owner = str(read_json(mark)["uid"])
-        except (FileNotFoundError, ArealError, KeyError, TypeError):
-            owner = "earlier"
+        owner = _folder_owner(folder) or "earlier"
         if owner != stored.uid:
             aside = folder.with_name(f"{folder.name}.{owner[:8]}")
             number = 1
@@ -521,6 +520,14 @@ def _own_folder(home: Home, stored: StoredObject) -> Path:
     if not mark.exists():
         write_json(mark, {"uid": stored.uid, "job": str(stored.ref)})
     return folder
+
+
+def _folder_owner(folder: Path) -> str:
+    """The uid of the job that a folder belongs to; "" where it does not say."""
+    try:
+        return str(read_json(folder / _OWNER)["uid"])
+    except (FileNotFoundError, ArealError, KeyError, TypeError):
+        return ""
 
 
 def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slot: Slot) -> list[str]:

@@ -7,9 +7,10 @@ replaced within the same allowance. What a person stopped goes on when it is res
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from areal.reconcilers.observe import ObservedRun, queued_for
 from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunState
@@ -39,6 +40,12 @@ class JobStatus:
     @property
     def finished(self) -> bool:
         return self.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
+
+
+def is_over(now: JobStatus, spec: Mapping[str, Any]) -> bool:
+    """Whether nothing will start the driver again: it has finished, or it was lost and is never restarted."""
+    policy = (spec.get("restart") or {}).get("policy")
+    return now.finished or (now.phase is JobPhase.LOST and policy == "Never")
 
 
 def job_status(runs: Sequence[ObservedRun], *, suspended: bool) -> JobStatus:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from areal.errors import Conflict, NoCapacity
 from areal.reconcilers.desired import APPLY, Target, Wanted, target_for
+from areal.reconcilers.kinds import controller_of
+from areal.reconcilers.kinds.job_plan import at_rest
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
 from areal.reconcilers.observe import Observed, ObservedRun
 from areal.reconcilers.plan import Plan, Verb
@@ -119,6 +121,13 @@ def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_oth
     assert plan.ops[-1].args["inputs"]["attempt"] == 2
     for run in (DONE, FAILED):
         assert plan_of(never, runs=(run,)).is_empty
+
+
+@pytest.mark.parametrize(("policy", "rests"), [("Never", True), ("OnFailure", False)])
+def test_lost_job_is_at_rest_where_nothing_starts_it_again(policy: str, rests: bool) -> None:
+    lost = unchanged(job({"restart": {"policy": policy}}))
+    assert at_rest(lost, [LOST.state]) is rests
+    assert controller_of("TrainJob").completion(lost.object.spec, [LOST]).running is not rests
 
 
 def test_plan_of_a_lost_job_that_is_never_restarted_leaves_it() -> None:
