@@ -520,4 +520,12 @@ def rollback(cli: Invocation, targets: tuple[str, ...], to: int | None, dry_run:
     """Apply an earlier revision's spec again; a new revision records it."""
     from areal.reconcilers import operations
 
-    return mutate(cli, operations.rollback, one_ref(targets), to=to, dry_run=dry_run, timeout_s=cli.deadline_s())
+    return mutate(
+        cli,
+        operations.rollback,
+        one_ref(targets),
+        to=to,
+        dry_run=dry_run,
+        timeout_s=cli.deadline_s(),
+        approve=approver(cli, "rollback"),
+    )

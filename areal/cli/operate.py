@@ -23,7 +23,7 @@ from areal.cli.objects import complete_names, complete_targets, one_ref, parse_r
 from areal.cli.options import Invocation, Seconds, change_options, interactive, stack, timeout
 from areal.cli.output import age, emit_rows, error_lines, field, report, show, size
 from areal.cli.remote import checked_url, gateway
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, NotFound, UsageFault
 from areal.resources.kinds import MODEL
 from areal.terminal import ESCAPE, fancy, safe
 
@@ -426,6 +426,8 @@ def wait(cli: Invocation, targets: tuple[str, ...], conditions: tuple[str, ...],
 
         return wait_remote(cli, chosen, parse_refs(targets), wanted, cli.deadline_s())
     refs = select(cli.home, targets, selector) if selector is not None else parse_refs(targets)
+    if not refs and not any("deleted" in alternatives for alternatives in wanted):
+        raise NotFound(f"no labels match {selector}: there is nothing to wait for", hint="areal get all -o wide")
     return wait_for(cli, refs, wanted)
 
 

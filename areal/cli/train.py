@@ -144,7 +144,8 @@ def _earlier(cli: Invocation, ref: Ref) -> str:
     found = recorded(cli, ref)
     if found is None:
         return ""
-    if any(state.pid or state.phase in ("starting", "backoff") for state in HomeView(cli.home).states([ref])):
+    live = ("queued", "starting", "backoff", "unknown")
+    if any(state.pid or state.phase in live for state in HomeView(cli.home).states([ref])):
         hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
         raise Conflict(f"{ref} runs already", hint=hint)
     cli.say(f"{ref} has run before: another run, from the start; the files of the earlier one are set aside")

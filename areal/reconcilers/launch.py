@@ -306,7 +306,9 @@ def secret_of(key_from: Any, stored: StoredObject) -> str:
             )
         return value
     try:
-        return Path(key_from.file).expanduser().read_text().strip()
+        if value := Path(key_from.file).expanduser().read_text().strip():
+            return value
+        raise ArealError(f"{stored.ref}: the secret's file {key_from.file} is empty", hint="write it, and apply again")
     except OSError as error:
         raise ArealError(
             f"{stored.ref}: the secret's file {key_from.file} cannot be read: {error.strerror}",
@@ -330,8 +332,10 @@ def secret_fault(path: FieldPath, source: Mapping[str, Any]) -> Iterator[Fault]:
     if variable and not os.environ.get(variable):
         message, hint = f"environment variable {variable} is not set", f"export {variable}=... and apply again"
         yield (*path, "env"), message, hint
-    if secret and not os.access(Path(secret).expanduser(), os.R_OK):
+    if secret and not os.access(file := Path(secret).expanduser(), os.R_OK):
         yield (*path, "file"), f"the secret's file {secret} cannot be read", None
+    elif secret and file.is_file() and not file.read_text(errors="replace").strip():
+        yield (*path, "file"), f"the secret's file {secret} is empty", None
 
 
 def key_path(home: Home, service: StoredObject) -> Path:

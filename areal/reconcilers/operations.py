@@ -64,8 +64,17 @@ def _only(ref: Ref, edit: Edit) -> Choose:
     return choose
 
 
-def _change(ctx: Context, ref: Ref, edit: Edit, done: str, timeout_s: float, policy: Policy | None = None) -> Outcome:
-    return _reworded(_converge(ctx, _only(ref, edit), policy or Policy(), timeout_s), {"configured": done})
+def _change(
+    ctx: Context,
+    ref: Ref,
+    edit: Edit,
+    done: str,
+    timeout_s: float,
+    policy: Policy | None = None,
+    approve: Callable[[Plan], bool] = _yes,
+) -> Outcome:
+    outcome = _converge(ctx, _only(ref, edit), policy or Policy(), timeout_s, approve)
+    return _reworded(outcome, {"configured": done})
 
 
 def _reworded(outcome: Outcome, words: Mapping[str, str]) -> Outcome:
@@ -217,7 +226,12 @@ def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outc
 
 
 def rollback(
-    ctx: Context, ref: Ref, to: int | None = None, dry_run: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ctx: Context,
+    ref: Ref,
+    to: int | None = None,
+    dry_run: bool = False,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
     """Apply an earlier revision's spec as a new one, without layers of other verbs such as ``scale``."""
     store = ObjectStore(ctx.home)
@@ -233,7 +247,7 @@ def rollback(
 
     if dry_run:
         return outcome_of(plan_targets(CommandContext.open(ctx), _only(ref, edit), Policy()).plan, dry_run=True)
-    return _change(ctx, ref, edit, "rolled back", timeout_s)
+    return _change(ctx, ref, edit, "rolled back", timeout_s, approve=approve)
 
 
 def adopt(

@@ -166,7 +166,7 @@ def same_number(said: str | None, right: str | None) -> bool:
     and unknowns never equal one number. Raises ImportError if math-verify is needed and not installed: for an answer
     that is not written in digits."""
     wanted, expression = as_number(right), arithmetic(said) if said else None
-    if wanted is None or expression is None:
+    if wanted is None or expression is None or _is_of_another_kind(said or "", right or ""):
         return False
     return _is_value(expression, wanted)
 
@@ -242,13 +242,43 @@ def arithmetic(text: str) -> str | None:
     text = _SPACING.sub(" ", text).strip().rstrip(".,;:").strip()
     *names, value = _EQUALITY.split(text)
     expression = _without_words(value)
-    if expression is None or any(_is_several(name) for name in names):
+    if expression is None or any(_is_several(name) or _is_scaled(name) for name in names):
         return None
     if len(names) == len(_EXACT_EQUALITY.findall(text)):
         sides = [side for name in names if (side := _without_words(name)) is not None]
         if not all(_equal(side, expression) for side in sides):
             return None  # 20 = 18
     return expression
+
+
+_ARGUMENT = re.compile(r"_\s*(?:\{[^{}]*\}|\w)|(?<=[A-Za-z}])\s*\([^()]*\)")  # subscripts, and f(2)
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_PROSE = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{3,}")
+
+
+def _is_scaled(side: str) -> bool:
+    """Whether a side of an equation has an unknown and a number, as in ``2x = 36`` or ``x + 2 = 36``: the other side is
+    not the unknown's value. ``m + n = 36`` names the answer."""
+    side = _ARGUMENT.sub("", side)
+    return bool(_UNKNOWN.search(side) and re.search(r"\d", side)) and not _PROSE.search(side)
+
+
+def _is_relation(text: str) -> bool:
+    """Whether a reference is an equation of unknowns, such as a line's ``x - y = 1``, and not a named value."""
+    *sides, _ = _EQUALITY.split(_without_layout(text))
+    plain = [_ARGUMENT.sub("", side) for side in sides]
+    return any(_UNKNOWN.search(side) and re.search(r"[-+*/^\d]", side) and not _PROSE.search(side) for side in plain)
+
+
+def _name(text: str) -> str:
+    """The unknown that the text gives the value of; "" if it is not one letter."""
+    name, *value = _EQUALITY.split(_without_layout(text).replace("$", ""))
+    return name.strip().casefold() if len(value) == 1 and _UNKNOWN.fullmatch(name.strip()) else ""
+
+
+def _is_of_another_kind(said: str, right: str) -> bool:
+    """Whether a value is compared with a relation, or the value of one unknown with that of another."""
+    return _is_relation(right) or bool(_name(said) and _name(right) and _name(said) != _name(right))
 
 
 def _in_latex(text: str) -> str:
@@ -377,17 +407,20 @@ _UNIT = re.compile(
 _CHOICE = re.compile(r"\(?([A-Z])\)?")
 _BASE, _ELLIPSIS = re.compile(r"(?<=\d)_\s*\{?\s*(\d+)"), re.compile(r"(\\[lcd]?dots|\.\.\.|\\mod)(?![A-Za-z])")
 _CONSTANT = re.compile(r"(?:[^A-Za-z\\]|\\[A-Za-z]+)*\d(?:[^A-Za-z\\]|\\[A-Za-z]+)*")  # no name of a quantity
-_PLAIN_TEXT = re.compile(r"[A-Za-z'’ -]{2,}|\([A-Za-z]\)")
+_PLAIN_TEXT = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z'’ -]{2,}|\([A-Za-z]\)")  # p - q and ab are formulas
 
 
 def same_expression(said: str, right: str) -> bool:
     """Whether both are mathematically equal, or the same text if they are not mathematics. It may take very long.
     Raises ImportError without math-verify."""
     number, wanted = arithmetic(said), arithmetic(right)
+    another_kind = _is_of_another_kind(said, right)
     said, right = _one_line(_UNIT.sub("", said)), _one_line(_UNIT.sub("", right))
     if said.casefold() == right.casefold():
         return True
-    if number is not None and wanted is not None:  # without its unit
+    if another_kind and not _is_relation(right):
+        return False
+    if number is not None and wanted is not None and not another_kind:  # without its unit
         said, right = number, wanted
     choice = _CHOICE.fullmatch(right)
     if choice is not None:

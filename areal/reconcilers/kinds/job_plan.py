@@ -132,7 +132,7 @@ def _why_start(work: JobWork, now: JobStatus) -> str:
 def _restart_requested(job: StoredObject, now: JobStatus) -> bool:
     """Whether `areal restart` was called since the newest run started."""
     asked = str(job.status.get("restartedAt", ""))
-    return now.run is not None and str(now.run.state.spec.inputs.get("restartedAt", "")) != asked
+    return bool(asked) and now.run is not None and str(now.run.state.spec.inputs.get("restartedAt", "")) != asked
 
 
 def _restarts_left(work: JobWork, now: JobStatus) -> int:
