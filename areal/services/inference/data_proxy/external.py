@@ -331,6 +331,10 @@ class ExternalCalls:
         return handle
 
 
+# What only the end of a whole stream has, or an error that says why there is none.
+_STREAM_ENDS = (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "', b"message_stop", b'"error"')
+
+
 async def _pass_on(
     call: _RelayedCall, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
 ) -> AnyResponse:
@@ -342,16 +346,20 @@ async def _pass_on(
         await response_recorder.answer(upstream.status, body)
         return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
     out = StreamingResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
-    cutter = EventCutter()
+    cutter, is_whole = EventCutter(), False
     try:
         async for part in upstream.content.iter_any():
-            if events := response_recorder.events(cutter.push(part)):
+            whole = cutter.push(part)
+            is_whole = is_whole or any(mark in whole for mark in _STREAM_ENDS)
+            if events := response_recorder.events(whole):
                 if not out.prepared:
                     await out.prepare(call.request)
                 await out.write(events)
         await response_recorder.end()
         if out.prepared:
             await out.write(response_recorder.held + cutter.held)
+        if not is_whole:
+            raise EngineFailed("the stream was cut")
     except ConnectionResetError:  # the client disconnected
         return out
     return out
@@ -385,7 +393,9 @@ def api_failures() -> Iterator[None]:
     except TimeoutError as error:
         raise ApiError(504, "the external API made no progress", code="progress_timeout") from error
     except (aiohttp.ClientError, OSError) as error:
-        raise ApiError(502, "the connection to the external API broke", code="engine_failed") from error
+        # Final too: the provider may have done the work, and asking again would be paid for twice.
+        message = "the connection to the external API broke"
+        raise ApiError(502, message, code="engine_failed", headers=_FINAL) from error
 
 
 def external_handlers(calls: ExternalCalls, dialect: Dialect) -> dict[str, Handler]:

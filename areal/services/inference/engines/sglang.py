@@ -233,6 +233,8 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
     # Also our defaults: the server may have taken others from the model.
     sampling |= {"temperature": call.sampling.temperature, "top_p": call.sampling.top_p}
     sampling |= {"top_k": call.sampling.top_k or -1, "skip_special_tokens": False}
+    for name in ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        sampling[name] = getattr(call.sampling, name)
     if call.response_format is not None:
         sampling |= _constraint(call.response_format)
     adapter = {} if call.adapter is None else {"lora_path": call.adapter}

@@ -284,7 +284,12 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
         **sampling,
         "model": call.adapter or model,
         "prompt": call.prompt,
-        "temperature": call.sampling.temperature,  # also our default: the model's may differ
+        # Also our defaults: vLLM takes what is not said from the model's generation_config.json.
+        "temperature": call.sampling.temperature,
+        "min_p": call.sampling.min_p,
+        "presence_penalty": call.sampling.presence_penalty,
+        "frequency_penalty": call.sampling.frequency_penalty,
+        "repetition_penalty": call.sampling.repetition_penalty,
         "top_p": call.sampling.top_p,
         "top_k": call.sampling.top_k,
         "logprobs": call.sampling.top_logprobs,

@@ -333,13 +333,13 @@ class RecentTurns:
         return known
 
     def put(self, row: int, known: PrefixMatch) -> None:
-        self._drop(row)
+        self.drop(row)
         self._turns[row] = known
         self._held += len(known.tokens)
         while self._held > _MOST_TOKENS:
-            self._drop(next(iter(self._turns)))
+            self.drop(next(iter(self._turns)))
 
-    def _drop(self, row: int) -> None:
+    def drop(self, row: int) -> None:
         gone = self._turns.pop(row, None)
         self._held -= len(gone.tokens) if gone is not None else 0
 

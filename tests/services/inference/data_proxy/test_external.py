@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,58 @@ def test_external_failure_is_no_reason_to_call_the_provider_again(
     script(service.engine, cut_after=0)
     answer = gateway.call("POST", CHAT, BODY, key=module_processes.key)
     assert answer.status == 502 and answer.headers["x-areal-attempts"] == "1"
+
+
+class Upstream(BaseHTTPRequestHandler):
+    """Sends what a client's model name says, and ends the connection."""
+
+    protocol_version = "HTTP/1.1"
+    calls = 0
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self) -> None:
+        Upstream.calls += 1
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        self.close_connection = True
+        if said == "drop":
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        chunks = {"cut": (None,), "whole": (None, "stop"), "empty": ()}[said]
+        for finish in chunks:
+            chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": finish}]}
+            self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+
+def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processes: Processes) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxy = external(processes, f"http://127.0.0.1:{server.server_port}", "k", "--allow-private")
+        router = processes.router()
+        gateway = processes.gateway(router)
+        processes.register(router, proxy, model="friend")
+        wait_until(lambda: gateway.call("GET", "/ready", key=processes.key).status == 200)
+
+        def ask(said: str, stream: bool = True) -> tuple[int, bytes]:
+            body = {"model": "friend", "messages": [{"role": "user", "content": said}], "stream": stream}
+            answer = gateway.call("POST", CHAT, body, key=processes.key)
+            return answer.status, answer.body
+
+        status, text = ask("cut")
+        assert status == 200 and b"the external API failed: the stream was cut" in text
+        assert ask("empty")[0] == 502
+        status, text = ask("whole")
+        assert status == 200 and b"error" not in text
+        before = Upstream.calls
+        assert ask("drop", stream=False)[0] == 502 and Upstream.calls == before + 1
+        server.shutdown()
 
 
 def test_external_api_that_does_not_answer_is_503(processes: Processes) -> None:

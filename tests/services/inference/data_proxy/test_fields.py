@@ -217,3 +217,11 @@ def test_bias_that_is_none_is_400_and_named(codec: TextCodec, bias: dict[str, An
     assert refused.value.status == 400
     whole = Fields({"logit_bias": {"1": 100, "0": -100}})
     assert read_sampling(whole, codec, options, Capabilities(), 7).logit_bias == {1: 100.0, 0: -100.0}
+
+
+def test_engine_is_told_of_every_parameter_that_it_might_take_from_the_model() -> None:
+    plain = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    plain |= {"repetition_penalty": 1.0}
+    call = EngineCall("c", ((1,),), SamplingParams())
+    assert plain.items() <= vllm.wire_body(call, "m").items()
+    assert plain.items() <= sglang.wire_body(call)["sampling_params"].items()

@@ -13,7 +13,7 @@ import pytest
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import CallIdentity
+from areal.services.inference.recorder.records import CallIdentity, digest_conversation, text_digest
 from areal.services.inference.recorder.rows import Style
 from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
 from areal.services.journal.keys import key_digest
@@ -336,6 +336,21 @@ async def test_reused_key_is_409_until_its_session_has_a_trajectory(journal: Ses
     following, _ = await start(journal, key="my-own-key")
     assert journal.session_by_key(key_digest(b"my-own-key")) == following
     await journal.export(ExportRequest((session_id,)))  # the first one is still there
+
+
+async def test_turn_of_another_conversation_that_had_the_same_row_is_not_continued(
+    journal: SessionJournal, calls: Calls
+) -> None:
+    session, _ = await start(journal)
+    call = calls.tokens([1, 2, 3], [50, 51], messages=[user("task")])
+    digest = text_digest("the prompt and A")
+    first = await journal.record(session, replace(call, samples=[replace(each, text=digest) for each in call.samples]))
+    await journal.reward(session, 1.0)
+    assert await journal.release(session, 0)
+    second = await journal.record(session, calls.text([user("task")], "B"))
+    assert second.first == first.first, "the row is used again"
+    said = {"role": "assistant", "content": "B"}
+    assert await journal.known(session, digest_conversation([user("task"), said, user("go on")])) is None
 
 
 async def test_failures_are_counted_beside_the_rows(journal: SessionJournal, calls: Calls) -> None:
