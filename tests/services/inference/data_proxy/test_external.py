@@ -6,6 +6,7 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def test_external_fields_we_do_not_know_go_through(
 @pytest.mark.parametrize("name", ["temperature", "top_p", "presence_penalty", "seed", "top_logprobs"])
 @pytest.mark.parametrize("value", [0, 0.0, -0.0])
 def test_external_api_gets_what_is_set_to_zero(name: str, value: float) -> None:
-    chat = {"messages": [], "stop": [], "tools": None, "stream": False, name: value}
+    chat: dict[str, Any] = {"messages": [], "stop": [], "tools": None, "stream": False, name: value}
     assert chat_body(chat) == {"messages": [], name: value}
 
 

@@ -13,7 +13,7 @@ import pytest
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import CallIdentity, digest_conversation, text_digest
+from areal.services.inference.recorder.records import CallIdentity, TokenSample, digest_conversation, text_digest
 from areal.services.inference.recorder.rows import Style
 from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
 from areal.services.journal.keys import key_digest
@@ -344,7 +344,10 @@ async def test_turn_of_another_conversation_that_had_the_same_row_is_not_continu
     session, _ = await start(journal)
     call = calls.tokens([1, 2, 3], [50, 51], messages=[user("task")])
     digest = text_digest("the prompt and A")
-    first = await journal.record(session, replace(call, samples=[replace(each, text=digest) for each in call.samples]))
+    first = await journal.record(
+        session,
+        replace(call, samples=[replace(each, text=digest) for each in call.samples if isinstance(each, TokenSample)]),
+    )
     await journal.reward(session, 1.0)
     assert await journal.release(session, 0)
     second = await journal.record(session, calls.text([user("task")], "B"))

@@ -511,7 +511,7 @@ class Engine:
         if full:
             self._end(full, Finish.LENGTH)
         if dead_ends:
-            self._end(dead_ends, Finish.LOST)
+            self._end(dead_ends, Finish.DEAD_END)
         return bool(stopped or full or dead_ends)
 
     def _end(self, sequences: list[TokenSequence], finish: Finish) -> None:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -284,8 +285,8 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
     choices: list[Delta] = []
     while not stream.ended:
         choices += await stream.next()
-    if any(choice.finish_reason is Finish.LOST for choice in choices):
-        raise _lost()
+    if (failure := _failure(choice.finish_reason for choice in choices)) is not None:
+        raise failure
     choices.sort(key=lambda choice: choice.index)
     body: dict[str, Any] = {"choices": choices, "prompt_tokens": prompt_tokens}
     if stream.first_at is not None:
@@ -299,8 +300,8 @@ async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
         await response.prepare(request)
         while not stream.ended:
             deltas = await stream.next()
-            if any(delta.finish_reason is Finish.LOST for delta in deltas):
-                await response.write(_line(_lost().body(request.id)))
+            if (failure := _failure(delta.finish_reason for delta in deltas)) is not None:
+                await response.write(_line(failure.body(request.id)))
                 break
             if deltas:
                 await response.write(b"".join(_line(delta) for delta in deltas))
@@ -311,5 +312,12 @@ def _line(data: Delta | dict[str, Any]) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _lost() -> ApiError:
-    return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")
+def _failure(finishes: Iterable[Finish | None]) -> ApiError | None:
+    """The error of an answer that did not end well. Another worker would come to the same dead end."""
+    ended = set(finishes)
+    if Finish.LOST in ended:
+        return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")
+    if Finish.DEAD_END in ended:
+        message = "after what it has said, the model has no token that the constraint allows"
+        return ApiError(422, message, code="constraint_dead_end", param="response_format")
+    return None

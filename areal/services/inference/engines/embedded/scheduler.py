@@ -40,6 +40,7 @@ class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"  # cancelled by its caller
+    DEAD_END = "dead_end"  # its constraint allows no token
     LOST = "lost"  # the engine ended first: the output is incomplete
 
 

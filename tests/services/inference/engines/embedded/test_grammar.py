@@ -128,7 +128,7 @@ def test_model_whose_tokens_cannot_write_it_is_lost_not_wrong(tmp_path: Path, st
     make_model(tmp_path, vocab_size=11, bos_token_id=None, eos_token_id=0)
     matcher = Grammars(tmp_path, 11, {0}).matcher({"type": "regex", "regex": "[0-9]x"})
     (sequence,) = start(tmp_path).run([1, 5], max_new_tokens=8, matcher=matcher)
-    assert sequence.finish is Finish.LOST
+    assert sequence.finish is Finish.DEAD_END
 
 
 def test_model_of_the_quickstart_answers_as_it_is_constrained(start: Start) -> None:
