@@ -20,7 +20,7 @@ import click
 
 from areal.cli import options
 from areal.cli.objects import complete_names, complete_targets, one_ref, parse_refs, select, targets_argument
-from areal.cli.options import Invocation, Seconds, change_options, interactive, stack, timeout
+from areal.cli.options import Invocation, change_options, interactive, stack, timeout
 from areal.cli.output import age, emit_rows, error_lines, field, report, show, size
 from areal.cli.remote import checked_url, gateway
 from areal.errors import ArealError, NotFound, UsageFault
@@ -335,9 +335,7 @@ def together(outcomes: Sequence[Outcome]) -> Outcome:
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
 @click.option("-w", "--watch", is_flag=True, help="Stay in the foreground and go on until Ctrl-C.")
-@click.option(
-    "--interval", type=Seconds(positive=True), default="10s", show_default=True, metavar="TIME", help="Between rounds."
-)
+@options.duration("--interval", "10s", "Between rounds.")
 @click.option("--stop-at-exit", is_flag=True, help="With --watch: end all processes last, keep the record.")
 @change_options(destructive=True)
 def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, stop_at_exit: bool) -> int:

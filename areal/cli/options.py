@@ -374,17 +374,17 @@ def gather(name: str, flags: Any, options: Sequence[Decorator[Any]]) -> Decorato
     return decorate
 
 
+def duration(name: str, default: str, help: str) -> Decorator[Any]:
+    """An option of a time above 0."""
+    return click.option(
+        name, type=Seconds(positive=True), default=default, show_default=True, metavar="TIME", help=help
+    )
+
+
 def watch_options(help: str = "Refresh until Ctrl-C.") -> Decorator[Any]:
     return stack(
         click.option("-w", "--watch", is_flag=True, help=help),
-        click.option(
-            "--interval",
-            type=Seconds(positive=True),
-            default="2s",
-            show_default=True,
-            metavar="TIME",
-            help="Between refreshes.",
-        ),
+        duration("--interval", "2s", "Between refreshes."),
     )
 
 

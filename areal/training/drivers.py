@@ -109,21 +109,21 @@ def _workflow(config: PPOConfig) -> dict[str, Any]:
             "nothing says what an answer is worth",
             hint="reward_fn=module:function, such as areal.reward.gsm8k:gsm8k_reward_fn",
         )
-    if "gconfig" not in takes and (names := _said_of_sampling(config)):
+    if "gconfig" not in takes and (names := _changed_sampling(config)):
         _log.warning("%s: no effect, as the workflow %s takes no gconfig: it says itself how it samples", names, chosen)
     evaluated = {**kwargs, "gconfig": config.eval_gconfig} if "gconfig" in takes else kwargs
     return {"workflow": chosen, "workflow_kwargs": kwargs, "eval_workflow_kwargs": evaluated}
 
 
-def _said_of_sampling(config: PPOConfig) -> str:
+def _changed_sampling(config: PPOConfig) -> str:
     """The settings of ``gconfig`` and ``eval_gconfig`` that differ from what they are by default, by name."""
     gconfig, evaluated, plain = config.gconfig, config.eval_gconfig, GenerationHyperparameters()
-    found = [f"gconfig.{name}" for name in _names_that_differ(gconfig, plain)]
-    found += [f"eval_gconfig.{name}" for name in _names_that_differ(evaluated or gconfig, gconfig)]
+    found = [f"gconfig.{name}" for name in _changed_fields(gconfig, plain)]
+    found += [f"eval_gconfig.{name}" for name in _changed_fields(evaluated or gconfig, gconfig)]
     return ", ".join(found)
 
 
-def _names_that_differ(one: GenerationHyperparameters, other: GenerationHyperparameters) -> list[str]:
+def _changed_fields(one: GenerationHyperparameters, other: GenerationHyperparameters) -> list[str]:
     names = [each.name for each in fields(one) if each.name != "n_samples"]
     return [name for name in names if getattr(one, name) != getattr(other, name)]
 

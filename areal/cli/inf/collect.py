@@ -16,7 +16,7 @@ import click
 from areal.cli import options
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.operate import EXIT_INTERRUPTED, graceful
-from areal.cli.options import FiniteRange, Invocation, Seconds, stack
+from areal.cli.options import FiniteRange, Invocation, stack
 from areal.cli.output import age, emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
 from areal.errors import Partial, TargetFailed, UsageFault
@@ -55,14 +55,7 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 @click.option("--n-samples", type=click.IntRange(1, 1024), default=1, show_default=True, help="Episodes a prompt.")
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Episodes at once.")
 @click.option("--reward", metavar="MODULE:FN", help="Scores an episode; `exact` and `number` are built in.")
-@click.option(
-    "--reward-timeout",
-    type=Seconds(positive=True),
-    default="15s",
-    show_default=True,
-    metavar="TIME",
-    help="For one reward.",
-)
+@options.duration("--reward-timeout", "15s", "For one reward.")
 @click.option("--reward-processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Rewards at once.")
 @click.option("--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Tries more for a failure.")
 @click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of rewards, by turn.")
