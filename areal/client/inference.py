@@ -433,7 +433,7 @@ class AsyncInferenceClient:
         kind: Literal["tokens", "text"] | None = None,
         *,
         discount: float = 1.0,
-        style: Literal["individual", "concat"] = "individual",
+        style: Style = "individual",
     ) -> list[Lease]:
         """Ready trajectories of online sessions, up to ``limit``; waits for the first up to ``wait_s`` (at most
         300). What is not acknowledged comes again. ``kind``: those of token models or of external ones only. The

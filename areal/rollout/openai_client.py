@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import openai
 
 from areal.rollout.workflows import export_session, reward_session, shared_http_client
 
 if TYPE_CHECKING:
-    from areal.client.inference import AsyncSession
-
-
-Style = Literal["individual", "concat"]
+    from areal.client.inference import AsyncSession, Style
 
 
 class ArealOpenAI(openai.AsyncOpenAI):

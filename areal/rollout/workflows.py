@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from areal.api.workflow_api import Agent, AgentWorkflow, Environment, RolloutWorkflow, Trajectory
 from areal.errors import ArealError, UsageFault
@@ -28,7 +28,7 @@ from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, respo
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import AgentConfig
-    from areal.client.inference import AsyncSession
+    from areal.client.inference import AsyncSession, Style
     from areal.client.trajectories import Trajectories
 
 
@@ -60,9 +60,6 @@ async def close_shared_http_client() -> None:
     client = _http_clients.pop(asyncio.get_running_loop(), None)
     if client is not None:
         await client.aclose()
-
-
-Style = Literal["individual", "concat"]
 
 
 class ExportingWorkflow(RolloutWorkflow):
