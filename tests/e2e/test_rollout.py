@@ -106,6 +106,18 @@ def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
     assert served.pids()["engine/0"] == engine, "only the data proxy depends on the chat template"
 
 
+def test_rollback_that_destroys_asks_as_apply_does(served: Box) -> None:
+    recreate = "strategy: {type: Recreate}\nengineArgs: {max-batch-size: %d}"
+    served.ok("apply", "-f", served.manifest(model=recreate % 4), "--yes")
+    served.ok("apply", "-f", served.manifest(model=recreate % 8), "--yes")
+    engine = served.pids()["engine/0"]
+    refused = served.areal("rollback", "model/reverse")
+    assert refused.code == 2 and "rollback would destroy something" in refused.err
+    assert served.pids()["engine/0"] == engine
+    served.ok("rollback", "model/reverse", "--yes")
+    assert served.pids()["engine/0"] != engine
+
+
 def test_suspend_stops_and_resume_brings_back(served: Box) -> None:
     served.ok("suspend", "model/reverse")
     assert not any(name.startswith(("engine", "data-proxy")) for name in served.pids())
