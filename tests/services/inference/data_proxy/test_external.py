@@ -110,6 +110,7 @@ class Upstream(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     calls = 0
+    beta: str | None = None  # of the last call
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -118,7 +119,7 @@ class Upstream(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
     def do_POST(self) -> None:
-        Upstream.calls += 1
+        Upstream.calls, Upstream.beta = Upstream.calls + 1, self.headers["anthropic-beta"]
         said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
         self.close_connection = True
         if said == "drop":
@@ -154,6 +155,21 @@ def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processe
         assert status == 200 and b"error" not in text
         before = Upstream.calls
         assert ask("drop", stream=False)[0] == 502 and Upstream.calls == before + 1
+        server.shutdown()
+
+
+def test_external_provider_gets_the_betas_that_its_client_asks_for(processes: Processes) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        flags = ("--allow-private", "--provider-api", "anthropic")
+        proxy = external(processes, f"http://127.0.0.1:{server.server_port}", "k", *flags)
+        router = processes.router()
+        gateway = processes.gateway(router)
+        processes.register(router, proxy, model="friend")
+        wait_until(lambda: gateway.call("GET", "/ready", key=processes.key).status == 200)
+        body = {"model": "friend", "max_tokens": 5, "messages": [{"role": "user", "content": "drop"}]}
+        gateway.call("POST", "/v1/messages", body, key=processes.key, headers={"anthropic-beta": "context-1m"})
+        assert Upstream.beta == "context-1m"
         server.shutdown()
 
 
