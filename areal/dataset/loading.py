@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 KINDS = ("rl", "sft", "rw", "dpo")
 _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
-_LEARNED = (*_ANSWERS[1:], _ANSWERS[0])  # a whole solution rather than the bare answer beside it
+_SFT_TARGETS = (*_ANSWERS[1:], _ANSWERS[0])  # a whole solution rather than the bare answer beside it
 _PICTURES = ("images", "image", "videos", "video", "audio")
-_IGNORED = -100  # the label of a token that is not learned, as in torch
+_IGNORE_INDEX = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
 
@@ -80,19 +80,22 @@ def _supervised(row: Row, tokenizer: Any) -> Row:
             return {"input_ids": ids, "loss_mask": list(row["loss_mask"])}
         labels = ids if row.get("labels") is None else list(row["labels"])
         if len(labels) != len(ids) or any(
-            label not in (_IGNORED, token) for token, label in zip(ids, labels, strict=True)
+            label not in (_IGNORE_INDEX, token) for token, label in zip(ids, labels, strict=True)
         ):
-            raise ValueError(f"labels must be the input_ids, and {_IGNORED} where nothing is learned")
-        return {"input_ids": ids, "loss_mask": [int(label != _IGNORED) for label in labels]}
+            raise ValueError(f"labels must be the input_ids, and {_IGNORE_INDEX} where nothing is learned")
+        return {"input_ids": ids, "loss_mask": [int(label != _IGNORE_INDEX) for label in labels]}
     if "messages" in row:
         return _conversation(row, list(row["messages"][:-1]), list(row["messages"]), tokenizer)
     if _is_conversation(row.get("prompt")):
-        prompt, answer = list(row["prompt"]), next((row[name] for name in _LEARNED if row.get(name) is not None), None)
+        prompt, answer = (
+            list(row["prompt"]),
+            next((row[name] for name in _SFT_TARGETS if row.get(name) is not None), None),
+        )
         if answer is None:
             raise KeyError(" or ".join(_ANSWERS))
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
         return _conversation(row, prompt, [*prompt, *turns], tokenizer)
-    question, answer = _question(row)[0], _first(row, _LEARNED)
+    question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
     known = _in_common(before, whole)  # a token over the boundary is learned

@@ -285,7 +285,7 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         states, now = Backends(ctx.home.root).observe() if kept else {}, time.time()
         ends = [(item.ref, _completion(ctx, item, states), ttl_s) for item, ttl_s in kept]
         expired = [ref for ref, end, ttl_s in ends if end.ended and end.ended_at + ttl_s <= now]
-        outlived = frozenset(ref for ref in expired if _may_go(stored, ref))
+        outlived = frozenset(ref for ref in expired if _is_deletable(stored, ref))
         ended = deletions(stored, map(str, outlived), cascade=False)
         gone = {target.ref for target in ended}
         targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in gone]
@@ -296,7 +296,7 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
     return _converge(ctx, choose, Policy(), timeout_s)
 
 
-def _may_go(stored: list[StoredObject], ref: Ref) -> bool:
+def _is_deletable(stored: list[StoredObject], ref: Ref) -> bool:
     """Whether an object may be deleted alone: it is not protected, and nothing that stays needs it."""
     try:
         check_removals(stored, deletions(stored, [str(ref)], cascade=False))

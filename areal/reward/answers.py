@@ -166,7 +166,7 @@ def same_number(said: str | None, right: str | None) -> bool:
     and unknowns never equal one number. Raises ImportError if math-verify is needed and not installed: for an answer
     that is not written in digits."""
     wanted, expression = as_number(right), arithmetic(said) if said else None
-    if wanted is None or expression is None or _is_of_another_kind(said or "", right or ""):
+    if wanted is None or expression is None or _is_incomparable(said or "", right or ""):
         return False
     return _is_value(expression, wanted)
 
@@ -276,7 +276,7 @@ def _name(text: str) -> str:
     return name.strip().casefold() if len(value) == 1 and _UNKNOWN.fullmatch(name.strip()) else ""
 
 
-def _is_of_another_kind(said: str, right: str) -> bool:
+def _is_incomparable(said: str, right: str) -> bool:
     """Whether a value is compared with a relation, or the value of one unknown with that of another."""
     return _is_relation(right) or bool(_name(said) and _name(right) and _name(said) != _name(right))
 
@@ -414,13 +414,13 @@ def same_expression(said: str, right: str) -> bool:
     """Whether both are mathematically equal, or the same text if they are not mathematics. It may take very long.
     Raises ImportError without math-verify."""
     number, wanted = arithmetic(said), arithmetic(right)
-    another_kind = _is_of_another_kind(said, right)
+    incomparable = _is_incomparable(said, right)
     said, right = _one_line(_UNIT.sub("", said)), _one_line(_UNIT.sub("", right))
     if said.casefold() == right.casefold():
         return True
-    if another_kind and not _is_relation(right):
+    if incomparable and not _is_relation(right):
         return False
-    if number is not None and wanted is not None and not another_kind:  # without its unit
+    if number is not None and wanted is not None and not incomparable:  # without its unit
         said, right = number, wanted
     choice = _CHOICE.fullmatch(right)
     if choice is not None:

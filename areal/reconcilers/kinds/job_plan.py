@@ -36,7 +36,7 @@ from areal.reconcilers.kinds.job_config import (
     read_config,
     require_runnable,
 )
-from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, is_over, job_status
+from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, has_ended, job_status
 from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first
 from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret_of, source_file
@@ -404,7 +404,7 @@ def at_rest(job: Target, runs: Iterable[RunState]) -> bool:
     now = job_status(mine, suspended=bool(job.object.spec.get("suspend")))
     if job.object.spec.get("suspend"):
         return now.run is None or not now.run.may_live
-    return is_over(now, job.object.spec) and not _restart_requested(job.object, now)
+    return has_ended(now, job.object.spec) and not _restart_requested(job.object, now)
 
 
 # -- ids of the hub in a job's configuration

@@ -42,7 +42,7 @@ class JobStatus:
         return self.phase in (JobPhase.SUCCEEDED, JobPhase.FAILED)
 
 
-def is_over(now: JobStatus, spec: Mapping[str, Any]) -> bool:
+def has_ended(now: JobStatus, spec: Mapping[str, Any]) -> bool:
     """Whether nothing will start the driver again: it has finished, or it was lost and is never restarted."""
     policy = (spec.get("restart") or {}).get("policy")
     return now.finished or (now.phase is JobPhase.LOST and policy == "Never")

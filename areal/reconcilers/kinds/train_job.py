@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter
-from areal.reconcilers.kinds.job_status import JobPhase, is_over, job_status
+from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, Health
 from areal.runtime.backends.base import Phase
 
@@ -85,7 +85,7 @@ class TrainJobController(KindController):
         now = job_status(runs, suspended=bool(spec.get("suspend")))
         if now.finished and now.run is not None:
             return Completion(now.phase.value, now.run.ended_at)
-        return Completion(running=now.phase is not JobPhase.STOPPED and not is_over(now, spec))
+        return Completion(running=now.phase is not JobPhase.STOPPED and not has_ended(now, spec))
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
         """The job's current step, the time since its start, and its estimated end."""

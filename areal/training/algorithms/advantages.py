@@ -47,7 +47,7 @@ def shape_rewards(rewards: Tensor, lengths: Tensor, config: PPOActorConfig) -> T
     return ((rewards + config.reward_bias) * config.reward_scaling).clamp(-config.reward_clip, config.reward_clip)
 
 
-def longest_answers(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
+def longest_turns(loss_mask: Tensor, turn_ids: Tensor | None) -> Tensor:
     """[B]: generated tokens of each row's longest turn. ``turn_ids`` [B, T]: -1 outside turns; None: one turn a row."""
     if turn_ids is None or not loss_mask.numel():
         return loss_mask.sum(1)
@@ -111,21 +111,21 @@ def normalize(
     """
     flat = values.double().reshape(values.shape[0], -1)
     active = mask.reshape(flat.shape).to(flat.dtype)
-    own, counted = flat, active
+    sample_means, weights = flat, active
     if samples is not None:
         _, members, sizes = torch.unique(samples, return_inverse=True, return_counts=True)
-        counted = active / sizes[members][:, None]
-        own = flat.new_zeros(len(sizes), 1).index_add_(0, members, flat * counted)[members]
-    means, counts = _means(flat, counted, groups, norm.mean_level, reduce)
+        weights = active / sizes[members][:, None]
+        sample_means = flat.new_zeros(len(sizes), 1).index_add_(0, members, flat * weights)[members]
+    means, counts = _means(flat, weights, groups, norm.mean_level, reduce)
     centred = flat - means
     if norm.mean_leave1out and norm.mean_level is not None:
-        # mean of the others = mean of all - (own - mean of all) / (n - 1)
-        centred = centred + (own - means) / (counts - 1).clamp(min=1)
+        # mean of the others = mean of all - (its own mean - mean of all) / (n - 1)
+        centred = centred + (sample_means - means) / (counts - 1).clamp(min=1)
         centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
     if norm.mean_level == "group":
         centred = torch.where(counts > 1.5, centred, torch.zeros_like(centred))
     if norm.std_level is not None:
-        deviations = _deviations(flat, counted, groups, norm, reduce)
+        deviations = _deviations(flat, weights, groups, norm, reduce)
         centred = centred / (deviations + norm.eps)
         if norm.std_level == "group" and norm.mean_level != "group":  # a group of equal values is not centred on them
             centred = torch.where(deviations > norm.eps, centred, torch.zeros_like(centred))
@@ -279,10 +279,10 @@ def prepare(
     assert not isinstance(config.adv_norm, bool), "the configuration has replaced the older flag by a norm"
     mask = batch["loss_mask"].bool()
     truncated = _truncated(batch, config)
-    rewards = shape_rewards(batch["rewards"].float(), longest_answers(mask, batch.get("turn_ids")), config)
+    rewards = shape_rewards(batch["rewards"].float(), longest_turns(mask, batch.get("turn_ids")), config)
     if config.reward_norm is not None:
-        everything, samples = torch.ones_like(rewards), batch.get("sample_ids")
-        rewards = normalize(rewards, everything, groups, config.reward_norm, reduce, samples)
+        whole, samples = torch.ones_like(rewards), batch.get("sample_ids")
+        rewards = normalize(rewards, whole, groups, config.reward_norm, reduce, samples)
     if config.mask_no_eos_with_zero:  # after the norm, where 0 is neutral
         rewards = torch.where(truncated, torch.zeros_like(rewards), rewards)
     if config.mask_truncated_completions:  # after the rewards, which stay in the group's baseline

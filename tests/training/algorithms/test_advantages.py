@@ -14,7 +14,7 @@ from areal.training.algorithms.advantages import (
     gae_by_token,
     gae_by_turn,
     kl_estimate,
-    longest_answers,
+    longest_turns,
     normalize,
     shape_rewards,
     token_rewards,
@@ -153,8 +153,8 @@ def test_group_of_equal_rewards_has_no_advantage_by_its_own_deviation(mean: Any)
 def test_longest_answer_of_a_conversation_is_that_of_a_turn() -> None:
     mask = torch.tensor([[0, 1, 1, 0, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]])
     turns = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [-1, 0, -1, -1, -1, -1, -1]])
-    assert longest_answers(mask, turns).tolist() == [3, 1]
-    assert longest_answers(mask, None).tolist() == [5, 1]
+    assert longest_turns(mask, turns).tolist() == [3, 1]
+    assert longest_turns(mask, None).tolist() == [5, 1]
 
 
 def test_rewards_of_turns_are_compared_with_those_of_the_other_samples() -> None:
