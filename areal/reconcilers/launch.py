@@ -230,6 +230,9 @@ class EffectContext:
 
 # -- how a process is run
 
+# For what leases no GPUs: CUDA would take the first one of the machine. A spec's env overrides it.
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
+
 
 def run_spec(
     found: StoredObject,

@@ -454,11 +454,7 @@ class ObjectWork:
         args: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Stop those of ``runs`` that are of one component; ``needs`` where there is none."""
-        stops = (
-            self.build.add(Verb.STOP, self.ref, run.slot, cause, needs=needs, run=run.uid, args=args)
-            for run in runs
-            if run.state.spec.component == name
-        )
+        stops = (self.stop(run, cause, needs, args) for run in runs if run.state.spec.component == name)
         return tuple(stops) or tuple(needs)
 
     def sweep(self) -> None:

@@ -35,6 +35,7 @@ def main(args):
             if step == int(said.get("hang_at", 0)):
                 print("hanging", flush=True)
                 time.sleep(1000)
+    print("devices", repr(os.environ.get("CUDA_VISIBLE_DEVICES")))
     print("inference", os.environ.get("AREAL_INFERENCE_ADDR"), os.environ.get("AREAL_INFERENCE_MODEL"), flush=True)
     return int(said.get("status", 0))
 """
@@ -118,7 +119,7 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
 def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: count}\nspec:\n"
-        "  config: count.yaml\n  overrides: [fail_at=4]\n"
+        "  config: count.yaml\n  overrides: [fail_at=4]\n  resources: {gpus: 0}\n"
         "  restart: {policy: OnFailure, maxRestarts: 2, backoff: {initialSeconds: 0.1, jitter: 0}}\n",
         "job.yaml",
     )
@@ -126,7 +127,9 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
     jobs.ok("train", "wait", "count", "--timeout", "200s")
     now = status(jobs, "count")
     assert (now["phase"], now["attempt"], now["step"]) == ("Succeeded", 2, 10)
-    assert "attempt 2 from 4" in jobs.ok("train", "logs", "count").out
+    logs = jobs.ok("train", "logs", "count").out
+    assert "attempt 2 from 4" in logs
+    assert "devices ''" in logs, "a job of no GPUs sees none"
     first = jobs.ok("train", "logs", "count", "--attempt", "1").out
     documents = json.loads(jobs.ok("train", "logs", "count", "--attempt", "1", "-o", "json").out)
     assert [row["line"] for row in documents] == first.splitlines()

@@ -105,6 +105,7 @@ def test_capacity_leaves_out_leased_and_squatted_gpus(make_local: MakeBackend, s
     capacity = make_local("other").capacity()
 
     assert capacity.gpus == ("GPU-a",)
+    assert capacity.leased == ("GPU-c",)
     assert set(capacity.squatters) == {"GPU-b", "GPU-d"}
     assert f"pid {squatting.pid} (sleep 1000, user id {os.getuid()})" in capacity.squatters["GPU-b"]
     assert "90.0 GiB are used by processes that cannot be seen" in capacity.squatters["GPU-d"]

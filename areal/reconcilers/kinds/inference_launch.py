@@ -28,7 +28,16 @@ from areal.errors import ArealError
 from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, Kind, is_id
 from areal.reconcilers.kinds import StageReporter, host_of
 from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
-from areal.reconcilers.launch import EffectContext, Interrupted, Slot, restart_policy, run_spec, secret_of, source_file
+from areal.reconcilers.launch import (
+    NO_GPUS,
+    EffectContext,
+    Interrupted,
+    Slot,
+    restart_policy,
+    run_spec,
+    secret_of,
+    source_file,
+)
 from areal.reconcilers.plan import Op
 from areal.reconcilers.planning import inference_part
 from areal.resources.addresses import is_loopback
@@ -254,7 +263,8 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
         )
     cpus = spec.resources.cpus  # bounds the threads that the numeric libraries start
     threads = {} if cpus is None else {"OMP_NUM_THREADS": str(max(1, int(cpus)))}
-    env = {**threads, **(_plugin_env(part.engine, spec.env) if part.engine in _ENGINES else spec.env)}
+    devices = {} if gpus_per_replica(spec) else NO_GPUS
+    env = {**threads, **devices, **(_plugin_env(part.engine, spec.env) if part.engine in _ENGINES else spec.env)}
     return launch.run(argv, spec, config, env=env, secret_env=secret_env, liveness=spec.probes.liveness)
 
 

@@ -39,7 +39,7 @@ from areal.reconcilers.kinds.job_config import (
 from areal.reconcilers.kinds.job_status import DRIVER, JobPhase, JobStatus, has_ended, job_status
 from areal.reconcilers.kinds.scheduling_spec import with_placement
 from areal.reconcilers.kinds.service_plan import called_first
-from areal.reconcilers.launch import EffectContext, Slot, restart_policy, secret_of, source_file
+from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Drift, Op, Verb
 from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, superseded
@@ -155,7 +155,8 @@ def _start(work: JobWork, now: JobStatus, cause: str, needs: Sequence[int]) -> N
     }
     resources = work.spec.resources
     capacity = work.observed.capacity
-    there = capacity.queued[work.scheduler] if work.queues else len(capacity.gpus)
+    local = len(capacity.gpus) + len(capacity.leased) + len(capacity.squatters)
+    there = capacity.queued[work.scheduler] if work.queues else local
     each = resources.gpus if resources.gpus is not None else min(1, there)
     count = each * resources.processes_per_node  # on each node
     if count > work.gpus.available:
@@ -481,6 +482,7 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
         env={
             "PYTHONUNBUFFERED": "1",
             VARIABLE: str(context.ctx.home.root),
+            **(NO_GPUS if spec.resources.gpus == 0 else {}),
             **spec.env,
             **_service(context, op, spec),
             "AREAL_RUN_FOLDER": str(folder),

@@ -36,13 +36,16 @@ def replica_count(spec: ModelSpec) -> int:
 
 
 def gpus_per_replica(spec: ModelSpec) -> int:
-    """``resources.gpus``, else tensor x pipeline for engines that need GPUs, 0 for the embedded engine."""
+    """``resources.gpus``, else tensor x pipeline for engines that need GPUs. The embedded engine has 1 with
+    ``engineArgs.device: cuda``, else 0."""
     if not spec.starts_engine:
         return 0
     if spec.resources.gpus is not None:
         return spec.resources.gpus
     part = inference_part(spec.backend or "embedded")
-    return 0 if part.engine == "embedded" else part.devices_per_replica
+    if part.engine == "embedded":
+        return int(str(spec.engine_args.get("device", "")).startswith("cuda"))
+    return part.devices_per_replica
 
 
 class ModelWork(ReplicaWork):

@@ -70,8 +70,9 @@ class Backends(RunControl):
         """Capacity of the named backends, or of all that are in use."""
         found = [self.named(name).capacity() for name in (self._names() if names is None else sorted(names))]
         gpus = tuple(gpu for each in found for gpu in each.gpus)
+        leased = tuple(gpu for each in found for gpu in each.leased)
         squatters = {gpu: holder for each in found for gpu, holder in each.squatters.items()}
-        return Capacity(gpus, squatters, {name: count for each in found for name, count in each.queued.items()})
+        return Capacity(gpus, leased, squatters, {name: count for each in found for name, count in each.queued.items()})
 
     def release_claims(self) -> None:
         """Release all ports and GPUs that were claimed and not started, of every backend."""

@@ -198,10 +198,12 @@ class StopReport:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Capacity that a plan may count on. ``gpus`` are free UUIDs; ``squatters`` maps a busy UUID to who holds it.
-    ``queued``: by the name of a backend whose runs wait for their GPUs, all that its cluster has."""
+    """Capacity that a plan may count on. ``gpus`` are free UUIDs, ``leased`` those that runs hold; ``squatters`` maps a
+    busy UUID to who holds it. ``queued``: by the name of a backend whose runs wait for their GPUs, all that its cluster
+    has."""
 
     gpus: tuple[str, ...] = ()
+    leased: tuple[str, ...] = ()
     squatters: Mapping[str, str] = field(default_factory=dict)
     queued: Mapping[str, int] = field(default_factory=dict)
 

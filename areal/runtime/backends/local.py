@@ -152,16 +152,16 @@ class LocalBackend:
 
     def capacity(self) -> Capacity:
         free: list[str] = []
+        leased: list[str] = []
         squatters: dict[str, str] = {}
         for gpu in gpus.visible(self._list_gpus().gpus):
             if self.leases.is_held(gpu_lease(gpu.uuid)):
-                continue
-            who = gpus.squatter(gpu)
-            if who is None:
-                free.append(gpu.uuid)
-            else:
+                leased.append(gpu.uuid)
+            elif who := gpus.squatter(gpu):
                 squatters[gpu.uuid] = who
-        return Capacity(tuple(free), squatters)
+            else:
+                free.append(gpu.uuid)
+        return Capacity(tuple(free), tuple(leased), squatters)
 
     def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
         """A plan counts the GPUs of this machine."""

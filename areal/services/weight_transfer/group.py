@@ -5,8 +5,8 @@ store that the trainer opens; a member that does not come, or leaves, is an erro
 A member is not bound to wait so long: it gives up whenever it is told to, while the group forms and while it carries
 something. gloo itself cannot be interrupted, so what was given up is let go of by a thread that nobody waits for.
 
-Each member says at the store where it computes. Where all of them are on CUDA devices NCCL carries the weights, through
-a bucket of device memory; gloo carries them from host memory to host memory everywhere else.
+Each member says at the store where it computes. Where each has a CUDA device of its own NCCL carries the weights,
+through a bucket of device memory; gloo carries them from host memory to host memory everywhere else.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class BroadcastGroup:
         self._timeout = timeout = datetime.timedelta(seconds=timeout_s)
         self._bucket: Tensor | None = None
         self._group: Any  # torch's stubs know less of it than it does
-        store.set(f"device/{rank}", device.type)
+        store.set(f"device/{rank}", _device_name(device))
         keys = [f"device/{member}" for member in range(size)]
         _await_keys(store, keys, timeout_s, self._given_up)
-        if all(store.get(key) == b"cuda" for key in keys):
+        if nccl_carries([store.get(key).decode() for key in keys]):
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             self._group = dist.ProcessGroupNCCL(store, rank, size, options)
@@ -132,6 +132,17 @@ class BroadcastGroup:
             if not self._sends:
                 piece.copy_(there)
         torch.cuda.synchronize(bucket.device)
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type != "cuda":
+        return device.type
+    return f"cuda:{torch.cuda.get_device_properties(device).uuid}"
+
+
+def nccl_carries(devices: Sequence[str]) -> bool:
+    """Whether each member has a CUDA device (``cuda:UUID``) of its own: NCCL refuses two ranks of one device."""
+    return all(device.startswith("cuda:") for device in devices) and len(set(devices)) == len(devices)
 
 
 class NamedGroup:

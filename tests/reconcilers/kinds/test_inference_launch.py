@@ -96,6 +96,22 @@ def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("spec", "devices"),
+    [
+        ({"backend": "embedded"}, ""),
+        ({"backend": "embedded", "resources": {"gpus": 1}}, None),
+        ({"backend": "embedded", "engineArgs": {"device": "cuda"}}, None),
+        ({"backend": "embedded", "engineArgs": {"device": "cpu"}}, ""),
+        ({"backend": "embedded", "env": {"CUDA_VISIBLE_DEVICES": "0"}}, "0"),
+        ({"backend": "vllm"}, None),
+        ({"backend": "vllm", "resources": {"gpus": 0}}, ""),
+    ],
+)
+def test_engine_that_leases_no_gpu_sees_none(tmp_path: Path, spec: Any, devices: str | None) -> None:
+    assert engine_run(tmp_path, **spec).env.get("CUDA_VISIBLE_DEVICES") == devices
+
+
 @pytest.mark.parametrize(("backend", "flag"), [("vllm", "--lora-modules"), ("sglang", "--lora-paths")])
 def test_adapters_reach_every_engine_in_its_own_spelling(tmp_path: Path, backend: str, flag: str) -> None:
     argv = engine_run(tmp_path, backend=backend, lora={"a": str(tmp_path), "b": str(tmp_path)}).argv

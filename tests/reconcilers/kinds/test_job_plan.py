@@ -219,6 +219,23 @@ def test_a_job_that_does_not_say_takes_a_gpu_where_there_is_one() -> None:
     assert plan_of(silent, gpus=0).ops[-1].args["gpus"] == 0
 
 
+@pytest.mark.parametrize("busy", [Capacity(leased=("GPU-0",)), Capacity(squatters={"GPU-0": "pid 7"})])
+def test_a_job_that_does_not_say_is_refused_where_all_gpus_are_busy(busy: Capacity) -> None:
+    silent = created("TrainJob", "grpo", {"driver": "my.code:main"})
+    with pytest.raises(NoCapacity, match="needs 1 GPUs"):
+        make_plan(PlanScope((silent,)), Observed({}, {}, busy), Policy())
+
+
+def test_a_job_that_is_replaced_keeps_its_gpu() -> None:
+    silent = job({"resources": {}}, restartedAt="9.0")
+    earlier = driver()
+    earlier = replace(earlier, state=replace(earlier.state, spec=replace(earlier.state.spec, gpus=("GPU-0",))))
+    observed = Observed({JOB: (earlier,)}, {}, Capacity(leased=("GPU-0",)))
+    plan = make_plan(PlanScope((unchanged(silent),)), observed, Policy())
+    stop, spawn = plan.ops
+    assert spawn.args["gpus"] == 1 and stop.id in spawn.needs
+
+
 RUNS = st.builds(
     driver,
     st.sampled_from([phase for phase in Phase if phase is not Phase.UNKNOWN]),
