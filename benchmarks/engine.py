@@ -1,6 +1,6 @@
 """The embedded engine against transformers' `generate` and continuous batching, all in one process, interleaved.
 
-    python benchmarks/engine.py [--model tiny] [--model 0.5b] [--rounds 7] [--threads 1] [--write]
+    python benchmarks/engine.py [--model tiny] [--model 0.5b] [--device cuda] [--rounds 7] [--threads 1] [--write]
 
 Random weights; prompts of 22 tokens; every sequence is sampled at temperature 1 to a fixed length. The engine and
 continuous batching return a logprob per token, the engine a weight version as well; `generate` returns ids only. Each
@@ -99,7 +99,7 @@ def make_model(model: Model, folder: Path) -> None:
 class Embedded:
     """The engine as the server runs it, without HTTP."""
 
-    def __init__(self, folder: Path, model: Model) -> None:
+    def __init__(self, folder: Path, model: Model, device: str) -> None:
         import torch
 
         from areal.services.inference.engines.embedded.loading import inspect_folder, load_model
@@ -108,7 +108,10 @@ class Embedded:
         self._ended = threading.Event()
         self._open: list[Any] = []
         config = EmbeddedEngineConfig(
-            model_path=str(folder), max_batch_size=max(model.batches), threads=torch.get_num_threads()
+            model_path=str(folder),
+            max_batch_size=max(model.batches),
+            threads=torch.get_num_threads(),
+            device=device,
         )
         loaded = load_model(inspect_folder(folder), config, {}, lambda *stage: None, self._progress, self._failed)
         self._engine, self._tokens = loaded.engine, model.tokens
@@ -141,13 +144,13 @@ class Embedded:
 class Generate:
     """transformers' own loop over a batch of equal lengths, ends of text ignored."""
 
-    def __init__(self, folder: Path, model: Model) -> None:
-        self._model, self._tokens = _reference(folder, model), model.tokens
+    def __init__(self, folder: Path, model: Model, device: str) -> None:
+        self._model, self._tokens, self._device = _reference(folder, model, device), model.tokens, device
 
     def run(self, prompts: Prompts) -> None:
         import torch
 
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self._device)
         output = self._model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -165,14 +168,14 @@ class Generate:
 class ContinuousBatching:
     """transformers' manager, started once, a cache of 512 blocks of 32 positions (the faster of the settings tried)."""
 
-    def __init__(self, folder: Path, model: Model) -> None:
+    def __init__(self, folder: Path, model: Model, device: str) -> None:
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
         library = transformers_library()
         self._tokens = model.tokens
         generation = library.GenerationConfig(do_sample=True, top_k=0, max_new_tokens=model.tokens, eos_token_id=-1)
         batching = ContinuousBatchingConfig(page_size=32, num_blocks=512, max_batch_tokens=512, return_logprobs=True)
-        self._manager = _reference(folder, model).init_continuous_batching(
+        self._manager = _reference(folder, model, device).init_continuous_batching(
             generation_config=generation, continuous_batching_config=batching
         )
         self._manager.start()
@@ -200,7 +203,7 @@ def transformers_library() -> Any:
     return transformers
 
 
-def _reference(folder: Path, model: Model) -> Any:
+def _reference(folder: Path, model: Model, device: str) -> Any:
     import torch
 
     dtype = getattr(torch, model.dtype)
@@ -208,6 +211,7 @@ def _reference(folder: Path, model: Model) -> Any:
         transformers_library()
         .AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
         .eval()
+        .to(device)
     )
 
 
@@ -217,7 +221,9 @@ def quiet() -> None:
     logging.disable_progress_bar()
 
 
-def measure(model: Model, rounds: int, say: Callable[[str], None]) -> dict[tuple[str, int], list[tuple[float, float]]]:
+def measure(
+    model: Model, device: str, rounds: int, say: Callable[[str], None]
+) -> dict[tuple[str, int], list[tuple[float, float]]]:
     """(wall, CPU) seconds of each run, by arm and batch size."""
     import torch
 
@@ -225,7 +231,7 @@ def measure(model: Model, rounds: int, say: Callable[[str], None]) -> dict[tuple
     with tempfile.TemporaryDirectory() as name:
         make_model(model, Path(name))
         makers: list[Any] = [Embedded, Generate, ContinuousBatching]
-        arms = dict(zip(ARMS, (maker(Path(name), model) for maker in makers), strict=True))
+        arms = dict(zip(ARMS, (maker(Path(name), model, device) for maker in makers), strict=True))
     generator = torch.Generator().manual_seed(1)
     for number in range(rounds + 1):
         order = [(arm, batch) for batch in model.batches for arm in ARMS]
@@ -244,15 +250,15 @@ def measure(model: Model, rounds: int, say: Callable[[str], None]) -> dict[tuple
     return found
 
 
-def bandwidth() -> float:
+def bandwidth(device: str) -> float:
     """Bytes a second of reading memory: the best of many sums over half a gigabyte, far beyond any cache."""
     import torch
 
-    array = torch.ones(2**27, dtype=torch.float32)
+    array = torch.ones(2**27, dtype=torch.float32, device=device)
 
     def once() -> float:
         started = time.perf_counter()
-        array.sum()
+        array.sum().item()  # which waits for the device
         return array.nbytes / (time.perf_counter() - started)
 
     return max(once() for _ in range(12))
@@ -271,14 +277,14 @@ def weight_bytes(model: Model) -> int:
     )
 
 
-def document(name: str, rounds: int, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
+def document(name: str, device: str, rounds: int, threads: int, say: Callable[[str], None]) -> dict[str, Any]:
     import torch
 
     model = MODELS[name]
     torch.set_num_threads(threads)
-    load_before, speed = os.getloadavg()[0], bandwidth()
-    found = measure(model, rounds, say)
-    limit = max(speed, bandwidth()) / weight_bytes(model)
+    load_before, speed = os.getloadavg()[0], bandwidth(device)
+    found = measure(model, device, rounds, say)
+    limit = max(speed, bandwidth(device)) / weight_bytes(model)
     rows = []
     for (arm, batch), spent in sorted(found.items(), key=lambda item: (item[0][1], ARMS.index(item[0][0]))):
         tokens = batch * model.tokens
@@ -330,11 +336,22 @@ def cpu_name() -> str:
     return platform.machine()
 
 
-def header() -> dict[str, Any]:
+def device_name(device: str) -> str:
+    import torch
+
+    return cpu_name() if device == "cpu" else torch.cuda.get_device_name(device)
+
+
+def header(device: str) -> dict[str, Any]:
     return {
         "benchmark": "engine",
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpu": cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "machine": {
+            "device": device_name(device),
+            "cpu": cpu_name(),
+            "cores": os.cpu_count(),
+            "system": platform.platform(),
+        },
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers", "safetensors")},
@@ -347,7 +364,7 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         "# Embedded engine: tokens per second",
         "",
-        f"{found['date']}, {machine['cpu']}, {machine['cores']} cores, Python {versions['python']}, "
+        f"{found['date']}, {machine['device']}, {machine['cores']} cores, Python {versions['python']}, "
         f"torch {versions['torch']}, transformers {versions['transformers']}.",
     ]
     for run in found["runs"]:
@@ -382,19 +399,22 @@ def main() -> int:
     parser.add_argument("--model", action="append", choices=list(MODELS), help="may be given twice (default: all)")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, action="append", help="may be given twice (default: 1)")
-    parser.add_argument("--write", action="store_true", help="write benchmarks/results/engine.{json,md}")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--write", action="store_true", help="keep benchmarks/results/engine.{json,md}, or engine_cuda")
     options = parser.parse_args()
     quiet()
-    found = header()
+    found = header(options.device)
     runs = [(model, threads) for model in options.model or MODELS for threads in options.threads or [1]]
     found["runs"] = [
-        document(model, options.rounds, threads, lambda text: print(text, file=sys.stderr)) for model, threads in runs
+        document(model, options.device, options.rounds, threads, lambda text: print(text, file=sys.stderr))
+        for model, threads in runs
     ]
     print(table(found))
     if options.write:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        (RESULTS / "engine.json").write_text(json.dumps(found, indent=2) + "\n")
-        (RESULTS / "engine.md").write_text(table(found))
+        name = "engine" if options.device == "cpu" else f"engine_{options.device}"
+        (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n")
+        (RESULTS / f"{name}.md").write_text(table(found))
     slower = [
         row
         for run in found["runs"]
