@@ -13,6 +13,9 @@ from tests.cluster.slurm import slurm_cluster  # noqa: F401
 # Before torch is imported: two threads in each of the processes that share the cores are many times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Engines and trainers of the tests compute on the CPU, but with `CUDA_VISIBLE_DEVICES=0 pytest ...`.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
 # The tests start hundreds of processes: without bytecode on disk, each compiles every module that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False

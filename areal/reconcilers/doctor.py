@@ -119,7 +119,7 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         squatters = {}
         yield _Diagnosis(Finding("error", error.message, "free GPUs and strays are not known", error.hint or ""))
     for uuid, who in sorted(squatters.items()):
-        yield _Diagnosis(Finding("warning", f"GPU {uuid} is used by a stranger", who, "stop that process"))
+        yield _Diagnosis(Finding("warning", f"GPU {uuid} is used without a lease", who, "nothing is started on it"))
 
 
 def _owner_of(path: Path) -> str:

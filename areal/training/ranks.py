@@ -116,7 +116,7 @@ def one_process(device: str | None = None) -> Ranks:
 @contextmanager
 def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterator[Ranks]:
     """Join the ranks that torchrun started, over NCCL with a GPU and gloo without. ``timeout_s``: of a collective.
-    Raises UsageFault where their number does not match the replicas of ``layout``."""
+    Raises UsageFault where their number does not match the replicas of ``layout`` or the node's GPUs."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield replace(one_process(), layout=layout or UNSHARDED)
@@ -130,6 +130,11 @@ def join_ranks(layout: Part | None = None, timeout_s: float = 1800.0) -> Iterato
         )
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
+        if on_node > (gpus := torch.cuda.device_count()):
+            raise UsageFault(
+                f"{on_node} training processes on this node see {gpus} GPUs (CUDA_VISIBLE_DEVICES): each needs its own",
+                hint="fewer processes (actor.backend), or CUDA_VISIBLE_DEVICES= to train on the CPU",
+            )
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s))
     ranks = Ranks(dist.get_rank(), size, device, dist.group.WORLD, layout or UNSHARDED, nodes)

@@ -1,4 +1,4 @@
-"""Leases, the embedded engine and the trainers on a GPU of this machine, which must be free: `pytest -m gpu -n 0`."""
+"""Leases, the embedded engine and the trainers on a free GPU: `CUDA_VISIBLE_DEVICES=0 pytest -m gpu -n 0`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_engine_leases_its_gpu_and_gives_it_back(box: Box) -> None:
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: learn}\n"
         f"spec: {{config: {ROOT}/examples/reverse_digits/grpo.yaml, rollout: {{service: default, model: reverse}}}}\n"
     )
-    refused = box.areal("apply", "-f", box.write(greedy, "job.yaml"))
+    refused = replace(box, folder=ROOT).areal("apply", "-f", box.write(greedy, "job.yaml"))
     assert refused.code == 10 and "needs 1 GPUs" in refused.err, refused.text
 
     os.kill(engine["pid"], signal.SIGKILL)

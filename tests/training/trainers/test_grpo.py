@@ -219,7 +219,7 @@ def test_on_policy_the_ratio_is_one_at_every_temperature_of_a_batch(tmp_path: Pa
     ((batch, ours),) = Watched.seen
     mask = batch["loss_mask"].bool()
     assert {round(each, 3) for each in batch["token_temperatures"][mask].tolist()} == {0.3, 0.6, 1.0, 1.4, 2.0}
-    theirs = batch["logprobs"]
+    ours, theirs = ours.cpu(), batch["logprobs"]
     assert float((ours - theirs)[mask].abs().max()) < 1e-4
     assert float(((ours - theirs).exp() - 1)[mask].abs().max()) < 1e-4
     for estimator in ("k1", "k2", "k3"):
