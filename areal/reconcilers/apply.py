@@ -11,7 +11,7 @@ from typing import Any
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import Approve, converge
-from areal.reconcilers.desired import Target, Wanted, check_removals, pruned, target_for
+from areal.reconcilers.desired import Target, Wanted, check_removals, is_derived, pruned, target_for, with_derived
 from areal.reconcilers.kinds import controller_of, controllers
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
@@ -24,7 +24,7 @@ from areal.resources.nodes import Diagnostic, ManifestError
 from areal.resources.paths import with_absolute_paths
 from areal.resources.render import render, render_valid
 from areal.resources.resource import Rendered, Resource
-from areal.resources.validation import references
+from areal.resources.validation import references, spec_model
 from areal.state.records import StoredObject
 
 
@@ -44,6 +44,7 @@ def wanted_of(resource: Resource) -> Wanted:
         owner=str(resource.owned_by) if resource.owned_by else None,
         source=source,
         where=str(resource.pos),
+        applied_in=str(Path.cwd()),
     )
 
 
@@ -211,8 +212,8 @@ class _Manifests:
         every conflict of every object."""
         _raise_all(self._faults_against_state(stored, {item.ref for item in stored}))
         recreate = self._recreated(stored)
-        _raise_all(self._start_faults(self.resources, stored, recreate))
-        wanted: Sequence[Wanted] = self.resources
+        wanted: Sequence[Wanted] = _in_folders(self.resources, stored, recreate)
+        _raise_all(self._start_faults(wanted, stored, recreate))
         for controller in controllers():
             wanted = controller.expand(wanted, stored, recreate, None)
         by_ref = {str(item.ref): item for item in stored}
@@ -239,8 +240,8 @@ class _Manifests:
         refused |= self.spoiled
         known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.spoiled}
         refused |= {str(ref): ManifestError(it) for ref, it in self._faults_against_state(stored, known).items()}
-        read = [item for item in self.resources if item.ref not in refused]
         recreate = self._recreated(stored)
+        read = [item for item in _in_folders(self.resources, stored, recreate) if item.ref not in refused]
         refused |= {str(ref): ManifestError(it) for ref, it in self._start_faults(read, stored, recreate).items()}
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
         for controller in controllers():
@@ -332,6 +333,23 @@ class _Manifests:
         """Raises InvalidManifest, before anything is recorded, for an object whose processes could not run."""
         if not target.gone and not target.object.spec.get("suspend"):
             controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
+
+
+def _in_folders(wanted: Iterable[Wanted], stored: Iterable[StoredObject], recreate: Sequence[str]) -> list[Wanted]:
+    """``wanted``, each with the folder that its processes start in: its manifest's, else where it was first applied."""
+    known = {str(item.ref): item for item in stored if str(item.ref) not in recreate}
+
+    def placed(item: Wanted) -> Wanted:
+        if ("workingDir",) not in spec_model(item.kind).FILES:
+            return item
+        folder, earlier = item.applied_in, known.get(item.ref)
+        if earlier is not None and "workingDir" not in earlier.spec:
+            folder = ""  # an earlier version recorded it: as it is
+        elif earlier is not None and is_derived(earlier, ("workingDir",), unnoted=False):
+            folder = earlier.spec["workingDir"]
+        return with_derived(item, {**({"workingDir": folder} if folder else {}), **item.spec}, [("workingDir",)])
+
+    return [placed(item) for item in wanted]
 
 
 def _by_kind(resources: Iterable[Resource]) -> dict[str, list[Resource]]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange
-from areal.resources.tree import UpdateClass, changes, path_text
+from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, path_text
 from areal.resources.validation import references, spec_model, update_class, validate
 from areal.state.records import Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
 
 APPLY = "apply"
+_DERIVED = "derived"  # in the source of a manifest: fields that were filled in when it was applied
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Wanted:
     owner: str | None = None
     source: Mapping[str, Any] | None = None
     where: str = ""  # file:line:col, for messages
+    applied_in: str = ""  # the working folder of the command
     fresh: bool = False  # drop the layers of an earlier object of this name
 
 
@@ -68,6 +70,21 @@ class Target:
     def decisive(self) -> FieldChange | None:
         """The changed leaf of the highest update class, the first of its class in path order."""
         return max(self.changes, key=lambda change: change.update, default=None)
+
+
+def with_derived(wanted: Wanted, spec: Mapping[str, Any], fields: Iterable[FieldPath]) -> Wanted:
+    """``wanted`` with ``spec``; of ``fields``, those that its manifest does not set are noted as derived."""
+    source = dict(wanted.source or {})
+    added = {path_text(path) for path in fields if get_path(wanted.spec, path) is ABSENT is not get_path(spec, path)}
+    return replace(wanted, spec=spec, source={**source, _DERIVED: sorted(added.union(source.get(_DERIVED, ())))})
+
+
+def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
+    """Whether a recorded field was filled in, so that it stays while manifests leave it open. ``unnoted``: the answer
+    for an object whose fields were not noted, as by earlier versions."""
+    source = next((layer.source for layer in stored.layers if layer.manager == APPLY), None) or {}
+    there = get_path(stored.spec, path) is not ABSENT
+    return there and (path_text(path) in source[_DERIVED] if _DERIVED in source else unnoted)
 
 
 def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:

@@ -409,7 +409,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     env_from: Annotated[dict[str, SecretFrom], UpdateClass.ROLL] = {}
     """Environment of the workers that must not be written down: `SEARCH_KEY: {env: SEARCH_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.ROLL] = None
-    """Folder the workers start in, also on their import path. Absent: where `apply` was run."""
+    """Folder the workers start in, also on their import path. Absent: where it was first applied."""
     gateway: Annotated[AgentGateway, UpdateClass.ROLL] = AgentGateway()
     """The address clients talk to."""
     auth: Annotated[Auth, UpdateClass.RECREATE] = Auth()
@@ -513,7 +513,7 @@ class TrainJobSpec(SpecModel):
     env_from: Annotated[dict[str, SecretFrom], UpdateClass.IMMUTABLE] = {}
     """Environment of the driver that must not be written down: `WANDB_API_KEY: {env: WANDB_API_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.IMMUTABLE] = None
-    """Folder the driver starts in, also on its import path. Absent: where `apply` was run."""
+    """Folder the driver starts in, also on its import path. Absent: where it was first applied."""
     restart: Annotated[JobRestart, UpdateClass.RECREATE] = JobRestart()
     """Restart after the driver fails."""
     ttl_seconds_after_finished: Annotated[Seconds | None, UpdateClass.HOT] = None

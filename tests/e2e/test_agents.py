@@ -226,3 +226,16 @@ def test_agent_is_found_in_its_working_folder_and_beside_the_manifest(box: Box, 
     for number in range(3):  # each leaves records of its workers
         box.ok("apply", "-f", agents.manifest("agent: own:Agent", f"env: {{N: '{number}'}}"))
         assert agents.say("a", "s") == f"beside {box.folder.name}"
+
+
+def test_agent_stays_in_the_folder_where_its_service_was_first_applied(box: Box) -> None:
+    agents = Agents(box)
+    box.write("class Agent:\n    async def run(self, request):\n        return 'first'\n", "own.py")
+    manifest = agents.manifest("agent: own:Agent")
+    box.ok("apply", "-f", manifest)
+    other = replace(box, folder=box.folder.parent / "other")
+    other.folder.mkdir()
+    elsewhere = Agents(other).manifest("agent: own:Agent", "env: {N: '1'}")
+    other.ok("apply", "-f", elsewhere)  # what is checked is what runs: there is no own.py here
+    assert agents.say("a", "s") == "first"
+    assert f"workingDir: {box.folder}" in other.ok("get", "agentservice/counter", "-o", "yaml").out

@@ -179,6 +179,18 @@ def test_job_that_replaces_another_runs_where_it_was_applied(jobs: Box) -> None:
     assert "of the other folder" in other.ok("train", "logs", "moved").out
 
 
+def test_job_that_was_applied_suspended_runs_where_it_was_applied(jobs: Box) -> None:
+    manifest = jobs.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: later}\n"
+        "spec: {config: count.yaml, suspend: true}\n"
+    )
+    jobs.ok("apply", "-f", manifest)
+    other = replace(jobs, folder=jobs.folder / "other")
+    other.folder.mkdir()
+    other.ok("resume", "trainjob/later")
+    wait_phase(jobs, "later", "Succeeded")  # it imports the driver, which is not in the other folder
+
+
 def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(jobs: Box) -> None:
     started = jobs.ok("train", "start", "--config", "count.yaml", "--restart", "on-failure", "hang_at=5")
     assert started.out == "count-to-ten\n"

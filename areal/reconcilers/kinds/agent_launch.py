@@ -1,7 +1,8 @@
 """Starts the processes of an agent service: router, gateway, and a worker and a data proxy for each pair.
 
-A worker starts in ``workingDir``, or where the service was first applied. That folder and the manifest's are on its
-import path. Missing folders, modules and programs are reported before it starts, without importing the agent.
+A worker starts in ``workingDir``, which is where the service was first applied unless its manifest says another. That
+folder and the manifest's are on its import path. Missing folders, modules and programs are reported before it starts,
+without importing the agent.
 """
 
 from __future__ import annotations
@@ -36,8 +37,6 @@ from areal.wire.processes import (
     RegistrationConfig,
     RouterConfig,
 )
-
-_APPLIED_IN = "appliedIn"  # input of a worker
 
 
 def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
@@ -97,9 +96,8 @@ def _inference(context: EffectContext, op: Op, spec: AgentServiceSpec) -> Infere
 
 
 def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> RunSpec:
-    applied_in = _applied_in(context.observed.of(str(launch.object.ref), WORKER))
-    launch = replace(launch, inputs={**launch.inputs, _APPLIED_IN: applied_in})
-    folder, file = Path(spec.working_dir or applied_in), source_file(launch.object)
+    earlier = context.observed.of(str(launch.object.ref), WORKER)
+    folder, file = Path(spec.working_dir or _applied_in(earlier)), source_file(launch.object)
     for path, message, hint in _faults(spec, folder, file):
         raise UsageFault(f"{launch.object.ref}: {path_text(('spec', *path))}: {message}", hint=hint)
     config = AgentWorkerConfig(
@@ -116,10 +114,7 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
 
 
 def _applied_in(earlier: Sequence[ObservedRun]) -> str:
-    """The folder where the service was first applied, as far as the records of its workers tell."""
-    for run in earlier:
-        if _APPLIED_IN in run.state.spec.inputs:
-            return str(run.state.spec.inputs[_APPLIED_IN])
+    """The folder where a service that has no ``workingDir``, as an earlier version recorded it, was first applied."""
     own = (run.state.spec.cwd for run in earlier if not run.state.spec.spec.get("workingDir"))
     return str(next(filter(None, own), Path.cwd()))
 
