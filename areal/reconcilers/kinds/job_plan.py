@@ -24,7 +24,7 @@ from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import COMMITS_VARIABLE, TOKENIZER_FILES, is_id
-from areal.reconcilers.desired import APPLY, Target, Wanted, with_layer
+from areal.reconcilers.desired import APPLY, Target, Wanted, is_derived, with_derived, with_layer
 from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.inference_launch import HubModel, commits_of, hub_of, require_ids
 from areal.reconcilers.kinds.job_config import (
@@ -46,6 +46,7 @@ from areal.reconcilers.planning import KindPlan, ObjectWork, stoppable, supersed
 from areal.resources.kinds import name_problem, parse_ref, served_name
 from areal.resources.nodes import ManifestError
 from areal.resources.specs import TrainJobSpec
+from areal.resources.tree import ABSENT, get_path, set_path
 from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec, RunState
 from areal.state.files import read_json, write_atomic, write_json
@@ -186,6 +187,9 @@ LAYER = "job"  # of a service: its job is at rest
 _JOB, _SERVICE, _MODEL, _AGENTS = "TrainJob", "InferenceService", "Model", "AgentService"
 
 
+_DERIVED = (("rollout",), ("scheduler",), ("resources", PROCESSES), ("resources", "nodes"))
+
+
 def with_services(
     wanted: Sequence[Wanted],
     stored: Sequence[StoredObject],
@@ -201,7 +205,8 @@ def with_services(
     for item in wanted:
         try:
             item = _with_model_of_agents(item, specs) if item.kind == _JOB else item
-            made = _expand(item, known, owners, recreate=item.ref in replacing) if item.kind == _JOB else [item]
+            made = [item] if item.kind != _JOB else _expand(item, known, owners, recreate=item.ref in replacing)
+            made = [with_derived(item, each.spec, _DERIVED) if each.ref == item.ref else each for each in made]
         except ArealError as error:
             if item.where and not isinstance(error, ManifestError):  # of a manifest, and no verb's flags
                 kind = InvalidManifest if isinstance(error, UsageFault) else type(error)
@@ -261,14 +266,10 @@ def _expand(
 
 def _with_recorded_fields(job: Wanted, earlier: StoredObject) -> Wanted:
     """Keep the fields that were derived from the job's configuration: they are constant for the life of a job."""
-    spec = dict(job.spec)
-    if earlier.spec.get("rollout") is not None:
-        spec.setdefault("rollout", earlier.spec["rollout"])
-    made = earlier.spec.get("resources") or {}
-    if kept := {name: made[name] for name in (PROCESSES, "nodes") if name in made}:
-        spec["resources"] = {**kept, **(spec.get("resources") or {})}
-    if earlier.spec.get("scheduler"):
-        spec.setdefault("scheduler", earlier.spec["scheduler"])
+    spec: Mapping[str, Any] = job.spec
+    for path in _DERIVED:
+        if get_path(spec, path) is ABSENT and is_derived(earlier, path, unnoted=True):
+            spec = set_path(spec, path, get_path(earlier.spec, path))
     return _place_job(replace(job, spec=spec), JobConfig.of(job))
 
 

@@ -115,6 +115,29 @@ def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_
     assert recreate["InferenceService/learn"].spec["gateway"]["port"] == port
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rollout", {"service": "default", "model": "qwen"}),
+        ("scheduler", {"type": "slurm"}),
+        ("resources", {"nodes": 1}),
+        ("resources", {"processesPerNode": 2}),
+    ],
+)
+def test_field_that_is_removed_from_a_manifest_is_removed_from_the_job(field: str, value: dict[str, Any]) -> None:
+    config = {"trainer": {"type": "sft"}}
+    first = recorded(expanded(job(config, **{field: value})))
+    (again,) = expanded(job(config), first).values()
+    with pytest.raises(Conflict, match=f"immutable: spec.{field}"):
+        target_for(again, first[0], set_name=None, force_conflicts=False, replace_it=False)
+    (replaced,) = expanded(job(config), first, recreate=True).values()
+    assert field not in replaced.spec
+    layer = first[0].layers[0]
+    earlier = replace(first[0], layers=(replace(layer, source=None),))  # of a version that noted nothing
+    (kept,) = expanded(job(config), [earlier]).values()
+    assert dict(kept.spec) == first[0].spec
+
+
 def test_another_run_has_nothing_of_what_was_set_on_the_earlier_ones_service() -> None:
     service, model, learn = recorded(expanded(job()))
     slept = with_layer(service, "suspend", {"suspend": True}, "").object
