@@ -33,6 +33,7 @@ from areal.resources.nodes import (
     SequenceNode,
     at_path,
     child,
+    item_name,
     locate,
     mapping,
     patched,
@@ -262,43 +263,50 @@ def _patch(documents: list[Document], section: _Section, values: Mapping[str, An
         node = child(child(section.node.entries["patches"], index) or section.node, "merge")
         assert node is not None
         node = substitute(node, reading.context(values), (*path, "merge"))
-        matching = [at for at, document in enumerate(documents) if _matches(document, patch)]
-        if not matching:
-            pos = locate(section.node, ("patches", index, "target"))
-            message, hint = _unmatched(documents, patch)
-            reading.problems.add(pos, path_text((*path, "target")), message, hint=hint)
-        for at in matching:
-            changed = patched(documents[at].node, node, reading.problems)
+        matched = False
+        for at, document in enumerate(documents):
+            changed: Node = document.node
+            if _matches(document, patch):
+                matched, changed = True, patched(document.node, node, reading.problems)
+            elif inline := [ref for ref in document.inline() if _matches(document, patch, ref)]:
+                matched = True
+                if child(node, "metadata") is not None:
+                    message = f"{inline[0]} is inline in {document.kind}/{document.name}, whose metadata it has"
+                    reading.problems.add(locate(node, ("metadata",)), path_text((*path, "merge", "metadata")), message)
+                changed = _inline_patched(document.node, inline, node, reading)
             if isinstance(changed, MappingNode):
-                documents[at] = documents[at]._replace(node=changed)
+                documents[at] = document._replace(node=changed)
+        if not matched:
+            pos = locate(section.node, ("patches", index, "target"))
+            names = [document.name for document in documents if patch.target.kind in (None, document.kind)]
+            near = did_you_mean(patch.target.name, names) if patch.target.name else ""
+            reading.problems.add(pos, path_text((*path, "target")), f"matches no resource of the bases{near}")
     return documents
 
 
-def _matches(document: Document, patch: Patch) -> bool:
-    target, name = patch.target, document.name
+def _inline_patched(node: MappingNode, refs: list[Ref], patch: Node, reading: Reading) -> MappingNode:
+    """Returns the document with ``patch.spec`` merged into the objects ``refs`` that it declares inline."""
+    declared, spec = spec_model(text_of(node.get("kind"))).INLINE, child(patch, "spec")
+    assert declared is not None
+    field = declared[0]
+    items = at_path(node, ("spec", field))
+    if spec is None or not isinstance(items, SequenceNode):
+        return node
+    names = {ref.name for ref in refs}
+    changed = tuple(patched(it, spec, reading.problems) if item_name(it) in names else it for it in items.items)
+    return _replaced(node, ("spec", field), SequenceNode(changed, items.pos))
+
+
+def _matches(document: Document, patch: Patch, inline: Ref | None = None) -> bool:
+    """Whether the patch is for the document, or for the object ``inline`` in it, which has the document's labels."""
+    target, name = patch.target, document.name if inline is None else inline.name
     labels = child(document.node.get("metadata") or document.node, "labels")
     carried = plain(labels) if isinstance(labels, MappingNode) else {}
     return (
-        target.kind in (None, document.kind)
+        target.kind in ((None, document.kind) if inline is None else (inline.kind,))
         and (target.name is None or fnmatchcase(name, target.name))
         and all(carried.get(key) == value for key, value in target.labels.items())
     )
-
-
-def _unmatched(documents: list[Document], patch: Patch) -> tuple[str, str | None]:
-    """Returns why a patch matched nothing (a misspelt name, or an object that is inline in another), and a hint."""
-    target = patch.target
-    for document in documents:
-        inline = spec_model(document.kind).INLINE if document.kind in KINDS else None
-        if inline is not None and Ref(str(target.kind), str(target.name)) in document.inline():
-            owner = f"{document.kind}/{document.name}"
-            return (
-                f"{target.kind}/{target.name} is inline in {owner}",
-                f"target {owner} with merge: {{spec: {{{inline[0]}: [{{name: {target.name}, ...}}]}}}}",
-            )
-    names = [document.name for document in documents if target.kind in (None, document.kind)]
-    near = did_you_mean(target.name, names) if target.name else ""
-    return f"matches no resource of the bases{near}", None
 
 
 def _decorated(document: Document, section: _Section) -> Document:

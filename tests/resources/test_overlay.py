@@ -60,11 +60,27 @@ def _specs(found: Rendered) -> dict[str, dict[str, Any]]:
 
 
 def test_patch_changes_what_it_targets_and_nothing_else(tmp_path: Path) -> None:
-    body = "bases: [../base]\npatches:\n- target: {kind: Model}\n  merge: {spec: {engineArgs: {a: null, c: 3}}}\n"
+    body = "bases: [../base]\npatches:\n- target: {name: alone}\n  merge: {spec: {engineArgs: {a: null, c: 3}}}\n"
     root = _write(tmp_path, base=BASE, prod=_overlay(body))
     specs = _specs(_render(root / "prod"))
     assert specs["Model/alone"]["engineArgs"] == {"b": 2, "c": 3}
     assert specs["Model/qwen"] == {"backend": "embedded", "path": "/base/qwen", "service": "default"}
+
+
+@pytest.mark.parametrize(
+    ("target", "changed"),
+    [
+        ("{kind: Model}", ["Model/qwen", "Model/alone"]),
+        ("{kind: Model, name: 'q*'}", ["Model/qwen"]),
+        ("{kind: Model, labels: {tier: one}}", ["Model/qwen"]),
+    ],
+)
+def test_patch_of_models_changes_those_that_are_inline(tmp_path: Path, target: str, changed: list[str]) -> None:
+    body = f"bases: [../base]\npatches: [{{target: {target}, merge: {{spec: {{replicas: 2}}}}}}]\n"
+    root = _write(tmp_path, base=BASE, prod=_overlay(body))
+    specs = _specs(_render(root / "prod"))
+    assert [ref for ref, spec in specs.items() if spec.get("replicas") == 2] == changed
+    assert specs["Model/qwen"]["path"] == "/base/qwen"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +199,9 @@ def test_fault_after_patching_points_to_whoever_wrote_it(tmp_path: Path) -> None
             'matches no resource of the bases (did you mean "alone"?)',
         ),
         (
-            "bases: [../base]\npatches: [{target: {kind: Model, name: qwen}, merge: {}}]\n",
-            "4:12: patches[0].target",
-            "Model/qwen is inline in InferenceService/default",
+            "bases: [../base]\npatches: [{target: {kind: Model}, merge: {metadata: {labels: {a: b}}}}]\n",
+            "4:43: patches[0].merge.metadata",
+            "Model/qwen is inline in InferenceService/default, whose metadata it has",
         ),
         (
             "bases: [../base]\npatches: [{target: {name: alone}, merge: {spec: {path: '${{ values.nope }}'}}}]\n",
