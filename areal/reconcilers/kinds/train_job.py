@@ -83,9 +83,10 @@ class TrainJobController(KindController):
 
     def completion(self, spec: Mapping[str, Any], runs: Sequence[ObservedRun]) -> Completion:
         now = job_status(runs, suspended=bool(spec.get("suspend")))
-        if now.finished and now.run is not None:
-            return Completion(now.phase.value, now.run.ended_at)
-        return Completion(running=now.phase is not JobPhase.STOPPED and not has_ended(now, spec))
+        if now.run is not None and has_ended(now, spec):
+            phase = JobPhase.FAILED if now.phase is JobPhase.LOST else now.phase
+            return Completion(phase.value, now.run.ended_at)
+        return Completion(running=now.phase is not JobPhase.STOPPED)
 
     def progress(self, home: Home, name: str, age_s: float) -> Progress | None:
         """The job's current step, the time since its start, and its estimated end."""

@@ -127,7 +127,8 @@ def test_plan_of_another_restart_policy_replaces_the_driver_that_runs_and_no_oth
 def test_lost_job_is_at_rest_where_nothing_starts_it_again(policy: str, rests: bool) -> None:
     lost = unchanged(job({"restart": {"policy": policy}}))
     assert at_rest(lost, [LOST.state]) is rests
-    assert controller_of("TrainJob").completion(lost.object.spec, [LOST]).running is not rests
+    end = controller_of("TrainJob").completion(lost.object.spec, [LOST])
+    assert (end.ended, end.running) == (("Failed", False) if rests else ("", True)), "its time to be kept has begun"
 
 
 def test_plan_of_a_lost_job_that_is_never_restarted_leaves_it() -> None:
