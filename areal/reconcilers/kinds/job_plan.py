@@ -199,14 +199,18 @@ def with_services(
     """``wanted``, and the services and models that its jobs own. ``replacing``: references of jobs that are created
     again. ``refused`` collects the errors of jobs that are left out; without it they are raised."""
     known = {str(item.ref): item for item in stored}
+    declared = {item.ref for item in wanted}
     owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
     specs = {ref: item.spec for ref, item in known.items()} | {item.ref: item.spec for item in wanted}
     found: list[Wanted] = []
     for item in wanted:
+        made: list[Wanted] = []
         try:
-            item = _with_model_of_agents(item, specs) if item.kind == _JOB else item
-            made = [item] if item.kind != _JOB else _expand(item, known, owners, recreate=item.ref in replacing)
-            made = [with_derived(item, each.spec, _DERIVED) if each.ref == item.ref else each for each in made]
+            if item.kind == _JOB:
+                item = _with_model_of_agents(item, specs)
+                *services, job = _expand(item, known, owners, recreate=item.ref in replacing)
+                made = [each for each in services if each.ref not in declared]
+                item = with_derived(item, job.spec, _DERIVED)
         except ArealError as error:
             if item.where and not isinstance(error, ManifestError):  # of a manifest, and no verb's flags
                 kind = InvalidManifest if isinstance(error, UsageFault) else type(error)
@@ -216,7 +220,7 @@ def with_services(
             refused[item.ref] = error
             continue
         owners |= {each.ref: each.owner for each in made}
-        found += made
+        found += [*made, item]
     return found
 
 
@@ -250,9 +254,10 @@ def _expand(
         rollout = job.spec.get("rollout")
         if rollout is None:
             return [job]
+        brought = is_derived(earlier, ("rollout",), unnoted=True) and rollout.get("service") == job.name
         refs = (f"{_SERVICE}/{rollout.get('service')}", f"{_MODEL}/{rollout.get('model')}")
-        kept = [_as_recorded(known[ref]) for ref in refs if ref in known and _is_of(known[ref], job, known)]
-        return [*kept, job]
+        kept = [known[ref] for ref in refs if ref in known and (brought or _is_of(known[ref], job, known))]
+        return [*map(_as_recorded, kept), job]
     config = JobConfig.of(job)
     job = expand_job(job, config)
     require_runnable(job, config)

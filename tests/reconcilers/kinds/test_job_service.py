@@ -202,6 +202,16 @@ def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:
     assert [target.ref for target in deletions(stored, ["TrainJob/learn"], cascade=False)] == ["TrainJob/learn"]
     again = expanded(stays, stored[:2])
     assert again["InferenceService/learn"].spec == found["InferenceService/learn"].spec
+    members = [replace(item, set_name="s") for item in stored]
+    same = expanded(stays, members)
+    assert pruned(members, list(same.values()), prune=True, set_name="s") == []
+    for item in members:
+        wanted = same[str(item.ref)]
+        target = target_for(wanted, item, set_name="s", force_conflicts=False, replace_it=False)
+        assert target.action == "unchanged"
+    by_hand = replace(same["InferenceService/learn"], spec={"gateway": {"port": 1}})
+    named = [item for item in with_services([by_hand, stays], members, []) if item.ref == by_hand.ref]
+    assert named == [by_hand], "one that the manifests declare is theirs"
 
 
 # -- how long it runs
