@@ -388,6 +388,10 @@ def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = F
 
 def manifest(item: StoredObject | Resource) -> dict[str, Any]:
     """Returns the manifest with the fields that the user has set: applying it changes nothing."""
+    from areal.state.records import JOB, effective
+
+    layers = getattr(item, "layers", None)
+    asked = item.spec if layers is None else effective(tuple(layer for layer in layers if layer.manager != JOB))
     metadata: dict[str, Any] = {"name": item.name}
     if item.labels:
         metadata["labels"] = dict(item.labels)
@@ -395,7 +399,7 @@ def manifest(item: StoredObject | Resource) -> dict[str, Any]:
         metadata["annotations"] = dict(item.annotations)
     if item.depends_on:
         metadata["dependsOn"] = [str(ref) for ref in item.depends_on]
-    return {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": dict(item.spec)}
+    return {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": dict(asked)}
 
 
 def with_defaults(found: StoredObject) -> dict[str, Any]:

@@ -259,8 +259,9 @@ def pruned(
     stored: Iterable[StoredObject], wanted: Sequence[Wanted], *, prune: bool, set_name: str | None
 ) -> list[Target]:
     """Objects to delete: members of the set and objects of an applied owner that the manifests no longer hold, and
-    everything that those own."""
+    everything that those own. The objects of an owner that belongs to another come and go with that one's manifest."""
     refs = {item.ref for item in wanted}
+    whole = {item.ref for item in wanted if item.owner is None or item.owner in refs}
     rest = {str(item.ref): item for item in stored if str(item.ref) not in refs}
     causes: dict[str, str] = {}
     if prune and set_name:
@@ -268,7 +269,7 @@ def pruned(
     while more := {
         ref: f"no longer declared by {item.owner}"
         for ref, item in rest.items()
-        if ref not in causes and item.owner in (*refs, *causes)
+        if ref not in causes and item.owner in (*whole, *causes)
     }:
         causes |= more
     return [Target(item, "prune", cause=causes[ref]) for ref, item in rest.items() if ref in causes]

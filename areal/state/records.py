@@ -27,6 +27,7 @@ from areal.state.files import Unreadable
 # -- layers
 
 APPLY = "apply"
+JOB = "job"  # of the service that a job brought: the job is at rest
 
 
 @dataclass(frozen=True)

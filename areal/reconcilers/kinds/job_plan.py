@@ -51,7 +51,7 @@ from areal.resources.validation import effective
 from areal.runtime.backends.base import RunSpec, RunState
 from areal.state.files import read_json, write_atomic, write_json
 from areal.state.home import VARIABLE, Home
-from areal.state.records import StoredObject
+from areal.state.records import JOB, StoredObject
 
 TARGET = f"{DRIVER}/0"
 _TO_START = (JobPhase.PENDING, JobPhase.STOPPED, JobPhase.LOST)
@@ -183,7 +183,6 @@ def _stop(work: JobWork, now: JobStatus, cause: str) -> tuple[int, ...]:
 # -- the objects that a job stands for
 
 
-LAYER = "job"  # of a service: its job is at rest
 _JOB, _SERVICE, _MODEL, _AGENTS = "TrainJob", "InferenceService", "Model", "AgentService"
 
 
@@ -199,6 +198,7 @@ def with_services(
     """``wanted``, and the services and models that its jobs own. ``replacing``: references of jobs that are created
     again. ``refused`` collects the errors of jobs that are left out; without it they are raised."""
     known = {str(item.ref): item for item in stored}
+    wanted = [_with_owner(item, known, replacing) for item in wanted]
     declared = {item.ref for item in wanted}
     owners = {ref: item.owner for ref, item in known.items()} | {item.ref: item.owner for item in wanted}
     specs = {ref: item.spec for ref, item in known.items()} | {item.ref: item.spec for item in wanted}
@@ -222,6 +222,16 @@ def with_services(
         owners |= {each.ref: each.owner for each in made}
         found += [*made, item]
     return found
+
+
+def _with_owner(item: Wanted, known: Mapping[str, StoredObject], replacing: Sequence[str]) -> Wanted:
+    """The manifest of an object that a job brought, as ``areal get -o manifest`` writes it, leaves it the job's."""
+    earlier = known.get(item.ref)
+    owner = known.get((earlier.owner if earlier is not None and item.owner is None else None) or "")
+    if owner is None:
+        return item
+    job = owner.owner or str(owner.ref)
+    return replace(item, owner=str(owner.ref)) if job.startswith(f"{_JOB}/") and job not in replacing else item
 
 
 def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -> Wanted:
@@ -395,11 +405,11 @@ def following_jobs(
         if mine is not None and mine.action != "unchanged":
             continue
         resting = at_rest(asked or Target(job, "unchanged"), runs)
-        if resting == any(layer.manager == LAYER for layer in item.layers):
+        if resting == any(layer.manager == JOB for layer in item.layers):
             chosen[ref] = Target(item, "unchanged")
         else:
             said = f"{job.ref} is {'at rest' if resting else 'to run'}"
-            chosen[ref] = with_layer(item, LAYER, {"suspend": True} if resting else {}, said)
+            chosen[ref] = with_layer(item, JOB, {"suspend": True} if resting else {}, said)
     return tuple(chosen.values())
 
 

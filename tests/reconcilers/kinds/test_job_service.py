@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from areal.cli.objects import manifest
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
 from areal.reconcilers.desired import Target, Wanted, check_removals, deletions, pruned, target_for, with_layer
-from areal.reconcilers.kinds.job_plan import LAYER, following_jobs, with_services
+from areal.reconcilers.kinds.job_plan import following_jobs, with_services
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
-from areal.state.records import StoredObject
+from areal.state.records import JOB, StoredObject
 
 CONFIG: dict[str, Any] = {
     "actor": {"path": "org/model", "dtype": "float32"},
@@ -214,6 +215,21 @@ def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:
     assert named == [by_hand], "one that the manifests declare is theirs"
 
 
+def test_manifest_of_what_a_job_brought_is_applied_again_and_leaves_it_the_jobs() -> None:
+    service, model, learn = recorded(expanded(job()))
+    stored = [with_layer(service, JOB, {"suspend": True}, "").object, model, learn]
+    for item in stored:
+        read = manifest(item)
+        assert "suspend" not in read["spec"]
+        wanted = Wanted(str(item.ref), item.kind, item.name, read["spec"], {}, {})
+        found = with_services([wanted], stored, [])
+        assert pruned(stored, found, prune=False, set_name=None) == []
+        for each in found:
+            (earlier,) = [known for known in stored if str(known.ref) == each.ref]
+            target = target_for(each, earlier, set_name=None, force_conflicts=False, replace_it=False)
+            assert target.action == "unchanged"
+
+
 # -- how long it runs
 
 
@@ -241,7 +257,7 @@ def test_service_of_a_job_rests_with_it_and_runs_again_when_it_does() -> None:
     for code in (0, 1):
         action, spec = followed(stored, asked, [ended(code)])  # type: ignore[misc]
         assert (action, spec["suspend"]) == ("configure", True)
-    resting = with_layer(service, LAYER, {"suspend": True}, "").object
+    resting = with_layer(service, JOB, {"suspend": True}, "").object
     slept = [resting, *stored[1:]]
     assert followed(slept, asked, [ended(0)])[0] == "unchanged"  # type: ignore[index]
     restarted = Target(replace(learn, status={"restartedAt": "7"}), "configure")
