@@ -254,20 +254,30 @@ def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], lis
     """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal.
 
     A process that forks and leaves during a scan is in neither its old place nor, yet, in its new one: only a scan
-    in which nobody vanished and no member has become a zombie since the last proves that there is nobody.
+    in which nobody vanished and no member has become a zombie since the last proves that there is nobody. A scan passes
+    over strangers that two earlier ones have seen, who bear no members (one is not enough: for an instant of its exec a
+    member has no environment): so it is soon done, and few vanish before it.
     """
     held: dict[int, int] = {}
     refused: list[int] = []
     unsteady_scans = 0
     zombies: set[int] = set()
+    once: set[int] = set()
+    strangers: set[int] = set()
     while True:
         found = vanished = 0
-        for pid in procfs.pids():
-            if pid in held or pid in refused:
+        listed = procfs.pids()
+        once.intersection_update(listed)  # a number that was free may be a member's next
+        strangers.intersection_update(listed)
+        for pid in listed:
+            if pid in held or pid in refused or pid in strangers:
                 continue
             stat = procfs.read_stat(pid)
             vanished += stat is None
-            if stat is None or not belongs(stat):
+            if stat is None:
+                continue
+            if not belongs(stat):
+                (strangers if pid in once else once).add(pid)
                 continue
             if not stat.alive:
                 vanished += pid not in zombies

@@ -174,6 +174,28 @@ while True:
     assert signals.sweep_run(identity, str(tmp_path)) == ()
 
 
+def test_sweep_is_steady_while_strangers_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers, scans = list(range(1000, 1100)), 0
+
+    def pids() -> list[int]:
+        nonlocal scans
+        scans += 1
+        return list(strangers)
+
+    def read_stat(pid: int) -> procfs.Stat | None:
+        if pid == strangers[-1]:
+            strangers.pop()
+            return None
+        return procfs.Stat(pid, "stranger", "S", 1, pid, 1)
+
+    monkeypatch.setattr(procfs, "pids", pids)
+    monkeypatch.setattr(procfs, "read_stat", read_stat)
+
+    assert procfs.sweep(lambda stat: False) == ([], [])
+
+    assert scans == 3, "those that two scans have seen are not looked at again"
+
+
 def test_find_shim_finds_the_session_leader_of_a_folder_only(tmp_path: Path, spawn: Spawn) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
     spawn(["sleep", "1000"], env=environment)
