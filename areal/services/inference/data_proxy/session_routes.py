@@ -41,6 +41,7 @@ from areal.services.inference.recorder.session import (
     Trajectory,
     TrajectoryPhase,
     check_reward,
+    no_group,
     parse_kind,
 )
 from areal.services.inference.recorder.storage import SEQUENCES
@@ -117,8 +118,8 @@ class JournalSessionRoutes:
         if body.group_id is not None:
             if not caller.admin:
                 raise ApiError(403, "a session key speaks for its own session only", code="admin_key_required")
-            journal, members = _group_members(self._store, body.group_id)
-            ended = [await self._end(Caller(journal, number, admin=True)) for number, _ in members]
+            journal, group = _group(self._store, body.group_id)
+            ended = [await self._end(Caller(journal, number, admin=True)) for number, _ in journal.members(group)]
             return json_response({"ended": ended})
         return json_response(await self._end(self._callers.selected(caller, body.session_id)))
 
@@ -173,13 +174,13 @@ class JournalSessionRoutes:
         return json_response({**_summary(caller.journal, session), "trajectories": trajectories})
 
 
-def _group_members(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, list[tuple[int, str]]]:
-    """Return the group's journal, and the number and id of each of its sessions. Raises 404."""
+def _group(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, GroupName]:
+    """Return the group's journal and its name. Raises 404."""
     group = GroupName.parse(group_id)
     journal = store.journal(group.tag) if group is not None else None
     if group is None or journal is None:
-        raise ApiError(404, f"no group {group_id!r}", code="group_not_found", param="group_id")
-    return journal, journal.members(group)
+        raise no_group(group_id)
+    return journal, group
 
 
 def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, Any]:
@@ -299,18 +300,21 @@ class TrajectoryRoutes:
         return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)
 
     def _export_request(self, body: ExportTrajectories) -> ExportRequest:
-        ids = body.session_ids
+        ids, group = body.session_ids, None
         if ids and body.group_id is not None:
             GroupName.require(body.group_id).check_members(ids)
         elif body.group_id is not None:
-            ids = tuple(name for _, name in _group_members(self._store, body.group_id)[1])
+            journal, group = _group(self._store, body.group_id)
+            ids = tuple(name for _, name in journal.members(group, removed=True))
+            if not ids:
+                raise no_group(body.group_id)
         if not ids:
             raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
         if body.trajectory_id is not None and body.trajectory_id >= SEQUENCES:
             message = f"no trajectory {body.trajectory_id}"
             raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
         style, columns_only = Style(body.style), body.format == "npz"
-        return ExportRequest(ids, body.trajectory_id, body.discount, style, body.remove_session, columns_only)
+        return ExportRequest(ids, body.trajectory_id, body.discount, style, body.remove_session, columns_only, group)
 
     async def acknowledge_exports(self, request: Request) -> Response:
         export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")

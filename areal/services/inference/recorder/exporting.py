@@ -32,6 +32,7 @@ from areal.services.inference.recorder.rows import RewardOverflow, Style
 from areal.services.inference.recorder.session import (
     HITL,
     ExportName,
+    GroupName,
     SessionName,
     SessionRecord,
     SessionState,
@@ -52,7 +53,8 @@ NOTHING_TO_EXPORT = "nothing_to_export"
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """``trajectory`` is None for every ready one. ``remove``: remove sessions whose trajectories are all exported."""
+    """``trajectory`` is None for every ready one. ``remove``: remove sessions whose trajectories are all exported.
+    ``group``: ``session_ids`` are all its sessions, and those that were removed already are left out."""
 
     session_ids: tuple[str, ...]
     trajectory: int | None = None
@@ -60,10 +62,12 @@ class ExportRequest:
     style: Style = Style.INDIVIDUAL
     remove: bool = True
     columns_only: bool = False  # the response format cannot hold text; not part of ``digest``
+    group: GroupName | None = None
 
     @property
     def digest(self) -> bytes:
-        parts = [list(self.session_ids), self.trajectory, self.discount, self.style.value, self.remove]
+        named = list(self.session_ids) if self.group is None else str(self.group)
+        parts = [named, self.trajectory, self.discount, self.style.value, self.remove]
         return blake2b(orjson.dumps(parts), digest_size=16).digest()
 
 
@@ -117,7 +121,11 @@ def choose(tables: SessionTables, request: ExportRequest, now: float) -> tuple[t
     unknown session or trajectory, or a session that ended with nothing left; 425 for one that is not ready yet."""
     items: list[TrajectoryKey] = []
     errors: list[dict[str, Any]] = []
-    for session_id in request.session_ids:
+    session_ids = request.session_ids
+    if request.group is not None and not (session_ids := tuple(name for _, name in tables.members(request.group))):
+        message = f"group {request.group} was exported, and nothing of it is left"
+        raise ApiError(404, message, code=NOTHING_TO_EXPORT, param="group_id")
+    for session_id in session_ids:
         damaged: list[CorruptRecord] = []
         try:
             session = session_named(tables, session_id)

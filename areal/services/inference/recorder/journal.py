@@ -185,9 +185,9 @@ class SessionJournal(Journal):
         """Raises 404."""
         return self._look(lambda tables: exporting.session_named(tables, str(name)))
 
-    def members(self, group: GroupName) -> list[tuple[int, str]]:
-        """Number and id of each session of a group that was not removed."""
-        return self._look(lambda tables: tables.members(group.first, group.size, str(group)))
+    def members(self, group: GroupName, *, removed: bool = False) -> list[tuple[int, str]]:
+        """Number and id of each session of a group. ``removed``: with those whose export is not acknowledged yet."""
+        return self._look(lambda tables: tables.members(group, removed=removed))
 
     def session(self, number: int) -> SessionRecord | None:
         held = self._held(number)

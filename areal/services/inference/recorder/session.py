@@ -264,7 +264,7 @@ class GroupName:
         """Raises 404."""
         name = cls.parse(text) if isinstance(text, str) else None
         if name is None:
-            raise ApiError(404, f"no group {text!r}", code="group_not_found", param="group_id")
+            raise no_group(text)
         return name
 
     def check_members(self, session_ids: Iterable[str]) -> None:
@@ -273,6 +273,10 @@ class GroupName:
             name = SessionName.require(session_id, "session_ids")
             if name.tag != self.tag or not self.first <= name.number < self.first + self.size:
                 raise bad_request(f"session {session_id!r} is not in group {self}", param="group_id")
+
+
+def no_group(text: object) -> ApiError:
+    return ApiError(404, f"no group {text!r}", code="group_not_found", param="group_id")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from areal.services.inference.recorder.records import (
     unpack,
 )
 from areal.services.inference.recorder.session import (
+    GroupName,
     SealReason,
     SessionName,
     SessionRecord,
@@ -97,10 +98,12 @@ class SessionTables:
         rows = self.db.execute(query, (after,))
         return list(islice(_read_each(_session, rows, report), limit))
 
-    def members(self, first: int, size: int, group: str) -> list[tuple[int, str]]:
-        """Number and id of each session of a group that was not removed, damaged ones included."""
+    def members(self, group: GroupName, *, removed: bool = False) -> list[tuple[int, str]]:
+        """Number and id of each session of a group, damaged ones included. ``removed``: those too that were removed by
+        an export that is not acknowledged yet."""
         query = "SELECT number, task FROM sessions WHERE number>=? AND number<? AND grp=? AND life!=? ORDER BY number"
-        rows = self.db.execute(query, (first, first + size, group, int(SessionState.REMOVED)))
+        but = -1 if removed else int(SessionState.REMOVED)
+        rows = self.db.execute(query, (group.first, group.first + group.size, str(group), but))
         return [(number, str(SessionName(task, self.tag, number))) for number, task in rows]
 
     def add_session(self, session: SessionRecord, key: bytes | None) -> None:

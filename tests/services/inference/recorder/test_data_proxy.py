@@ -382,7 +382,14 @@ def test_group_is_exported_and_ended_by_its_id(bench: Bench) -> None:
     assert bench.admin("POST", "/export_trajectories", body).status == 425
     ended = bench.admin("POST", "/rl/end_session", body).json()["ended"]
     assert [each["session_id"] for each in ended] == [rollout.session_id for rollout in group]
-    assert bench.admin("POST", "/export_trajectories", body).json()["traj"]["rewards"] == [0.0, 1.0, 2.0]
+    said = bench.admin("POST", "/export_trajectories", body).json()
+    assert said["traj"]["rewards"] == [0.0, 1.0, 2.0]
+    assert bench.admin("POST", "/export_trajectories", body).json() == said, "an answer that was lost"
+    error = bench.admin("POST", "/export_trajectories", {**body, "style": "concat"}).json()["error"]
+    assert error["code"] == "nothing_to_export"
+    assert bench.admin("POST", "/export_trajectories/ack", {"export_id": said["export_id"]}).json()["released"]
+    gone = bench.admin("POST", "/export_trajectories", body)
+    assert (gone.status, gone.json()["error"]["code"]) == (404, "group_not_found")
 
 
 def test_export_comes_again_until_acknowledged_and_as_npz(bench: Bench) -> None:
