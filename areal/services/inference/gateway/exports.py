@@ -70,6 +70,8 @@ class ExportRoutes:
         refusals = [reply for reply in checks if reply.status != 200 and not _is_damaged(reply)]
         if refusals or len(damaged) == len(places):
             return to_response((refusals or checks)[0])
+        if data.get("dry_run") is True:
+            return json_response({"status": "ok"})
         sound = {tag: ids for tag, ids in places.items() if tag not in damaged}
         parts = await self._ask_each(sound, common, headers)
         if (refusal := next((reply for reply in parts if reply.status != 200), None)) is not None:

@@ -76,6 +76,8 @@ def test_sessions_of_several_replicas_are_exported_as_one(recording: RecordingSe
 
 def test_export_of_several_replicas_is_repeatable_until_acknowledged(recording: RecordingService) -> None:
     ids = [rewarded(rollout, "a", 1.0).session_id for rollout in recording.on_each_replica()]
+    tried = recording.admin("POST", "/export_trajectories", {"session_ids": ids, "dry_run": True})
+    assert (tried.status, tried.json()) == (200, {"status": "ok"}), "nothing is taken"
     first = export(recording.gateway, recording.key, ids)
     assert first["removed"]
     assert export(recording.gateway, recording.key, ids) == first
