@@ -340,9 +340,12 @@ class EpisodeEngine:
         self, req: ModelRequest, generated: list[int], budget: int, fields: dict[str, Any]
     ) -> list[dict[str, Any]]:
         """Request choices outside any session: the response itself has all columns of a training row."""
+        room = budget - len(generated)
+        if "min_tokens" in fields:
+            fields = fields | {"min_tokens": min(max(req.gconfig.min_new_tokens - len(generated), 0), room)}
         return await self.batcher.complete(
             [*req.input_ids, *generated],
-            max_tokens=budget - len(generated),
+            max_tokens=room,
             return_token_ids=True,
             store=False,
             timeout_s=self.timeout_s,

@@ -117,7 +117,7 @@ def begins_with(text: str, mark: tuple[int, bytes]) -> bool:
     return len(text) >= mark[0] and text_digest(text[: mark[0]]) == mark
 
 
-TRUNCATED = "length"
+TRUNCATED = ("length", "abort")  # the finish reasons of answers that were cut off
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class RecordedTurn:
 
     @property
     def truncated(self) -> bool:
-        return self.finish_reason == TRUNCATED
+        return self.finish_reason in TRUNCATED
 
     def size(self) -> dict[str, int]:
         """The turn's lengths by name, for the session's description."""

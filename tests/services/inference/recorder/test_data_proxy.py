@@ -392,6 +392,15 @@ def test_group_is_exported_and_ended_by_its_id(bench: Bench) -> None:
     assert (gone.status, gone.json()["error"]["code"]) == (404, "group_not_found")
 
 
+def test_answer_that_the_engine_aborted_counts_as_cut_off(bench: Bench) -> None:
+    rollout = bench.begin()
+    script(bench.engine, abort_after=1)
+    rollout.chat("a")
+    rollout.reward(1.0)
+    (row,) = rollout.export()["rows"]
+    assert (row["finish_reason"], row["truncated"]) == ("abort", True)
+
+
 def test_export_comes_again_until_acknowledged_and_as_npz(bench: Bench) -> None:
     rollout = bench.begin()
     rollout.chat("a")
