@@ -384,9 +384,11 @@ def test_answer_given_up_by_the_engine_is_gone_on_with(place: Place, make: Make)
     """``abort`` after two tokens: the rest is asked for with what there is, within the same budget."""
     controller = make(consumer_batch_size=1)
     script(place.engine, token_ids=[10, 11, 12], abort_after=2)
-    (trajectory,) = controller.rollout_batch(rows(1), Sampled())
+    workflow = RLVRWorkflow(length, GenerationHyperparameters(max_new_tokens=3, min_new_tokens=3), str(place.folder))
+    (trajectory,) = controller.rollout_batch([{"input_ids": [5, 6, 7]}], workflow)
     first, second = (call["body"] for call in engine_calls(place.engine))
     assert second["input_ids"] == [5, 6, 7, 10, 11]
+    assert (first["sampling"]["min_new_tokens"], second["sampling"]["min_new_tokens"]) == (3, 1)
     assert second["sampling"]["max_new_tokens"] == first["sampling"]["max_new_tokens"] - 2
     assert trajectory["input_ids"].tolist()[0][3:5] == [10, 11]
 

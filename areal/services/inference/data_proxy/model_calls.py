@@ -373,6 +373,9 @@ class ModelCalls:
             prompts, text = await self._prompts.build(generation, recorder if is_recorded else None, size, limit)
             lengths = [len(prompt) for prompt in prompts]
             room = _room(generation, max(lengths), limit)
+            if room is not None and generation.sampling.min_new_tokens > room:
+                least = generation.sampling.min_new_tokens
+                raise bad_request(f"min_tokens is {least}, and the answer has {room} at most", param="min_tokens")
         sampling = generation.sampling
         if sampling.max_new_tokens != room:
             sampling = replace(sampling, max_new_tokens=room)
