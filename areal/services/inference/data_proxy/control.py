@@ -242,6 +242,11 @@ class WeightTracker:
         if now not in self._loaded:
             self._loaded.append(now)
 
+    def reloaded(self, pair: str, version: int) -> None:
+        """Note that the engine has these weights again, and not those of an update that is not committed yet."""
+        self._loaded.clear()
+        self.loaded(pair, version)
+
     def invalidate(self) -> None:
         """Note that the engine has weights of a failed update. It is behind until it has loaded the published weights,
         or its own if none are published."""
@@ -277,9 +282,9 @@ class WeightTracker:
         return f"{reason}: {self.obstacle}" if self.obstacle else reason
 
     def commit(self, record: PublishedWeights) -> None:
-        """Publish a version that every worker has: the model serves it from now on. Raises OSError."""
+        """Publish a version that every worker was given: the model serves it from now on. An engine that was lost, or
+        loaded other weights, since it was given it is behind. Raises OSError."""
         self._write(record)
-        self.loaded(record.pair, record.version)
 
     def end(self, pair: str, left: Mapping[str, Any] | None) -> None:
         """Note that the trainer has ended. Weights that it leaves in a folder are still served; without them an engine

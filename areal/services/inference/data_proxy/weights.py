@@ -102,7 +102,7 @@ class WeightSync:
         async def load() -> None:
             if self._tracker.behind == record:  # otherwise an update was loaded meanwhile
                 await self._engine.load_weights(path, record.version)
-                self._tracker.loaded(record.pair, record.version)
+                self._tracker.reloaded(record.pair, record.version)
 
         try:
             await self._control.swap_weights(load)

@@ -158,6 +158,31 @@ async def test_tracker_of_an_engine_that_took_what_is_published_until_it_is_lost
     assert WeightTracker(watch, tmp_path, "another").behind is None
 
 
+async def test_engine_that_is_lost_or_reloaded_before_the_commit_is_behind_after_it(tmp_path: Path) -> None:
+    engine = Engine()
+    watch = EngineWatch(engine.state)
+    await seen(watch)
+    tracker = WeightTracker(watch, tmp_path, None)
+    old, new = (tracker.record("actor", version, "/weights", None) for version in (4, 5))
+    tracker.loaded("actor", 4)
+    tracker.commit(old)
+    tracker.loaded("actor", 5)
+    for version in (None, 0):  # it is killed between the swap and the commit, and starts again
+        engine.version = version
+        await seen(watch)
+    tracker.commit(new)
+    assert tracker.behind == new
+    tracker.commit(old)
+    assert tracker.behind == old, (
+        "it comes back, and an update takes it along while the old version is about to be loaded"
+    )
+    tracker.loaded("actor", 5)
+    tracker.reloaded("actor", 4)
+    assert tracker.behind is None
+    tracker.commit(new)
+    assert tracker.behind == new
+
+
 async def test_tracker_of_a_data_proxy_that_missed_an_update_is_behind_until_its_engine_has_it(tmp_path: Path) -> None:
     engine = Engine()
     watch = EngineWatch(engine.state)
