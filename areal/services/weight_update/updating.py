@@ -26,6 +26,7 @@ from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState
 from areal.wire.bodies import CheckWeights, ConnectPair, WeightOrder
+from areal.wire.routing import CORDONED, DRAINING, READY
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ _DEATH_S = 3.0  # an engine that still answers this long after a failed call is 
 _POLL_S = 0.1
 _AWAY = (None, 502, 503)  # no response; a component behind the worker failed, or is unavailable
 _PAIRS_NOW = "/weights/pairs?look"  # a data proxy first probes its engine
-_SERVING = ("ready", "draining")
+_SERVING = (READY, CORDONED, DRAINING)
 
 
 # -- calls to the workers of a pair: each has a timeout, and each failure has the worker's own message

@@ -285,10 +285,15 @@ def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(
     new = model(2)
     pair.publish(2, weights(new), probe_of(new))
     assert here.versions() == [2, 2]
+    both = here.processes.registration(*here.proxies, model="m", expected=None)
+    both["workers"][0]["cordoned"] = True  # it still answers the sessions that it has
+    assert router.call("POST", "/register_model", both, key=key).status == 200
+    pair.publish(3, weights(model(3)))
+    assert here.versions() == [3, 3]
     here.processes.register(router, here.proxies[1], model="m")
     here.proxies[0].kill()
     wait_until(lambda: len(front.call("GET", "/workers", key=key).json()["workers"]) == 1)
-    pair.publish(3, weights(model(3)))
+    pair.publish(4, weights(model(4)))
 
 
 @pytest.mark.slow
