@@ -4,7 +4,8 @@
 journal again. A process adopts every other journal that its holder gave up, or whose lock stays free for longer than a
 restart takes: it serves the journal in place, under its own tag, and deletes it once it is empty. New sessions go to
 the process's own journal. A draining process gives its journals up to other processes (``hand_over``), each when none
-of its calls is running, and continues with a new one.
+of its calls is running, and continues with a new one. From then on it adopts a journal only where no other process has
+done so for ``_TAKE_BACK_S``: calls of its sessions would not be sent here.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class JournalStore(Generic[J]):
         self._left: dict[Path, float] = {}  # journals that were given up, and when, in loop time
         self._departed: list[J] = []
         self._handing: asyncio.Task[None] | None = None
+        self._drained = False
         self.journals: dict[str, J] = {own.tag: own}
         self.unreadable: dict[Path, str] = {}
         self._news = asyncio.Event()
@@ -165,6 +167,7 @@ class JournalStore(Generic[J]):
     async def hand_over(self) -> list[str]:
         """Give the journals that hold sessions up to other processes; returns their tags. Does not wait: each journal
         is closed when none of its calls is running."""
+        self._drained = True
         leaving = [journal for journal in self if not journal.is_spent()]
         if self._handing is not None and not self._handing.done():
             return [journal.tag for journal in leaving]
@@ -184,6 +187,7 @@ class JournalStore(Generic[J]):
 
     async def keep(self) -> None:
         """Cancel the hand-over: journals that are not closed yet stay."""
+        self._drained = False
         if self._handing is not None:
             self._handing.cancel()
             await asyncio.wait([self._handing])
@@ -213,8 +217,11 @@ class JournalStore(Generic[J]):
             self._held_elsewhere.add(path)
             return None
         self._held_elsewhere.discard(path)
-        if not folder.left and now - self._free_since.setdefault(path, now) < after_s:
-            folder.release()
+        patience_s = 0.0 if folder.left else after_s
+        if self._drained and path not in self._left:
+            patience_s = max(patience_s, _TAKE_BACK_S)
+        if now - self._free_since.setdefault(path, now) < patience_s:
+            (folder.leave if folder.left else folder.release)()
             return None
         try:
             journal = await self._open_journal(folder)

@@ -22,3 +22,18 @@ async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_pat
         await asyncio.sleep(0)
     assert store.departed_journal(digest) == tag
     await store.close()
+
+
+async def test_drained_process_leaves_journals_to_those_that_get_calls(tmp_path: Path) -> None:
+    drained = await open_journal_store(tmp_path, "drained", open_agent_journal)
+    dead = await open_journal_store(tmp_path, "dead", open_agent_journal)
+    await dead.own.start("mine", {}, None)
+    await drained.hand_over()
+    await dead.close()
+    assert await drained.adopt() == []
+    serving = await open_journal_store(tmp_path, "serving", open_agent_journal)
+    assert await serving.adopt(after_s=3600.0) == [dead.own.tag], "it is known to be given up all the same"
+    await serving.close()
+    await drained.keep()
+    assert await drained.adopt() == [dead.own.tag]
+    await drained.close()
