@@ -429,12 +429,18 @@ class Updater:
         return {"url": url, "state": "ready" if status == 200 else "not ready", "version": about.get("version")}
 
     async def _connect_newcomers(self, pair: Pair, workers: WorkerSet) -> None:
-        """Connect workers that do not know the pair: new ones, and restarted ones. A process group is formed again if
-        its members have changed."""
+        """Connect workers that do not know the pair, or know another trainer's of this name: new ones, restarted ones,
+        and those that were away when this trainer connected. A process group is formed again if its members have
+        changed."""
         # without a probe, a dead member of a process group would be noticed only during a transfer
         path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
-        strangers = [url for url in workers.urls if pair.name not in reply[url]["pairs"]]
+        own = self._address()
+        strangers = [
+            url
+            for url in workers.urls
+            if pair.name not in reply[url]["pairs"] or reply[url].get("gateways", {}).get(pair.name, own) != own
+        ]
         if pair.mode is Mode.XCCL:
             if strangers or set(workers.urls) != pair.connected:
                 await workers.drop_lost(patience_s=0.0)  # a group waits long for a missing member

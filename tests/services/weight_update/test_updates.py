@@ -296,6 +296,25 @@ def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(
     pair.publish(4, weights(model(4)))
 
 
+def test_worker_that_missed_the_connection_of_a_new_trainer_is_connected_to_it_by_the_update(side: Build) -> None:
+    here = side(2)
+    router = here.processes.router()
+    front = here.processes.gateway(router)
+    here.processes.register(router, *here.proxies, model="m")
+    inference = {"inference_gateway_url": front.url, "model": "m"}
+    first = here.pair("disk", inference=inference)
+    first.connect()
+    first.publish(1, weights(model(1)))
+    here.gateway.kill()  # as of a trainer that was killed: it disconnects nobody
+    here.processes.register(router, here.proxies[0], model="m")
+    others_gateway = here.processes.service("weight_update")
+    second = replace(here.pair("disk", inference=inference, folder=here.folder / "second"), gateway=others_gateway.url)
+    second.connect()
+    here.processes.register(router, *here.proxies, model="m")
+    second.publish(2, weights(model(2)))
+    assert here.versions() == [2, 2]
+
+
 @pytest.mark.slow
 def test_broadcast_that_loses_a_worker_goes_on_in_a_group_without_it(side: Build) -> None:
     here = side(2)

@@ -300,12 +300,14 @@ class WeightRoutes:
 
     async def pairs(self, request: Request) -> Response:
         """List the pairs that an update may use; a process group is lost with its engine. ``?look`` polls the engine
-        first. ``group_form``: the form of the process groups that the engine joins, null if it joins none."""
+        first. ``gateways``: the weight-update gateway of each pair. ``group_form``: the form of the process groups that
+        the engine joins, null if it joins none."""
         if request.query_string == "look":
             await self._control.probe()
-        known = [pair.name for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
+        known = [pair for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
+        gateways = {pair.name: pair.gateway for pair in known}
         form = self._engine.group_form if isinstance(self._engine, GroupReceiver) else None
-        return json_response({"pairs": known, "group_form": form})
+        return json_response({"pairs": list(gateways), "gateways": gateways, "group_form": form})
 
     async def disconnect(self, request: Request) -> Response:
         """Remove a pair. Idempotent, also after a ``connect`` that failed halfway. A pair that another ``gateway``
