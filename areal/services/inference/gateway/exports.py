@@ -16,9 +16,10 @@ import orjson
 
 from areal.services.http import headers as names
 from areal.services.http.auth import Access
-from areal.services.http.errors import bad_request
+from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
 from areal.services.http.service import Service, json_response
+from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.sessions import JournalClient, WorkerReply, to_response
 from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz, parse_rows
 from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, SessionName, parse_kind
@@ -100,11 +101,10 @@ class ExportRoutes:
         released = False
         for name in parsed:
             assert name is not None
-            body = orjson.dumps({"export_id": str(name)})
-            reply = await self._journals.ask(name.tag, "POST", f"{_PATH}/ack", self._journals.for_admin(request), body)
-            if reply.status != 200:
+            reply = await self._acknowledge(request, name.tag, f"{_PATH}/ack", {"export_id": str(name)})
+            if reply is not None and reply.status != 200:
                 return to_response(reply)
-            released = released or reply.object()["released"]
+            released = released or (reply is not None and reply.object()["released"])
         return json_response({"status": "ok", "released": released})
 
     async def lend(self, request: Request) -> Response:
@@ -183,14 +183,22 @@ class ExportRoutes:
                 raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
             by_tag.setdefault(lease.tag, []).append(str(lease))
         released = 0
-        headers = self._journals.for_admin(request)
         for tag, leases in by_tag.items():
-            body = orjson.dumps({"lease_ids": leases})
-            reply = await self._journals.ask(tag, "POST", "/trajectories/ack", headers, body)
-            if reply.status != 200:
+            reply = await self._acknowledge(request, tag, "/trajectories/ack", {"lease_ids": leases})
+            if reply is not None and reply.status != 200:
                 return to_response(reply)
-            released += reply.object()["released"]
+            released += reply.object()["released"] if reply is not None else 0
         return json_response({"status": "ok", "released": released})
+
+    async def _acknowledge(self, request: Request, tag: str, path: str, body: Mapping[str, Any]) -> WorkerReply | None:
+        """The answer of the data proxy with journal ``tag``; None where the journal is gone: an adopted one is deleted
+        once all of it was acknowledged."""
+        try:
+            return await self._journals.ask(tag, "POST", path, self._journals.for_admin(request), orjson.dumps(body))
+        except ApiError as error:
+            if error.code != NO_SESSION:
+                raise
+            return None
 
 
 def _places(data: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -122,6 +122,7 @@ class RelayMetrics:
 # an external API that refuses the key; and after a few seconds where the session's worker drains and keeps it.
 
 _MOVING_S = 5.0  # for a session to move from a worker that drains, unless a running call holds it longer
+NO_SESSION = "session_not_found"
 _JOURNAL_S = 1.0  # until a refused call asks the journal's holder again
 
 
@@ -152,7 +153,7 @@ class Admission:
         """The worker for an attempt, if possible none of ``refused``; ``since`` (loop time) the call has been without
         one.
 
-        Raises ApiError: 429 (queue full), 503 (no worker in time), 404 (the model was removed).
+        Raises ApiError: 429 (queue full), 503 (no worker in time), 404 (the model, or the journal, is gone).
         """
         ready = self._table.routable(model, even_suspects=True, journal=key.journal)
         chosen = self._pick(model, ready, key)
@@ -194,6 +195,8 @@ class Admission:
         look_again_s = math.inf
         if key.journal is not None:
             look_again_s = _JOURNAL_S
+            if self._table.model_of_journal(key.journal) is None and self._table.all_heard:
+                raise ApiError(404, "no data proxy has this session any more", code=NO_SESSION)
             moving = self._table.moving(model, key.journal)
             if moving is not None:
                 left = min(left, (_MOVING_S if moving else 0.0) - waited)

@@ -19,7 +19,7 @@ from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
 from areal.services.http.service import Service, json_response
-from areal.services.inference.gateway.relay import Admission, Relay
+from areal.services.inference.gateway.relay import NO_SESSION, Admission, Relay
 from areal.services.inference.gateway.routing import ROUTER_AWAY, Follower, LiveTable, RouterClient
 from areal.services.inference.recorder.session import HITL, GroupName, SessionName, tag_of_answer
 from areal.services.inference.router.picking import CallKey
@@ -195,13 +195,13 @@ class JournalClient:
         """The answer of the data proxy with journal ``tag``. Raises 404 for an unknown journal, 503 where its holder
         stays away."""
         if not await self._keys.is_known(tag):
-            raise ApiError(404, "no data proxy has this session", code="session_not_found")
+            raise ApiError(404, "no data proxy has this session", code=NO_SESSION)
         since = asyncio.get_running_loop().time()
         refused: set[str] = set()
         while True:
             model = self._table.model_of_journal(tag)
             if model is None:
-                raise ApiError(404, "no data proxy has this session any more", code="session_not_found")
+                raise ApiError(404, "no data proxy has this session any more", code=NO_SESSION)
             if not self._table.routable(model, even_suspects=True, journal=tag):
                 # Rewards and exports need no engine: a data proxy without one can still answer.
                 workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]

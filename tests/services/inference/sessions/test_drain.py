@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from areal.services.inference.recorder.session import LeaseName
 from tests.services.inference.recorder.rollouts import Rollout
 from tests.services.inference.running_service import CHAT, later
-from tests.services.inference.sessions.recording_service import RecordingService
+from tests.services.inference.sessions.recording_service import RecordingService, tag_of
 from tests.services.inference.sessions.test_outages import by_replica
 from tests.services.inference.test_refusals import refused
 from tests.services.processes import chat_text, engine_calls, release, script, wait_until
@@ -133,3 +134,26 @@ def test_undrain_keeps_the_sessions_that_have_not_left(service: RecordingService
     other.chat("b")
     assert len(engine_calls(service.engine)) == 3
     assert not moved(service, other)
+
+
+def test_acknowledgement_that_is_repeated_once_the_moved_journal_is_gone_has_released_nothing(
+    service: RecordingService,
+) -> None:
+    (rollout,) = on_first(service, 1)
+    rollout.chat("a")
+    rollout.reward(1.0)
+    drain(service, "tiny-0")
+    wait_until(lambda: moved(service, rollout), what="it has moved")
+    ack = {"export_id": rollout.export()["export_id"]}
+    assert service.admin("POST", "/export_trajectories/ack", ack).json()["released"] is True
+    leased = {"lease_ids": [str(LeaseName(tag_of(rollout.session_id), 1, 0))]}
+
+    def is_gone() -> bool:
+        gone = len(service.proxies[1].call("GET", "/ready", key=service.key).json()["journals"]) == 1
+        again = service.admin("POST", "/export_trajectories/ack", ack)
+        assert (again.status, again.json()) == (200, {"status": "ok", "released": False})
+        again = service.admin("POST", "/trajectories/ack", leased)
+        assert (again.status, again.json()) == (200, {"status": "ok", "released": 0})
+        return gone
+
+    wait_until(is_gone, what="the journal is empty and gone")
