@@ -267,7 +267,10 @@ class VllmClient(EngineClient):
 
 
 def _check_refusals(results: list[str | None]) -> None:
-    if refusals := [each for each in results if each is not None]:
+    refusals = [each for each in results if each is not None]
+    if refusals and len(refusals) < len(results):
+        raise EngineFailed(f"some of vLLM's workers have the new weights and others the old ones: {refusals[0]}")
+    if refusals:
         raise EngineRefused(f"the weights were not loaded, the old ones serve on: {refusals[0]}")
 
 

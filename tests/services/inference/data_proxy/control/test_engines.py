@@ -6,13 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from areal.services.http.client import HttpClient
 from areal.services.inference.engines import open_engine
-from areal.services.inference.engines.base import EngineFailed, EngineUnsupported, TokenEngine
+from areal.services.inference.engines.base import (
+    EngineError,
+    EngineFailed,
+    EngineRefused,
+    EngineUnsupported,
+    TokenEngine,
+    WeightStager,
+)
 from tests.services.inference.running_service import in_thread
 from tests.services.processes import Answer, Process, Processes, wait_ready
 from tests.services.scripted_api import ScriptedApi, scripted_api
@@ -112,6 +119,19 @@ async def test_vllm_keeps_the_version_until_the_engine_is_gone(http: HttpClient,
     await engine.set_version(4)
     state = await engine.state()
     assert (state.version, state.root, state.paused) == (4, "/models/tiny", False)
+
+
+@pytest.mark.parametrize(("results", "error"), [(["no", "no"], EngineRefused), (["None", "no"], EngineFailed)])
+async def test_weights_that_some_of_vllms_workers_refuse_are_a_failure(
+    http: HttpClient, api: ScriptedApi, results: list[str], error: type[EngineError]
+) -> None:
+    """After a refusal by all of them the old weights serve on; after one by some the model is mixed."""
+    api.replies["POST /collective_rpc"] = (200, {"results": results})
+    engine = client("vllm", http, api)
+    for load in (engine.load_weights("/weights", 1), cast(WeightStager, engine).load_staged(1)):
+        with pytest.raises(error):
+            await load
+    assert await engine.version() is None
 
 
 async def proxy_before(processes: Processes, api: ScriptedApi, tokenizer: Path) -> Process:
