@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from areal.api.alloc_mode import train_backend
@@ -12,6 +14,8 @@ from areal.resources.kinds import TRAIN_ENGINES
 from areal.training.batches import MicroBatches
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from areal.api.cli_args import MicroBatchSpec, OptimizerConfig, TrainEngineConfig
     from areal.api.engine_api import TrainEngine
     from areal.training.ranks import Ranks
@@ -40,6 +44,19 @@ def non_finite(update: int, path: str, loss: float, norm: float) -> NonFinite:
         "stopped before the optimizer's step, the weights are those of the update before",
         hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
     )
+
+
+@contextlib.contextmanager
+def configured_settings(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Keep the settings of the optimizers, which are the configuration's, in a block that loads a checkpoint into
+    them."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    names: tuple[str, ...] = ("weight_decay", "betas", "eps")
+    settings = [{name: group[name] for name in names if name in group} for group in groups]
+    yield
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    for group, configured in zip(groups, settings, strict=True):
+        group.update(configured)
 
 
 def micro_batch_limits(spec: MicroBatchSpec, default_tokens: int | None) -> MicroBatches:

@@ -34,7 +34,7 @@ from areal.training.batches import (
     target_mask,
     to_device,
 )
-from areal.training.engines import learning_rate, micro_batch_limits, non_finite, without_optimizer
+from areal.training.engines import configured_settings, learning_rate, micro_batch_limits, non_finite, without_optimizer
 from areal.training.engines.head import Head, Targets, install_head
 from areal.training.engines.huggingface import (
     base_model,
@@ -250,9 +250,9 @@ class FSDPEngine:
         except CheckpointException as error:
             failure = next((cause for cause, _ in error.failures.values()), error)
             raise CheckpointUnreadable(f"{type(failure).__name__}: {failure}") from error
-        set_state_dict(
-            self.model, self._optimizers(), model_state_dict=state["model"], optim_state_dict=state.get("optim", {})
-        )
+        optimizers, moments = self._optimizers(), state.get("optim", {})
+        with configured_settings(optimizers):
+            set_state_dict(self.model, optimizers, model_state_dict=state["model"], optim_state_dict=moments)
         counters = state[_COUNTERS]
         self.steps, self.version = int(counters["steps"]), int(counters["version"])
         torch.set_rng_state(counters["random"].cpu())  # the same on all ranks

@@ -15,7 +15,7 @@ from areal.api.cli_args import TrainEngineConfig
 from areal.api.engine_api import CheckpointUnreadable, LossFn, NonFinite, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
 from areal.training.algorithms.losses import token_outputs
-from areal.training.engines import learning_rate
+from areal.training.engines import configured_settings, learning_rate
 from areal.training.ranks import Ranks
 from areal.training.run_folder import config_files, copy_missing
 
@@ -34,7 +34,9 @@ class PlainEngine:
         self.model: Any = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).eval()
         self.optimizer = None
         if config.optimizer is not None:
-            self.optimizer = torch.optim.AdamW(self.model.parameters(), config.optimizer.lr, weight_decay=0.0)
+            settings = config.optimizer
+            parameters = self.model.parameters()
+            self.optimizer = torch.optim.AdamW(parameters, settings.lr, eps=settings.eps, weight_decay=0.0)
 
     is_trained = property(lambda self: self.optimizer is not None)
     vocab_size = property(lambda self: self.model.config.vocab_size)
@@ -102,6 +104,7 @@ class PlainEngine:
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
             raise CheckpointUnreadable(f"{folder / _FILE} cannot be read: {error}") from error
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        with configured_settings([self.optimizer]):
+            self.optimizer.load_state_dict(state["optimizer"])
         self.steps, self.version = state["steps"], state["version"]
         torch.set_rng_state(state["random"])

@@ -179,6 +179,19 @@ def test_checkpoint_brings_back_weights_optimizer_counters_and_random_state(make
         torch.testing.assert_close(weights(resumed)[name], tensor)
 
 
+def test_resumed_engine_has_the_optimizer_settings_of_its_configuration(make: Make, tmp_path: Path) -> None:
+    engine = make()
+    engine.train_batch(batch(), sft, tokens)
+    engine.save_checkpoint(tmp_path / "checkpoint")
+    still = make(optimizer=OptimizerConfig(lr=1e-2, warmup_steps_proportion=0.0, weight_decay=0.0, eps=1e9))
+
+    still.load_checkpoint(tmp_path / "checkpoint")
+    still.train_batch(batch(seed=1), sft, tokens)
+
+    for name, tensor in weights(engine).items():  # a large epsilon divides the step, and nothing decays
+        torch.testing.assert_close(weights(still)[name], tensor)
+
+
 def test_damaged_checkpoint_is_refused(make: Make, tmp_path: Path) -> None:
     engine = make()
     engine.save_checkpoint(tmp_path / "checkpoint")

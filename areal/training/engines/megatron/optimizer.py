@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from areal.errors import UsageFault
+from areal.training.engines import configured_settings
 from areal.training.engines.huggingface import dtype_by_name
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def _make_moments(part: Any) -> None:
 def load_states(optimizer: Any, state: Any) -> None:
     """Load into initialized moments. megatron-core loads one step tensor for all parameters, and each would increment
     it."""
-    optimizer.load_state_dict(state)
+    with configured_settings([part.optimizer for part in sub_optimizers(optimizer)]):
+        optimizer.load_state_dict(state)
     for part in sub_optimizers(optimizer):
         for each in part.optimizer.state.values():
             if "step" in each:
