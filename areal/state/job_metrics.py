@@ -1,6 +1,7 @@
 """The numbers that a training job writes, ``jobs/<name>/metrics.jsonl``: a line a step, read by every status.
 
-A job that resumes writes some steps again, and the last of each counts; a torn line of a killed one is skipped.
+A job that resumes writes some steps again, and those of its last attempt count. In an attempt a step may have several
+lines, of the trainer and of its driver: their numbers are merged. A torn line of a killed job is skipped.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ _TAIL_BYTES = 64 << 10  # some twenty lines
 
 
 def steps_of(path: Path) -> list[dict[str, Any]]:
-    """The last line of each step, in order."""
+    """The numbers of each step, in order."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return []
-    by_step = {int(found["step"]): found for found in _whole(content.splitlines())}
+    by_step: dict[int, dict[str, Any]] = {}
+    for line in _whole(content.splitlines()):
+        before = by_step.get(int(line["step"]), {})
+        by_step[int(line["step"])] = before | line if _is_same_step(before, line) else line
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -36,7 +40,18 @@ def newest_step(path: Path) -> dict[str, Any]:
     lines = tail.splitlines()
     if size > _TAIL_BYTES:
         del lines[0]  # its beginning is not in the tail
-    return next(_whole(reversed(lines)), {})
+    whole = _whole(reversed(lines))
+    newest = next(whole, {})
+    for line in whole:
+        if not _is_same_step(line, newest):
+            break
+        newest = line | newest
+    return newest
+
+
+def _is_same_step(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether the lines are of one step, as one attempt took it."""
+    return "attempt" in one and all(one.get(name) == other.get(name) for name in ("step", "attempt"))
 
 
 def bottleneck(step: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,7 @@
 """A run's metrics: one JSON line for each step, and the configured trackers.
 
-A run that resumes from an older checkpoint repeats some steps: it removes their lines, and readers take the last line
-of each step (``areal.state.job_metrics``)."""
+A run that resumes from an older checkpoint repeats some steps: it removes their lines. Readers merge the lines of a
+step (``areal.state.job_metrics``): a driver may log numbers of its own."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ class Tracker(Protocol):
 
 
 class MetricsLog:
-    """``metrics.jsonl``, written by the first rank. A line is lost on a full disk."""
+    """``metrics.jsonl``, written by the first rank. A line that finds no room on a disk is written with the next one.
+    The file is opened for each line: a trainer and a driver's ``StatsLogger`` may both have a log, and replace it."""
 
     def __init__(self, path: Path, attempt: int, trackers: list[Tracker]) -> None:
         self._path = path
-        self._file = path.open("a", encoding="utf-8")
+        path.touch()
+        self._unwritten = ""
         self._attempt = attempt
         self._trackers = trackers
 
@@ -63,8 +65,6 @@ class MetricsLog:
     def _replace(self, kept: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(OSError):
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
-            self._file.close()
-            self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
         """``total``: the number of steps of the run."""
@@ -73,15 +73,16 @@ class MetricsLog:
             line["total_steps"] = total
         if text := bottleneck(metrics):
             line["bottleneck"] = text
-        with contextlib.suppress(OSError):
-            self._file.write(json.dumps({**line, **_numbers(metrics)}) + "\n")
-            self._file.flush()
+        text, self._unwritten = f"{self._unwritten}{json.dumps({**line, **_numbers(metrics)})}\n", ""
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError:
+            self._unwritten = f"\n{text}"  # a part of it may be there
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
         for tracker in self._trackers:
             tracker.close()
 

@@ -11,7 +11,8 @@ from areal.training.run_folder import run_folder
 
 
 class StatsLogger:
-    """Writes metrics to ``metrics.jsonl`` and the configured trackers, with or without a trainer. For rank 0 only."""
+    """Writes metrics to ``metrics.jsonl`` and the configured trackers, with or without a trainer, whose numbers of the
+    same step stay. For rank 0 only."""
 
     def __init__(self, config: BaseExperimentConfig | StatsLoggerConfig, ft_spec: Any = None) -> None:
         experiment = _experiment(config)

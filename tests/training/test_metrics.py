@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from areal.cli.train import step_of
-from areal.state.job_metrics import eta_s, steps_of
+from areal.state.job_metrics import eta_s, newest_step, steps_of
 from areal.training.metrics import MetricsLog, ProgressLine, bottleneck, step_line
 
 
@@ -33,6 +33,22 @@ def test_resumed_run_has_each_step_once(tmp_path: Path) -> None:
         (4, 2, -4.0),
     ]
     assert {line["total_steps"] for line in steps_of(path)} == {6}
+
+
+def test_lines_of_a_driver_and_of_its_trainer_are_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    MetricsLog(path, 1, []).write(1, {"loss": 9.0, "gone": 1.0})
+    trainer, driver = MetricsLog(path, 2, []), MetricsLog(path, 2, [])
+    trainer.rewind(-1)  # replaces the file
+    for step in (1, 2):
+        trainer.write(step, {"loss": float(step)}, 6)
+        driver.write(step, {"own": -float(step)})
+    lines = steps_of(path)
+    assert [(line["step"], line["loss"], line["own"], line["total_steps"]) for line in lines] == [
+        (1, 1.0, -1.0, 6),
+        (2, 2.0, -2.0, 6),
+    ]
+    assert newest_step(path) == lines[-1] and "gone" not in lines[0]
 
 
 def test_progress_of_a_job_is_step_n_of_m_and_what_is_left() -> None:
