@@ -55,6 +55,15 @@ class MetricsLog:
         """Remove the lines of steps after ``step``: a resumed run repeats them."""
         self._replace([line for line in _lines(self._path) if line["step"] <= step])
 
+    def restart(self) -> Path | None:
+        """Begin an empty file. Returns the one that the lines so far are kept in, if there are any."""
+        if not self._path.stat().st_size:
+            return None
+        earlier = self._path.with_name("metrics.old.jsonl")
+        self._path.replace(earlier)
+        self._path.touch()
+        return earlier
+
     def amend(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add what was measured later to the line of ``step``."""
         numbers = _numbers(metrics)

@@ -1,7 +1,7 @@
 """The folder of a run: config, logs of each attempt, metrics, trajectories, checkpoints, plots.
 
 config.yaml          the resolved configuration
-metrics.jsonl        a line for each step
+metrics.jsonl        a line for each step; ``metrics.old.jsonl``: of an earlier run that this one did not resume
 trajectories/        sampled trajectories and failures of rollouts
 version              the newest published version of the weights
 checkpoints/step_N   to resume from

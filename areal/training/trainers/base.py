@@ -317,8 +317,10 @@ class Trainer(abc.ABC):
         """Resume from the newest valid checkpoint, if the configuration allows it; whether the run resumed."""
         newest = self._load_newest() if self.config.recover.enabled else None
         if newest is None:
-            if self.ranks.is_first and self.folder.attempt > 1:  # the previous attempt has no checkpoint
-                self.log.rewind(-1)
+            if self.ranks.is_first:
+                kept = self.log.restart()
+                if kept is not None and self.folder.attempt == 1:
+                    self.progress.say(f"the metrics of an earlier run of these names are kept as {kept}")
             return False
         state = newest.state()
         self.step = int(state["step"])

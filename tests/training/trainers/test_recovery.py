@@ -23,9 +23,10 @@ from tests.training.trainers.reversing import engine, experiment, solved
 
 def _trainer(tmp_path: Path, steps: int, rows: int = 64, **more: Any) -> SFTTrainer:
     config = SFTConfig(
-        **experiment(tmp_path, total_train_steps=steps, **more),
+        **experiment(
+            tmp_path, total_train_steps=steps, **{"recover": RecoverConfig(mode="auto", freq_steps=2), **more}
+        ),
         train_dataset=TrainDatasetConfig(batch_size=8),
-        recover=RecoverConfig(mode="auto", freq_steps=2),
         model=TrainEngineConfig(**engine()),
     )
     return SFTTrainer(config, solved(rows))
@@ -124,6 +125,18 @@ def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
     assert steps == [2, 3]
     assert any("set aside" in record.message and "step_4" in record.message for record in caplog.records)
     assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
+
+
+def test_run_that_does_not_resume_has_no_metrics_of_the_run_before(tmp_path: Path, capsys) -> None:
+    never = RecoverConfig()
+    with _trainer(tmp_path, 4, recover=never) as first:
+        first.train()
+    with _trainer(tmp_path, 2, recover=never) as second:
+        second.train()
+        metrics = second.folder.metrics
+    assert [(line["step"], line["total_steps"]) for line in steps_of(metrics)] == [(1, 2), (2, 2)]
+    earlier = metrics.with_name("metrics.old.jsonl")
+    assert len(steps_of(earlier)) == 4 and f"are kept as {earlier}" in capsys.readouterr().err
 
 
 def test_data_that_has_changed_since_the_checkpoint_is_said(tmp_path: Path, capsys) -> None:
