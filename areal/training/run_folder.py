@@ -7,15 +7,19 @@ version              the newest published version of the weights
 checkpoints/step_N   to resume from
 models/step_N        Hugging Face folders to serve
 logs/attempt_N       and ``latest``
+lock                 held while a run by hand writes to the folder
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from areal.errors import UsageFault
+from areal.errors import Locked, UsageFault
 from areal.files import replace_file
 from areal.hub import model_folder
 
@@ -78,6 +82,23 @@ class RunFolder:
         partial = latest.with_suffix(f".{os.getpid()}")
         partial.symlink_to(self.logs.name)
         partial.rename(latest)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """No other run writes to the folder while the block runs. Raises Locked if one does. The folder of a job is its
+        own."""
+        if FOLDER_VARIABLE in os.environ:
+            yield
+            return
+        with (self.root / "lock").open("a") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the process: child processes do not keep it
+            except OSError as error:
+                if error.errno in (errno.EAGAIN, errno.EACCES):  # else the file system has no locks
+                    raise Locked(
+                        f"another run of these names writes to {self.root}", hint="trial_name=ANOTHER, or end that run"
+                    ) from error
+            yield
 
     def write_config(self, config: BaseExperimentConfig) -> None:
         """Write the configuration of this attempt with all defaults; as ``--config`` it starts the same run again."""

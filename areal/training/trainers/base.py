@@ -122,6 +122,7 @@ class Trainer(abc.ABC):
         self.progress = ProgressLine(self.total_steps)
         if self.ranks.is_first:
             self.folder.prepare()
+            self.stack.enter_context(self.folder.locked())
             self.folder.write_config(self.config)
             trackers = open_trackers(self.config, self.folder.root)
             self.metrics_url: str | None = None

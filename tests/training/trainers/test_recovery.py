@@ -3,6 +3,8 @@
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,19 @@ def test_checkpoint_of_the_right_length_that_cannot_be_read_is_passed_over(
     assert steps == [2, 3]
     assert any("set aside" in record.message and "step_4" in record.message for record in caplog.records)
     assert sorted(path.name for path in second.checkpoints.root.iterdir()) == ["step_2", "step_4", "step_4.torn"]
+
+
+def test_two_runs_of_the_same_names_at_once_are_refused(tmp_path: Path) -> None:
+    with _trainer(tmp_path, 2) as first:
+        second = (
+            "from tests.training.trainers.test_recovery import _trainer; from pathlib import Path; "
+            f"_trainer(Path({str(tmp_path)!r}), 2)"
+        )
+        done = subprocess.run([sys.executable, "-c", second], capture_output=True, text=True, timeout=120, check=False)
+        assert f"another run of these names writes to {first.folder.root}" in done.stderr
+        first.train()
+    with _trainer(tmp_path, 3) as after:
+        after.train()
 
 
 def test_run_that_does_not_resume_has_no_metrics_of_the_run_before(tmp_path: Path, capsys) -> None:
