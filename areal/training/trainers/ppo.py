@@ -92,7 +92,7 @@ class PPOTrainer(Trainer):
         self.critic = None
         if config.critic is not None:
             self.critic_epochs = config.critic.ppo_epochs or config.actor.ppo_epochs
-            updates = config.critic.ppo_n_minibatches * self.critic_epochs
+            updates = min(config.critic.ppo_n_minibatches, max(1, most)) * self.critic_epochs
             self.critic = self.add_engine("critic", config.critic, updates)
         self.reference = None
         if config.ref is not None:

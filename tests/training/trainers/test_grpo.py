@@ -124,9 +124,11 @@ def test_epochs_that_train_is_told_are_those_of_the_schedule(tmp_path: Path, ser
 
 
 def test_schedule_counts_the_updates_that_there_are(tmp_path: Path, service: Service) -> None:
-    config = _config(tmp_path, service, 2, actor={"ppo_n_minibatches": 100, "ppo_epochs": 2})
+    critic = PPOCriticConfig(**engine(optimizer=optimizer(2e-3)), ppo_n_minibatches=50)
+    config = _config(tmp_path, service, 2, actor={"ppo_n_minibatches": 100, "ppo_epochs": 2}, critic=critic)
     with PPOTrainer(config, prompts(8)) as trainer:
         assert trainer.actor.total_steps == 2 * 2 * 32, "a step has 8 prompts of 4 samples"
+        assert trainer.critic is not None and trainer.critic.total_steps == 2 * 2 * 32
 
 
 def _run(config: GRPOConfig, count: int = 200) -> list[dict[str, Any]]:
