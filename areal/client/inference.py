@@ -455,6 +455,7 @@ class AsyncInferenceClient:
         body = write_fields(RegisterTarget(target=target, labels=dict(labels), ttl_seconds=ttl_s))
         await self._transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
-    async def acknowledge_leases(self, leases: Sequence[Lease]) -> None:
-        body = {"lease_ids": [lease.lease_id for lease in leases]}
+    async def acknowledge_leases(self, leases: Sequence[Lease | str]) -> None:
+        """The trajectories (or those of these lease ids) are safe with the caller: the service deletes them."""
+        body = {"lease_ids": [lease if isinstance(lease, str) else lease.lease_id for lease in leases]}
         await self._transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))

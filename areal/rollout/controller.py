@@ -30,7 +30,7 @@ from areal.rollout.engine import EpisodeEngine, PromptBatcher
 from areal.rollout.executor import EpisodeRunner, Executor
 from areal.rollout.failures import Failure, RolloutsFailed
 from areal.rollout.staleness import EpisodeEnd, EpisodeSpec, Rollout, StalenessManager, StalenessWindow
-from areal.rollout.workflows import WorkflowResolver, close_shared_http_client
+from areal.rollout.workflows import CLEAN_UP_S, WorkflowResolver, close_shared_http_client
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import InferenceEngineConfig
@@ -137,11 +137,12 @@ P = ParamSpec("P")
 def _trajectories(
     take: Callable[Concatenate[RolloutController, P], list[Rollout]],
 ) -> Callable[Concatenate[RolloutController, P], list[Any]]:
-    """The method without versions and ids: trajectories alone, written to files where ``dump_to_file`` is set."""
+    """The method without versions and ids: trajectories alone, written to files where ``dump_to_file`` is set, and
+    acknowledged."""
 
     @wraps(take)
     def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
-        return [each.trajectory for each in self._dumped(take(self, *args, **kwargs))]
+        return [each.trajectory for each in self._received(take(self, *args, **kwargs))]
 
     call.__signature__ = inspect.signature(take).replace(return_annotation="list[Any]")  # type: ignore[attr-defined]
     return call
@@ -172,6 +173,7 @@ class RolloutController:
         self._seed = seed
         self._numbers = itertools.count()
         self._tasks: dict[str, int] = {}
+        self._leases: dict[str, int] = {}  # the number of the episode that holds each
         self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
         self._thread: LoopThread | None = None
         self._opened = contextlib.AsyncExitStack()
@@ -244,6 +246,8 @@ class RolloutController:
             config.request_timeout,
             self._context,
             seeded=config.deterministic_sampling,
+            number=item.number,
+            leases=self._leases,
         )
 
     # -- submitting
@@ -318,7 +322,7 @@ class RolloutController:
                 raise
             return []
         assert taken is not None
-        return self._dumped(taken)
+        return self._received(taken)
 
     def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
         """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, RolloutFailed."""
@@ -327,6 +331,7 @@ class RolloutController:
             raise NotFound(f"there is no episode {task_id!r}")
         rollout = self._loop.run(self._executor.take_one(number, self._timeout(timeout)))
         del self._tasks[task_id]
+        self.acknowledge(self.spent_leases())
         return rollout.trajectory if rollout is not None else None
 
     def run_batch(
@@ -341,8 +346,8 @@ class RolloutController:
     ) -> list[Rollout]:
         """Run these rows outside the staleness window; the accepted episodes, in the order of ``data``.
         ``rollout_batch`` returns trajectories; ``run_batch`` returns versions, prompts and task ids too, and leaves
-        ``dump_to_file`` to its caller. Failures are logged and kept (``failures``). Raises RolloutsFailed where all
-        failed."""
+        ``dump_to_file`` and ``acknowledge`` to its caller. Failures are logged and kept (``failures``). Raises
+        TimedOut, and RolloutsFailed where all failed."""
         make = self._item_factory(
             workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=True, is_eval=is_eval
         )
@@ -369,9 +374,9 @@ class RolloutController:
     ) -> list[Rollout]:
         """The next batch of ``consumer_batch_size``, while episodes for later batches keep running. ``prepare_batch``
         returns trajectories; ``take_prepared`` returns versions, prompts and task ids too, and leaves ``dump_to_file``
-        to its caller. ``dataloader`` yields rows or lists of rows and is restarted at its end; None in online mode,
-        where users make the episodes. ``dynamic_bs``: the accepted ones of that many episodes, perhaps fewer. Arguments
-        apply to the prompts that this call submits."""
+        and ``acknowledge`` to its caller. ``dataloader`` yields rows or lists of rows and is restarted at its end; None
+        in online mode, where users make the episodes. ``dynamic_bs``: the accepted ones of that many episodes, perhaps
+        fewer. Arguments apply to the prompts that this call submits."""
         make = self._item_factory(workflow, workflow_kwargs, should_accept_fn, group_size, outside_window=False)
         rows, count, executor = self._rows(dataloader), self.config.consumer_batch_size, self._executor
         enough = min(executor.staleness.window.size, self.config.concurrency + 2 * count)
@@ -394,14 +399,43 @@ class RolloutController:
             self._streams[key] = (dataloader, _endless(dataloader))
         return self._streams[key][1]
 
-    def _dumped(self, taken: list[Rollout]) -> list[Rollout]:
+    def _received(self, taken: list[Rollout]) -> list[Rollout]:
         if self.config.dump_to_file and taken:
             append_rollouts(self._dump_folder, self.get_version(), taken, self.model)
+        self.acknowledge(self.spent_leases())
         return taken
 
     def _failed(self, item: EpisodeSpec, failure: Failure) -> None:
         if self.config.dump_to_file:
             write_failure(self._dump_folder, item, failure)
+
+    # -- trajectories of users
+
+    def spent_leases(self) -> list[str]:
+        """The leases of online mode whose episodes were taken, or ended without a result."""
+
+        def read() -> list[str]:
+            still_open = self._executor.open_numbers()
+            return [lease for lease, number in self._leases.items() if number not in still_open]
+
+        return self._loop.call(read) if self._leases else []
+
+    def acknowledge(self, leases: Sequence[str]) -> None:
+        """What came of these leases is durable: the service deletes their trajectories. Until then they are lent again
+        after this process. A service that does not answer is a warning: they stay among the ``spent_leases``."""
+
+        async def tell() -> None:
+            try:
+                async with asyncio.timeout(CLEAN_UP_S):
+                    await self._client.acknowledge_leases(leases)
+            except (ClientError, TimeoutError, OSError) as error:
+                _log.warning("%d trajectories of users are not acknowledged yet: %r", len(leases), error)
+                return
+            for lease in leases:
+                self._leases.pop(lease, None)
+
+        if leases:
+            self._loop.run(tell())
 
     # -- versions, control
 

@@ -28,6 +28,8 @@ from areal.client.inference import AsyncGroup, AsyncInferenceClient
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import GenerationHyperparameters
+    from areal.client.inference import Style
+    from areal.client.trajectories import Trajectories
 
 
 MAX_CHOICES = 128  # per call
@@ -36,6 +38,7 @@ _SHORT_ANSWER = 32  # tokens
 _SHORT_PROMPT = 512
 _MAX_SEGMENTS = 32
 _ABORT_PAUSE_S = 0.2
+_ONLINE_WAIT_S = 30.0
 _SEED_BITS = 0x7FFFFFFF
 
 Choices = list[dict[str, Any]]
@@ -235,7 +238,8 @@ class GroupSessions:
 @dataclass
 class EpisodeEngine:
     """An ``InferenceEngine``. ``member``: the number in the group. ``seeded``: sampling depends only on the episode's
-    name. ``context``: the model's context length in tokens."""
+    name. ``context``: the model's context length in tokens. ``leases``: the episode's ``number`` by the id of each
+    lease that an episode of the controller holds."""
 
     client: AsyncInferenceClient
     batcher: PromptBatcher
@@ -247,6 +251,8 @@ class EpisodeEngine:
     member: int = 0
     sessions: GroupSessions | None = None
     head: HeadVersion = field(default_factory=HeadVersion)
+    number: int = 0
+    leases: dict[str, int] = field(default_factory=dict)
     _calls: int = 0
 
     @property
@@ -263,6 +269,20 @@ class EpisodeEngine:
     def _pin_version(self) -> None:
         if self.head.version is None:
             self.head.version = self.version()
+
+    async def lend(self, *, discount: float, style: Style) -> Trajectories:
+        """A ready trajectory of a user; waits for one. A lease expires before its trajectory is trained on: one that
+        comes again while an episode holds it is only leased anew."""
+        while True:
+            for lease in await self.client.lend(1, _ONLINE_WAIT_S, "tokens", discount=discount, style=style):
+                if lease.lease_id not in self.leases:
+                    self.leases[lease.lease_id] = self.number
+                    return lease.trajectories
+
+    def release(self) -> None:
+        """Forget the episode's leases: their trajectories come again."""
+        for lease in [lease for lease, number in self.leases.items() if number == self.number]:
+            del self.leases[lease]
 
     def for_group(self, size: int) -> list[EpisodeEngine]:
         """One engine for each episode of a group."""

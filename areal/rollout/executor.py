@@ -76,8 +76,12 @@ class EpisodeRunner:
 
     async def _attempt(self, item: EpisodeSpec, engine: EpisodeEngine) -> Any:
         with episode(EpisodeContext(item.task_id, is_eval=item.is_eval)):
-            async with asyncio.timeout(self.timeout_s):
-                trajectory = await run_episode(item.workflow, engine, dict(item.data))
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    trajectory = await run_episode(item.workflow, engine, dict(item.data))
+            except BaseException:
+                engine.release()
+                raise
         if trajectory is None:
             return None
         if self.check:
@@ -159,6 +163,11 @@ class Executor:
     def in_flight(self) -> list[EpisodeSpec]:
         """The running episodes of the staleness window."""
         return [item for item, _ in self._tasks.values() if item.number in self.staleness.running]
+
+    def open_numbers(self) -> set[int]:
+        """The episodes that run, and those whose results nobody has taken."""
+        state = self.staleness
+        return {*state.running, *state.outside, *state.accepted, *self._awaited}
 
     def expect(self, number: int) -> asyncio.Future[Outcome]:
         """The future outcome of an episode, for ``take_one`` and ``run_all``."""

@@ -36,7 +36,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 CLEAN_UP_S = 10.0
-_ONLINE_WAIT_S = 30.0
 
 
 _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
@@ -153,14 +152,7 @@ class OnlineEpisodes(ExportingWorkflow):
     """Trajectories of real users. An episode waits until any online session has one ready."""
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Trajectory:
-        while True:
-            leases = await engine.client.lend(
-                1, wait_s=_ONLINE_WAIT_S, kind="tokens", discount=self._discount, style=self._style
-            )
-            if leases:
-                trajectory = trajectory_rows(leases[0].trajectories)
-                await engine.client.acknowledge_leases(leases)
-                return trajectory
+        return trajectory_rows(await engine.lend(discount=self._discount, style=self._style))
 
 
 class AgentEpisodes(SessionWorkflow):

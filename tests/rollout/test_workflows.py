@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from areal.rollout.workflows import EnvironmentWorkflow, GroupedWorkflow, Online
 from areal.utils.hf_utils import load_hf_tokenizer
 from tests.client.conftest import Place
 from tests.reward.rewards import never_right, reverse_reward
+from tests.services.processes import wait_ready
 
 GCONFIG = GenerationHyperparameters(max_new_tokens=8, n_samples=4)
 NO_REWARD = 3
@@ -229,6 +231,36 @@ def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
             (discounted,) = controller.prepare_batch(None)
         assert discounted["rewards"].tolist() == [0.25, 1.0] and discounted["sample_ids"].tolist() == [0, 0]
         assert client.lend() == []
+
+
+def test_users_trajectory_is_lent_again_until_what_came_of_it_is_durable(digits: Place, tmp_path: Path) -> None:
+    flags = ("--model", "digits", "--engine", "embedded", "--engine-url", digits.engine.url)
+    state = ("--tokenizer-path", str(digits.folder), "--state-dir", str(tmp_path))
+    proxy = digits.processes.service("data_proxy", *flags, *state, "--visibility-timeout", "0.2")
+    wait_ready(proxy)
+    place = replace(digits, proxy=proxy)
+    online = {"agent": AgentConfig(mode="online"), "consumer_batch_size": 1, "max_head_offpolicyness": 8}
+    with InferenceClient(proxy.url, digits.key, model="digits") as client:
+
+        def reward(value: float) -> None:
+            session = client.start_session("a user", online=True)
+            session.chat(ROWS[0]["messages"], max_tokens=8)
+            session.reward(value)
+
+        def taken(controller: RolloutController) -> float:
+            return float(controller.take_prepared(None)[0].trajectory["rewards"])
+
+        reward(1.0)
+        for controller in controller_of(place, **online):
+            assert taken(controller) == 1.0
+        for controller in controller_of(place, **online):
+            assert taken(controller) == 1.0  # of a process that ended before it had trained on it
+            assert len(controller.spent_leases()) == 1
+            reward(2.0)
+            assert taken(controller) == 2.0  # not the first one again
+            controller.acknowledge(controller.spent_leases())
+            assert controller.spent_leases() == []
+        assert client.lend(wait_s=1) == []
 
 
 class Angry:

@@ -367,6 +367,7 @@ class Evaluation:
             rewards += [float(reward) for each in rollouts for reward in sample_rewards(each.trajectory)]
             episodes = [sample for each in rollouts for sample in episodes_of(each, self.controller.model, step=0)]
             write_step(self.folder.trajectories, 0, episodes, is_eval=True, append=first > 0)
+            self.controller.acknowledge(self.controller.spent_leases())
             progress.step(first + len(rows), {"reward/mean": _mean(rewards)})
         progress.close()
         metrics: Metrics = {

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from areal.api.algorithm_api import AdvantageInputs, LossInputs
 from areal.api.cli_args import (
+    AgentConfig,
     EvaluatorConfig,
     GenerationHyperparameters,
     GRPOConfig,
@@ -29,6 +30,7 @@ from areal.api.cli_args import (
 from areal.api.io_struct import ModelRequest
 from areal.api.workflow_api import RolloutWorkflow
 from areal.cli.remote import GatewayClient
+from areal.client import InferenceClient
 from areal.client.prometheus import parse
 from areal.dataset import get_custom_dataset
 from areal.errors import ArealError, UsageFault
@@ -105,6 +107,36 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
         actor=PPOActorConfig(**engine(**actor)),
         **more,
     )
+
+
+def test_users_trajectories_are_acknowledged_once_a_checkpoint_has_their_step(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 3, recover=RecoverConfig(mode="auto", freq_steps=2))
+    config.train_dataset.batch_size, config.gconfig = 2, ANSWERS.new(n_samples=1)
+    config.rollout.agent, config.actor.reward_norm = AgentConfig(mode="online"), None
+    told: list[tuple[int, int]] = []
+
+    class Telling(PPOTrainer):
+        def recover(self) -> bool:
+            assert self.rollout is not None
+            acknowledge = self.rollout.acknowledge
+
+            def tell(leases: Sequence[str]) -> None:
+                acknowledge(leases)
+                newest = self.checkpoints.newest()
+                told.append((newest.step if newest else 0, len(leases)))
+
+            self.rollout.acknowledge = tell  # type: ignore[method-assign]
+            return super().recover()
+
+    with InferenceClient(service.gateway.url, service.processes.key, model="m") as client:
+        for number in range(6):
+            session = client.start_session("a user", online=True)
+            session.chat(prompts(1)[0]["messages"], max_tokens=8)
+            session.reward(float(number % 2))
+        with Telling(config) as trainer:
+            trainer.train()
+        assert told == [(2, 4), (3, 2)]
+        assert client.lend() == []
 
 
 def test_epochs_that_train_is_told_are_those_of_the_schedule(tmp_path: Path, service: Service) -> None:
