@@ -188,13 +188,16 @@ class Executor:
             head = self._runner.head_of(item)
             if (
                 item.number in self.staleness.running
-                and not task.cancelling()
                 and head is not None
                 and is_stale(self.staleness.window, head, version)
             ):
-                self._aborted.add(item.number)
-                task.cancel()
+                self._abort(item, task)
         self._notify()
+
+    def _abort(self, item: EpisodeSpec, task: asyncio.Task[None]) -> None:
+        if not (task.done() or task.cancelling()):
+            self._aborted.add(item.number)
+            task.cancel()
 
     async def _run(self, item: EpisodeSpec) -> None:
         try:
@@ -280,7 +283,8 @@ class Executor:
         return self.staleness.take_one(number) or _result(outcome)
 
     async def run_all(self, items: Sequence[EpisodeSpec], timeout_s: float) -> list[Outcome]:
-        """Run episodes outside the staleness window and wait for all; outcomes in the order of ``items``."""
+        """Run episodes outside the staleness window and wait for all; outcomes in the order of ``items``. A wait that
+        does not last that long aborts those that have not ended. Raises TimedOut."""
         futures = [self.expect(item.number) for item in items]
         self.submit(items)
         try:
@@ -289,8 +293,12 @@ class Executor:
         except TimeoutError as error:
             raise TimedOut(f"{len(items)} rollouts took longer than {timeout_s:g} s: {self.status_line()}") from error
         finally:
+            self.staleness.withdraw({item.number for item in items})
             for item in items:
                 self._awaited.pop(item.number, None)
+                if (running := self._tasks.get(item.number)) is not None:
+                    self._abort(*running)
+            self.admit()
         return [future.result() for future in futures]
 
     def _raise_if_stuck(self, wanted: str, *, waits_for_input: bool) -> None:

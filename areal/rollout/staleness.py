@@ -23,7 +23,7 @@ longer than the window allows would run forever and fill it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -224,7 +224,10 @@ class StalenessManager:
         self._record_end(EpisodeEnd(item.data, EndCause.FAILED, failure))
 
     def aborted(self, item: EpisodeSpec) -> None:
-        """Record an episode that was aborted as too stale."""
+        """Record an episode that was aborted as too stale, or outside the window because nobody waits for it."""
+        if item.outside_window:
+            self.outside.discard(item.number)
+            return
         self.running.discard(item.number)
         self._drops.pop(item.number, None)
         self.counts.dropped += 1
@@ -237,6 +240,10 @@ class StalenessManager:
         else:
             self.running.discard(item.number)
             self.pending.appendleft(item)
+
+    def withdraw(self, numbers: Container[int]) -> None:
+        """Forget pending episodes outside the window."""
+        self._pending_outside = deque(item for item in self._pending_outside if item.number not in numbers)
 
     def drop_stale(self) -> int:
         """Drop accepted results that are too stale; their prompts run again or are abandoned. Returns their number."""

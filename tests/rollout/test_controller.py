@@ -184,6 +184,15 @@ def test_rollout_batch_is_in_the_order_of_its_rows_and_outside_the_window(make: 
         assert values(controller.rollout_batch(rows(*range(7)), AtOnce())) == list(range(7))
 
 
+def test_rollout_batch_that_times_out_leaves_no_episode_before_those_of_training(make: Make) -> None:
+    controller, gated = make(consumer_batch_size=1, max_concurrent_rollouts=2), Gated()
+    with pytest.raises(TimedOut, match="3 rollouts took longer"):
+        controller.rollout_batch(rows(0, 1, 2), gated, timeout=0.2)
+    controller.submit({"n": 7}, AtOnce())
+    assert values(controller.wait(1)) == [7]
+    assert sorted(gated.started) == [0, 1]
+
+
 def test_prepare_batch_goes_on_through_the_loader_and_its_epochs(make: Make) -> None:
     controller, seen = make(consumer_batch_size=2, max_head_offpolicyness=1), []
     loader = [rows(0, 1), rows(2, 3), rows(4, 5)]
