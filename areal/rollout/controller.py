@@ -325,7 +325,8 @@ class RolloutController:
         return self._received(taken)
 
     def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
-        """The trajectory of one episode; None where it was rejected. Raises NotFound, TimedOut, RolloutFailed."""
+        """The trajectory of one episode; None where it was rejected, or abandoned as too old. Raises NotFound,
+        TimedOut, RolloutFailed."""
         number = self._tasks.get(task_id)
         if number is None:
             raise NotFound(f"there is no episode {task_id!r}")

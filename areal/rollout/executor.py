@@ -33,7 +33,7 @@ _FAIL_FACTOR = 64  # an error
 
 
 Outcome = Rollout | Failure | None
-"""None: the episode was rejected."""
+"""None: the episode was rejected, or abandoned as too old."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ class Executor:
         self._ended: OrderedDict[int, Failure | None] = OrderedDict()  # the newest episodes without a result
         self._changed = asyncio.Event()
         self._paused = False
+        staleness.on_abandoned = lambda item: self._resolve(item, None)
 
     def submit(self, items: Sequence[EpisodeSpec]) -> None:
         for item in items:
@@ -267,7 +268,8 @@ class Executor:
         raise TimedOut(f"no {wanted} within {timeout_s:g} s: {self.status_line()}")
 
     async def take_one(self, number: int, timeout_s: float) -> Rollout | None:
-        """The rollout of one episode; None where it was rejected. Raises RolloutFailed, TimedOut."""
+        """The rollout of one episode; None where it was rejected, or abandoned as too old. Raises RolloutFailed,
+        TimedOut."""
         if (found := self.staleness.take_one(number)) is not None:
             return found
         if number in self._ended:

@@ -159,6 +159,7 @@ class StalenessManager:
     consecutive_rejections: int = 0  # until one is accepted
     completed: int = 0  # accepted and rejected since the last batch
     ends: list[EpisodeEnd] | None = None  # since ``drain_ends``; None until its first call
+    on_abandoned: Callable[[EpisodeSpec], None] = lambda item: None
     _pending_outside: deque[EpisodeSpec] = field(default_factory=deque)
     _drops: dict[int, int] = field(default_factory=dict)
     _maybe_stale: bool = False
@@ -266,6 +267,7 @@ class StalenessManager:
     def _abandon(self, item: EpisodeSpec) -> None:
         self.counts.abandoned += 1
         self._record_end(EpisodeEnd(item.data, EndCause.STALE))
+        self.on_abandoned(item)
 
     def _record_end(self, end: EpisodeEnd) -> None:
         if self.ends is not None:

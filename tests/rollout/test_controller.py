@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from areal.trajectories.reading import read_episodes
 from tests.client.conftest import Place
 from tests.reward.rewards import length, process_id
 from tests.rollout.conftest import Make
-from tests.services.processes import engine_calls, script
+from tests.services.processes import engine_calls, script, wait_until
 
 SHORT = GenerationHyperparameters(max_new_tokens=64)
 
@@ -269,6 +270,20 @@ def test_task_that_was_rejected_is_none(make: Make) -> None:
     controller = make()
     task = controller.submit({"n": 1}, AtOnce(), should_accept_fn=lambda trajectory: False)
     assert controller.wait_for_task(task) is None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_task_that_is_too_old_while_it_runs_is_none_at_once(place: Place, make: Make, waits: bool) -> None:
+    controller = make(max_head_offpolicyness=0, consumer_batch_size=1)
+    script(place.engine, gate=1)
+    task = controller.submit({"n": 0}, Sampled())
+    engine_calls(place.engine, until="any")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(controller.wait_for_task, task, 20) if waits else None
+        wait_until(lambda: not waits or controller._executor._awaited)
+        controller.set_version(1)
+        assert engine_calls(place.engine, until="cancelled")
+        assert (waiting.result() if waiting else controller.wait_for_task(task)) is None
 
 
 def test_workflow_that_raises_is_told_and_its_failures_are_kept(make: Make) -> None:

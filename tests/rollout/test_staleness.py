@@ -175,9 +175,11 @@ def test_trainer_is_never_starved_for_good(window: StalenessWindow) -> None:
 
 
 def test_prompt_whose_result_is_too_old_runs_once_more_and_is_then_abandoned() -> None:
-    staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1))
+    abandoned: list[EpisodeSpec] = []
+    staleness = StalenessManager(StalenessWindow(batch=1, staleness=0, concurrency=1), on_abandoned=abandoned.append)
     staleness.submit(item(0))
     for run, waiting in ((1, 1), (2, 0)):
+        assert abandoned == []
         started = staleness.next_to_run()
         assert started is not None and started.number == 0
         staleness.ended(started, rollout(0, staleness.version))
@@ -185,6 +187,7 @@ def test_prompt_whose_result_is_too_old_runs_once_more_and_is_then_abandoned() -
         assert (staleness.drop_stale(), staleness.drop_stale()) == (1, 0)
         assert (staleness.counts.dropped, len(staleness.pending)) == (run, waiting)
     assert (staleness.counts.abandoned, staleness.counts.accepted, staleness.idle) == (1, 0, True)
+    assert abandoned == [item(0)]
 
 
 @pytest.mark.parametrize("outside_window", [False, True])
