@@ -157,7 +157,7 @@ class StalenessManager:
     failures: deque[Failure] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_FAILURES))
     consecutive_failures: int = 0  # until an episode ends well
     consecutive_rejections: int = 0  # until one is accepted
-    completed: int = 0  # accepted and rejected since the last batch
+    completed: int = 0  # accepted and rejected, and not yet counted for a batch
     ends: list[EpisodeEnd] | None = None  # since ``drain_ends``; None until its first call
     on_abandoned: Callable[[EpisodeSpec], None] = lambda item: None
     _pending_outside: deque[EpisodeSpec] = field(default_factory=deque)
@@ -254,6 +254,7 @@ class StalenessManager:
         stale = [each for each in self.accepted.values() if is_stale(self.window, each.head_version, self.version)]
         for rollout in reversed(stale):
             del self.accepted[rollout.number]
+            self.completed -= 1
             self.counts.accepted -= 1
             self.counts.dropped += 1
             drops = self._drops.pop(rollout.number, 0) + 1
@@ -283,12 +284,18 @@ class StalenessManager:
         self.drop_stale()
         if len(self.accepted) < count:
             return None
-        return self._consume(oldest_first(self.accepted.values(), count))
+        taken = self._consume(oldest_first(self.accepted.values(), count))
+        self.completed = len(self.accepted)
+        return taken
 
     def take_completed(self, count: int) -> list[Rollout] | None:
         """The accepted ones of at least ``count`` ended episodes, perhaps none; None before that many ended."""
         self.drop_stale()
-        return self._consume(oldest_first(self.accepted.values(), count)) if self.completed >= count else None
+        if self.completed < count:
+            return None
+        taken = self._consume(oldest_first(self.accepted.values(), count))
+        self.completed -= count - len(taken)
+        return taken
 
     def take_one(self, number: int) -> Rollout | None:
         return self._consume([self.accepted[number]])[0] if number in self.accepted else None
@@ -300,7 +307,7 @@ class StalenessManager:
         self.counts.accepted -= len(chosen)
         self.counts.consumed += len(chosen)
         self.in_training += len(chosen)
-        self.completed = 0
+        self.completed -= len(chosen)
         return shuffled(chosen, self.seed)
 
     def set_version(self, version: int) -> None:
