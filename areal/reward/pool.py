@@ -164,21 +164,25 @@ class RewardPool:
         await asyncio.gather(*(worker.stop() for worker in workers))
 
 
-_POOLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, RewardPool] = weakref.WeakKeyDictionary()
+_Pools = dict[int | None, RewardPool]
+_POOLS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Pools] = weakref.WeakKeyDictionary()
 _WORKERS = 2
 
 
-def pool_of_this_loop(workers: int = _WORKERS) -> RewardPool:
-    """The pool that all rewards of an event loop share. The first call creates it with ``workers`` processes."""
-    loop = asyncio.get_running_loop()
-    if loop not in _POOLS:
-        _POOLS[loop] = RewardPool(workers)
-    return _POOLS[loop]
+def open_pool_of_this_loop(workers: int) -> None:
+    """Give the rewards of this event loop that state no ``max_workers`` a pool of ``workers`` processes."""
+    _POOLS.setdefault(asyncio.get_running_loop(), {})[None] = RewardPool(workers)
 
 
-async def close_pool_of_this_loop() -> None:
-    pool = _POOLS.pop(asyncio.get_running_loop(), None)
-    if pool is not None:
+def _pool_of_this_loop(workers: int | None) -> RewardPool:
+    pools = _POOLS.setdefault(asyncio.get_running_loop(), {})
+    if workers not in pools:
+        pools[workers] = RewardPool(workers or _WORKERS)
+    return pools[workers]
+
+
+async def close_pools_of_this_loop() -> None:
+    for pool in _POOLS.pop(asyncio.get_running_loop(), {}).values():
         await pool.close()
 
 
@@ -210,7 +214,8 @@ class AsyncRewardWrapper:
     a partial, an instance with ``__call__``): a copy of it as it is at the call, so what the call changes in it is
     lost. What is async runs on this event loop, and what can go to no other process (a lambda, a closure, an object
     with a lock) on a thread of this one. A deadline missed, or a process lost, is tried again up to ``max_retries``
-    times. Raises RewardError, and UsageFault for arguments that the function does not take; the value is a finite
+    times. Rewards with one ``max_workers`` share a pool of so many processes, and those without any share
+    another one. Raises RewardError, and UsageFault for arguments that the function does not take; the value is a finite
     float.
     """
 
@@ -227,7 +232,7 @@ class AsyncRewardWrapper:
         self._parameters = Parameters.of(reward_fn)
         self._timeout_s = timeout_seconds
         self._local = self._how_to_call_here()
-        self._workers = max_workers or _WORKERS
+        self._workers = max_workers
         self._attempts = max(1, 1 + max_retries)
         self._missed = 0  # missed deadlines and lost processes since the last reward
         self._given_up: RewardError | None = None  # the newest such error, after _MAX_MISSES
@@ -349,7 +354,7 @@ class AsyncRewardWrapper:
             if self._given_up is not None and self._given_up is not before:
                 raise self._given_up
 
-        return await pool_of_this_loop(self._workers).run(job, self._timeout_s, still_wanted)
+        return await _pool_of_this_loop(self._workers).run(job, self._timeout_s, still_wanted)
 
     def _value(self, done: Done) -> Any:
         if done.error is not None:
@@ -383,4 +388,11 @@ def number(value: Any) -> float:
     return found
 
 
-__all__ = ["AsyncRewardWrapper", "RewardError", "RewardPool", "close_pool_of_this_loop", "number", "pool_of_this_loop"]
+__all__ = [
+    "AsyncRewardWrapper",
+    "RewardError",
+    "RewardPool",
+    "close_pools_of_this_loop",
+    "number",
+    "open_pool_of_this_loop",
+]

@@ -24,7 +24,7 @@ from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
 from areal.errors import NotFound, TimedOut, UsageFault
 from areal.loading import load_attr
-from areal.reward.pool import close_pool_of_this_loop, pool_of_this_loop
+from areal.reward.pool import close_pools_of_this_loop, open_pool_of_this_loop
 from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
 from areal.rollout.engine import EpisodeEngine, PromptBatcher
 from areal.rollout.executor import EpisodeRunner, Executor
@@ -215,8 +215,8 @@ class RolloutController:
         opened.push_async_callback(self._client.close)
         self._batcher = PromptBatcher(self._client, await servers_of(self._client))
         opened.push_async_callback(self._batcher.close)
-        pool_of_this_loop(config.reward_workers)
-        opened.push_async_callback(close_pool_of_this_loop)
+        open_pool_of_this_loop(config.reward_workers)
+        opened.push_async_callback(close_pools_of_this_loop)
         window = StalenessWindow(config.consumer_batch_size, config.max_head_offpolicyness, config.concurrency)
         runner = EpisodeRunner(
             self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
 from areal.reward.functions import name_of
-from areal.reward.pool import close_pool_of_this_loop, jobs_of
+from areal.reward.pool import close_pools_of_this_loop, jobs_of
 from areal.rollout.rlvr import RowReward
 from tests.reward import rewards
 
@@ -28,7 +28,7 @@ from tests.reward import rewards
 @pytest.fixture(autouse=True)
 async def pool() -> AsyncIterator[None]:
     yield
-    await close_pool_of_this_loop()
+    await close_pools_of_this_loop()
 
 
 async def test_reward_is_computed_elsewhere_from_function_or_name() -> None:
@@ -42,8 +42,8 @@ async def test_reward_is_computed_elsewhere_from_function_or_name() -> None:
 async def test_reward_that_raises_is_told_with_its_own_words_and_the_process_goes_on() -> None:
     before = await AsyncRewardWrapper(rewards.process_id, max_workers=1)()
     with pytest.raises(RewardRaised, match=r"raises raised: KeyError: 'answer' \(.*rewards.py:\d+, in raises\)$"):
-        await AsyncRewardWrapper(rewards.raises)("p", "c", [], [])
-    assert await AsyncRewardWrapper(rewards.process_id)() == before
+        await AsyncRewardWrapper(rewards.raises, max_workers=1)("p", "c", [], [])
+    assert await AsyncRewardWrapper(rewards.process_id, max_workers=1)() == before
 
 
 async def test_reward_that_hangs_is_killed_and_is_no_zero() -> None:
@@ -254,7 +254,7 @@ def test_process_that_was_killed_while_idle_is_replaced_without_a_lost_attempt(l
         try:
             return await reward() - process
         finally:
-            await close_pool_of_this_loop()
+            await close_pools_of_this_loop()
 
     assert ran_by(loop, killed_between()) != 0
 
@@ -265,7 +265,7 @@ def test_process_that_dies_under_a_long_argument_is_tried_again(loop: str, tmp_p
         try:
             return await AsyncRewardWrapper(rewards.dies_once)("p", "c" * 10_000_000, [], [], mark=str(tmp_path / "m"))
         finally:
-            await close_pool_of_this_loop()
+            await close_pools_of_this_loop()
 
     assert ran_by(loop, dies()) == 1.0
 
@@ -273,6 +273,12 @@ def test_process_that_dies_under_a_long_argument_is_tried_again(loop: str, tmp_p
 async def test_many_rewards_share_two_processes() -> None:
     reward = AsyncRewardWrapper(rewards.process_id)
     assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) <= 2
+
+
+async def test_each_number_of_workers_has_processes_of_its_own() -> None:
+    for workers in (1, 3):
+        reward = AsyncRewardWrapper(rewards.process_id, max_workers=workers)
+        assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) == workers
 
 
 async def test_each_tells_what_kept_one_reward_and_has_the_others() -> None:
