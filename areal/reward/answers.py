@@ -194,7 +194,11 @@ _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|
 _GROUPED = re.compile(
     rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|{_SEPARATOR}\d)"
 )
-_SIGNS = re.compile(r"\\?[$%]|[€£¥₹]|\\(?:euro|pounds|yen|textdollar)(?![A-Za-z])|\^?\{?\\circ\}?|\^?\{?\\degree\}?|°")
+_CIRCLE = r"\^?\s*\\(?:circ|degree)(?![A-Za-z])"
+_DEGREES = rf"(?:\^?\s*\{{\s*{_CIRCLE}\s*\}}|{_CIRCLE}|°)"
+_SIGNS = re.compile(rf"\\?[$%]|[€£¥₹]|\\(?:euro|pounds|yen|textdollar)(?![A-Za-z])|{_DEGREES}")
+_ANGLE = re.compile(rf"(?<![\d.])(\d+(?:\.\d+)?|\.\d+)\s*{_DEGREES}")
+_TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _OPERATORS = {"−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "⁄": "/"}
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
@@ -449,14 +453,54 @@ def _marks(text: str, mark: re.Pattern[str]) -> set[str]:
 
 def _one_line(text: str) -> str:
     text = _without_separators(_without_layout(text).replace("$", ""))
+    if _TRIGONOMETRY.search(text):  # math-verify drops the degrees, and leaves radians
+        text = _ANGLE.sub(r"\\frac{\1\\pi}{180}", text)
     return re.sub(r"\s+", " ", _SPACING.sub(" ", text)).strip().rstrip(".,;:").strip()
 
 
 def _verified(gold: Any, said: str) -> bool:
+    import sympy
     from math_verify import verify
 
     found = _parsed(said)
-    return found is not None and bool(verify(gold, found, timeout_seconds=None))
+    if isinstance(gold, (sympy.Interval, sympy.Union)):
+        found = _solutions(found, said)
+    if found is None or (_repeats(found) > _repeats(gold) and _bracket(said) != "\\{"):
+        return False
+    return bool(verify(gold, found, timeout_seconds=None))
+
+
+def _solutions(found: Any, said: str) -> Any:
+    """The set that solved inequalities such as ``1 < x < 3``, or ``x < 1 or x > 3``, describe; ``found`` if it is
+    anything else."""
+    import sympy
+
+    is_list = isinstance(found, sympy.FiniteSet) and re.search(r"\bor\b", said) and "," not in said
+    parts = found._unsorted_args if is_list else [found]
+    each = [one for part in parts for one in (part.args if isinstance(part, sympy.And) else (part,))]
+    if not all(map(_is_solved, each)) or len({symbol for one in each for symbol in one.free_symbols}) != 1:
+        return found
+    solutions = sympy.Union(*(part.as_set() for part in parts))
+    apart = len(solutions.args) if isinstance(solutions, sympy.Union) else 1
+    return solutions if apart == len(parts) else found  # x > 3 or x > 4 is not sure
+
+
+def _is_solved(relation: Any) -> bool:
+    import sympy
+
+    if not isinstance(relation, (sympy.Gt, sympy.Ge, sympy.Lt, sympy.Le)):
+        return False
+    values = [side for side in relation.args if not side.is_Symbol]
+    return len(values) == 1 and bool(values[0].is_extended_real)
+
+
+def _repeats(found: Any) -> int:
+    """How many elements of a list equal an earlier one. math-verify compares lists as sets."""
+    import sympy
+    from math_verify.grader import safe_sympy_doit
+
+    elements = getattr(found, "_unsorted_args", ()) if isinstance(found, sympy.FiniteSet) else ()
+    return len(elements) - len(sympy.FiniteSet(*map(safe_sympy_doit, elements)))
 
 
 def _parsed(formula: str) -> Any:
