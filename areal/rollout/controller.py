@@ -128,6 +128,7 @@ _MIN_FAILURES = 8
 _QUEUE_FACTOR = 16
 _MAX_TASKS = 65536
 _TARGET_TTL_S = 30.0
+_LONGEST_WAIT_S = 7 * 24 * 3600.0  # of a wait without a timeout: users may take their time, and episodes theirs
 
 Accept = Callable[[Any], bool] | str | None
 Row = Mapping[str, Any]
@@ -150,7 +151,8 @@ def _trajectories(
 
 class RolloutController:
     """``should_accept_fn`` decides for each trajectory whether to train on it (dynamic sampling); a rejected one is
-    replaced by another prompt's. Use it as a context manager, or call ``initialize`` and ``destroy``."""
+    replaced by another prompt's. A ``timeout`` is in seconds, by default a week: ``request_timeout`` bounds a request,
+    ``episode_timeout`` an episode. Use it as a context manager, or call ``initialize`` and ``destroy``."""
 
     def __init__(
         self,
@@ -522,8 +524,9 @@ class RolloutController:
 
         return self._loop.call(read)
 
-    def _timeout(self, timeout: float | None) -> float:
-        return self.config.request_timeout if timeout is None else timeout
+    @staticmethod
+    def _timeout(timeout: float | None) -> float:
+        return _LONGEST_WAIT_S if timeout is None else timeout
 
     @property
     def _loop(self) -> LoopThread:

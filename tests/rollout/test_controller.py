@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import threading
 from collections.abc import Iterator
@@ -389,6 +390,16 @@ def test_request_timeout_ends_a_call_that_hangs(place: Place, make: Make) -> Non
     with pytest.raises(RolloutsFailed) as caught:
         make(request_timeout=0.3, request_retries=0).rollout_batch(rows(1), Sampled(), timeout=20)
     assert isinstance(caught.value.failures[0].error, DeadlineExceeded)
+
+
+def test_wait_for_a_batch_may_take_longer_than_a_request(make: Make) -> None:
+    controller, gated = make(request_timeout=0.2), Gated()
+    with ThreadPoolExecutor() as pool:
+        batch = pool.submit(controller.rollout_batch, rows(1), gated)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            batch.result(0.5)
+        gated.let_go(1)
+        assert values(batch.result()) == [1]
 
 
 def test_reward_workers_bound_the_processes_of_rewards(place: Place, make: Make) -> None:
