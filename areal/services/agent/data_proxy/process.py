@@ -9,7 +9,7 @@ from typing import Any
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import open_agent_journal
 from areal.services.agent.data_proxy.routes import PairRoutes
-from areal.services.agent.data_proxy.turns import Slots, TurnRunner
+from areal.services.agent.data_proxy.turns import TurnRunner, TurnSlots
 from areal.services.agent.data_proxy.worker import PairWorker
 from areal.services.http.client import HttpClient
 from areal.services.http.lease import RouterLease
@@ -27,7 +27,7 @@ async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) 
         serve_journals(config.state_dir, open_agent_journal, config.adopt_after) as store,
     ):
         worker = PairWorker(config, http, options.headers)
-        slots = Slots(config.max_concurrent)
+        slots = TurnSlots(config.max_concurrent)
 
         def details() -> dict[str, Any]:
             return {

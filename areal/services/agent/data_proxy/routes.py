@@ -21,7 +21,7 @@ from areal.services.agent.data_proxy.journal import (
     TurnEntry,
     TurnRequestKey,
 )
-from areal.services.agent.data_proxy.turns import SessionTurn, Slots, TurnCaller, TurnRunner
+from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnRunner, TurnSlots
 from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpReply
@@ -63,7 +63,7 @@ class PairRoutes:
         runner: TurnRunner,
         worker: PairWorker,
         rl: RlSessions,
-        slots: Slots,
+        slots: TurnSlots,
     ) -> None:
         self._service_name = config.service
         self._max_body_bytes = config.max_body_bytes

@@ -136,7 +136,7 @@ class SessionQueue:
         yield from self.waiting
 
 
-class Slots:
+class TurnSlots:
     """A FIFO semaphore that limits how many turns run at once. ``limit`` can be changed at any time."""
 
     def __init__(self, limit: int) -> None:
@@ -184,7 +184,7 @@ class TurnRunner:
     """Queues the turns of all sessions of a data proxy and runs them on the worker."""
 
     def __init__(
-        self, config: AgentDataProxyConfig, worker: PairWorker, rl: RlSessions, metrics: Metrics, slots: Slots
+        self, config: AgentDataProxyConfig, worker: PairWorker, rl: RlSessions, metrics: Metrics, slots: TurnSlots
     ) -> None:
         self._config = config
         self.turn_timeout = config.turn_timeout

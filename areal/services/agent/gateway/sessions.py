@@ -248,10 +248,11 @@ class AgentSessionRoutes:
         service.route("POST", "/sessions", self.start, Access.ADMIN)
         service.route("GET", "/sessions", self.list, Access.ADMIN)
         service.route("POST", "/sessions/close", self.close, Access.ADMIN)
-        service.route("GET", "/sessions/{key}", self._asks("GET", ""), Access.ADMIN)
-        service.route("DELETE", "/sessions/{key}/turn", self._asks("DELETE", "/turn"), Access.ADMIN)
-        service.route("POST", "/sessions/{key}/reward", self._asks("POST", "/reward", RewardSession), Access.ADMIN)
-        service.route("POST", "/sessions/{key}/export", self._asks("POST", "/export", ExportSession), Access.ADMIN)
+        forward, session = self._forward_handler, "/sessions/{key}"
+        service.route("GET", session, forward("GET", ""), Access.ADMIN)
+        service.route("DELETE", f"{session}/turn", forward("DELETE", "/turn"), Access.ADMIN)
+        service.route("POST", f"{session}/reward", forward("POST", "/reward", RewardSession), Access.ADMIN)
+        service.route("POST", f"{session}/export", forward("POST", "/export", ExportSession), Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
         data = await read_object(request, _BODY_BYTES)
@@ -274,9 +275,9 @@ class AgentSessionRoutes:
 
     async def close(self, request: Request) -> AnyResponse:
         key = (await read_body(request, _NamedSession, _BODY_BYTES)).session_key
-        return await self._ask(request, key, "POST", "/close")
+        return await self._forward(request, key, "POST", "/close")
 
-    def _asks(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
+    def _forward_handler(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
         """A handler that forwards the request to the session's data proxy, after it validates the body as ``body``."""
 
         async def handle(request: Request) -> AnyResponse:
@@ -285,11 +286,11 @@ class AgentSessionRoutes:
             if body is not None:
                 given = given or b"{}"
                 body_as(body, decode_object(given))
-            return await self._ask(request, key, method, verb, given)
+            return await self._forward(request, key, method, verb, given)
 
         return handle
 
-    async def _ask(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> Response:
+    async def _forward(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> Response:
         tag = await self._sessions.find(key)
         reply = await self._journals.ask(tag, method, path_of(key, verb), self._journals.for_admin(request), body)
         if reply.status in (404, 410):
@@ -298,7 +299,7 @@ class AgentSessionRoutes:
 
     async def cancel(self, key: str, request: Request) -> Mapping[str, Any]:
         """End the session's running turn. Raises 404."""
-        reply = await self._ask(request, key, "DELETE", "/turn")
+        reply = await self._forward(request, key, "DELETE", "/turn")
         if reply.status != 200:
             raise refusal(reply.status, reply.body)
         return dict(orjson.loads(reply.body))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from areal.services.agent.worker.agents import check_config, import_agent
-from areal.services.agent.worker.app import agent_worker, start_anew, starts_anew
+from areal.services.agent.worker.app import agent_worker, restart, restart_wanted
 from areal.services.http.process import exit_on_failure, read_config, report_stage, serve_options
 from areal.services.http.serve import run_service
 from areal.wire.processes import AgentWorkerConfig
@@ -19,8 +19,8 @@ def main() -> None:
         report_stage(f"importing the agent {config.agent}")
     found = import_agent(config.agent) if config.agent else None
     run_service(lambda: agent_worker(config, options, found), options)
-    if starts_anew.is_set():
-        start_anew()
+    if restart_wanted.is_set():
+        restart()
 
 
 if __name__ == "__main__":

@@ -179,26 +179,26 @@ async def agent_worker(config: AgentWorkerConfig, options: ServeOptions, found: 
                     _log.exception("the agent does not close well")
 
 
-starts_anew = threading.Event()
+restart_wanted = threading.Event()
 
 
 async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
     """Restart the process if the agent does not end a cancelled turn: at once if it blocks the loop, because no other
     turn makes progress either; for threads, when no turn runs or ``_MOST_LATE`` threads are late."""
-    while not starts_anew.is_set():
+    while not restart_wanted.is_set():
         await asyncio.sleep(until_beat(1.0))
         if routes.is_stuck:
             _log.error("a cancelled turn goes on; the worker starts anew: %s", loop.blocked)
-            start_anew()
+            restart()
         late = late_threads()
         if late and (not routes.turns or len(late) >= _MOST_LATE):
             where = "; ".join(map(place_of, late[:_MOST_LATE]))
             _log.error("%d cancelled plain functions go on; the worker starts anew: %s", len(late), where)
-            starts_anew.set()
+            restart_wanted.set()
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def start_anew() -> None:
+def restart() -> None:
     """Replace the process image under the same process id, so that the supervisor does not count a failure."""
     os.execv(sys.executable, sys.orig_argv)
 
