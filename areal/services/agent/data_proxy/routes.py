@@ -21,7 +21,7 @@ from areal.services.agent.data_proxy.journal import (
     TurnEntry,
     TurnRequestKey,
 )
-from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnRunner, TurnSlots
+from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnMessage, TurnRunner, TurnSlots
 from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpReply
@@ -277,10 +277,11 @@ class PairRoutes:
             await self._rl.check_brought(session, RlSession(**vars(asked.inference)))
             session = self._named(request)
         with session.journal.in_use():
-            caller = TurnCaller(request, asked.message, _request_key(asked), asked.stream)
-            turn = self._running(session, caller) if caller.request is not None else None
+            key = _request_key(asked)
+            caller = TurnCaller(request, TurnMessage(asked.message, asked.metadata, asked.inference, key), asked.stream)
+            turn = self._joined(session, caller, key) if key is not None else None
             if turn is None:
-                if caller.request is not None and (ended := self._recorded(session, caller.request)) is not None:
+                if key is not None and (ended := self._recorded(session, key)) is not None:
                     return Response(body=_accepted(ended.run_id) + recorded_events(ended), content_type=EVENTS)
                 if session.journal.commits.failing is not None:
                     await session.journal.check_writable()
@@ -292,7 +293,7 @@ class PairRoutes:
         caller.accepted = _accepted(turn.run_id)
         timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin) if caller.stream else None
         try:
-            await turn.ended.wait()
+            await caller.ended.wait()
         except BaseException:
             self._runner.leave(session, turn, caller)
             raise
@@ -306,15 +307,17 @@ class PairRoutes:
         caller.out.end = last
         return caller.out
 
-    def _running(self, session: SessionEntry, caller: TurnCaller) -> SessionTurn | None:
-        assert caller.request is not None
-        running = self._runner.find(session, caller.request.key)
-        if running is None:
+    def _joined(self, session: SessionEntry, caller: TurnCaller, key: TurnRequestKey) -> SessionTurn | None:
+        """The running or waiting turn of the request that the caller repeats, which is joined."""
+        found = self._runner.find(session, key.key)
+        if found is None:
             return None
-        _check_same(running[1], caller.request)
-        caller.live = False
-        running[0].callers.append(caller)
-        return running[0]
+        turn, message = found
+        assert message.request is not None
+        _check_same(message.request, key)
+        caller.live, caller.message = False, message
+        turn.callers.append(caller)
+        return turn
 
     def _recorded(self, session: SessionEntry, wanted: TurnRequestKey) -> TurnEntry | None:
         recorded = session.journal.requested(session, wanted.key)

@@ -2,9 +2,10 @@
 
 A message that arrives while a turn of its session runs waits: with queue mode ``followup`` it gets its own turn; with
 ``collect`` it shares a turn with the other waiting ``collect`` messages. The callers of a turn receive its events as
-they are emitted. A turn is cancelled when its last caller disconnects, unless a request has an Idempotency-Key: then it
-runs on for the retry. A turn that has ended is written to the journal before its callers receive its last event. A
-failed turn is recorded, but is not part of the conversation.
+they are emitted. A caller that disconnects takes its message out of a turn that waits, and a turn that runs is
+cancelled when its last caller disconnects; with an Idempotency-Key, the message stays and its turn runs on for the
+retry. A turn that has ended is written to the journal before its callers receive its last event. A failed turn is
+recorded, but is not part of the conversation.
 
 The worker receives the conversation with each turn, so that any worker can run any turn. A turn that the worker has not
 started waits up to ``_WORKER_AWAY_S`` for a ready worker; a turn that has started fails when its worker is lost.
@@ -18,7 +19,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,21 +55,32 @@ _HELD_BYTES = 64 * 1024
 
 
 @dataclass(eq=False)
+class TurnMessage:
+    """A message of a turn, with what came in its request. ``request``: None without an Idempotency-Key."""
+
+    text: str
+    metadata: Mapping[str, Any]
+    inference: ModelAccess | None
+    request: TurnRequestKey | None
+
+
+@dataclass(eq=False)
 class TurnCaller:
     """The HTTP request of one message, whose response has the turn's events as they are emitted.
 
-    ``live`` false: the request joined a running turn, and gets all events at the end. ``stream`` false: the events are
-    held until the turn's end, unless they exceed ``_HELD_BYTES`` or start the agent's own stream. ``behind``: bytes
-    written since the caller fell behind; ``failed``: the event that ends its stream when those are too many."""
+    ``live`` false: the request repeats that of a turn which waits or runs, and gets all events at the end. ``stream``
+    false: the events are held until the turn's end, unless they exceed ``_HELD_BYTES`` or start the agent's own stream.
+    ``behind``: bytes written since the caller fell behind; ``failed``: the event that ends its stream when those are
+    too many. ``ended``: there is a last event for this caller."""
 
     http: Request
-    message: str
-    request: TurnRequestKey | None
+    message: TurnMessage
     stream: bool = True
     live: bool = True
     accepted: bytes = b""  # the event ``accepted``, then the events that are held
     behind: int = 0
     failed: bytes = b""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     out: StreamingResponse = field(default_factory=lambda: StreamingResponse(headers={"Content-Type": EVENTS}))
 
     def begin(self, events: bytes = b"") -> None:
@@ -92,7 +104,7 @@ class TurnCaller:
             self.behind = self.behind + len(events) if self.lags else 0
             if self.behind > _MOST_BEHIND:
                 error = "this caller reads too slowly for the others of its turn: GET /sessions/{key} has its answer"
-                self.failed = event_line(type="failed", failure="infra", error=error)
+                self.failed = TurnFailed("infra", error).event()
 
     async def wait_writable(self) -> None:
         with contextlib.suppress(ConnectionResetError):
@@ -109,17 +121,31 @@ class SessionTurn:
 
     run_id: str
     mode: QueueMode
-    metadata: dict[str, Any] = field(default_factory=dict)
-    inference: ModelAccess | None = None
     callers: list[TurnCaller] = field(default_factory=list)
-    requests: list[TurnRequestKey] = field(default_factory=list)
-    messages: list[str] = field(default_factory=list)
+    messages: list[TurnMessage] = field(default_factory=list)
     aborted: TurnFailed | None = None
     interruptible: bool = False
     writing: bool = False
     recorded: TurnEntry | None = None
     last: bytes = b""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(message.text for message in self.messages)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return {name: value for message in self.messages for name, value in message.metadata.items()}
+
+    @property
+    def inference(self) -> ModelAccess | None:
+        """The RL session that the newest message brought, if any did."""
+        return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
+
+    @property
+    def requests(self) -> list[TurnRequestKey]:
+        return [message.request for message in self.messages if message.request is not None]
 
 
 @dataclass(eq=False)
@@ -210,13 +236,13 @@ class TurnRunner:
     def queue(self, session: SessionEntry) -> SessionQueue | None:
         return self._queues.get(session)
 
-    def find(self, session: SessionEntry, key: bytes) -> tuple[SessionTurn, TurnRequestKey] | None:
-        """The running or waiting turn of a request with this Idempotency-Key."""
+    def find(self, session: SessionEntry, key: bytes) -> tuple[SessionTurn, TurnMessage] | None:
+        """The message of a request with this Idempotency-Key, and its turn, which runs or waits."""
         queue = self._queues.get(session)
         for turn in queue.turns() if queue is not None else ():
-            for request in turn.requests:
-                if request.key == key:
-                    return turn, request
+            for message in turn.messages:
+                if message.request is not None and message.request.key == key:
+                    return turn, message
         return None
 
     def add(self, session: SessionEntry, asked: TurnRequest, caller: TurnCaller) -> SessionTurn:
@@ -237,26 +263,28 @@ class TurnRunner:
             else:
                 queue.waiting.append(turn)
         turn.callers.append(caller)
-        turn.messages.append(asked.message)
-        turn.metadata |= asked.metadata
-        turn.inference = asked.inference or turn.inference
-        if caller.request is not None:
-            turn.requests.append(caller.request)
+        turn.messages.append(caller.message)
         return turn
 
     def leave(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> None:
         """Remove a disconnected caller, and its message if the turn still waits. A turn without callers and without
         Idempotency-Keys is cancelled."""
         queue = self._queues.get(session)
-        turn.callers.remove(caller)
-        if queue is None or caller.request is not None:
+        if caller not in turn.callers:
             return
-        if turn in queue.waiting and caller.live:
-            turn.messages.remove(caller.message)
-            if not turn.messages:
-                queue.waiting.remove(turn)
+        turn.callers.remove(caller)
+        if queue is None or caller.message.request is not None:
+            return
+        if turn in queue.waiting:
+            self._remove(queue, turn, caller.message)
         elif turn is queue.running and not turn.callers and not turn.requests:
             self._interrupt(queue, TurnFailed("cancelled", "its caller left"))
+
+    def _remove(self, queue: SessionQueue, turn: SessionTurn, message: TurnMessage) -> None:
+        """Remove the message from its turn, which waits."""
+        turn.messages.remove(message)
+        if not turn.messages:
+            queue.waiting.remove(turn)
 
     async def abort(self, session: SessionEntry, why: TurnFailed, *, waiting: bool = False) -> bool:
         """End the running turn, with ``waiting`` also those that wait; wait for the record. False if no turn runs."""
@@ -299,7 +327,7 @@ class TurnRunner:
     async def _run(self, session: SessionEntry, turn: SessionTurn) -> None:
         """Run one turn, write it to the journal, and then release its callers."""
         at, began = session.journal.clock(), time.perf_counter()
-        transcript = Transcript("\n\n".join(turn.messages), self._config.max_body_bytes)
+        transcript = Transcript(turn.text, self._config.max_body_bytes)
         outcome: Outcome = "complete"
         error, summary, metadata = None, "", b"{}"
         try:
@@ -309,7 +337,7 @@ class TurnRunner:
             session.checked_at = time.monotonic()
         except TurnFailed as failed:
             outcome, error = failed.failure, failed.error
-            turn.last = event_line(type="failed", failure=outcome, error=error)
+            turn.last = failed.event()
             session.checked_at = -math.inf
         seconds = time.perf_counter() - began
         record = TurnEntry(turn.run_id, outcome, error, at, seconds, transcript.messages(summary), metadata)
@@ -323,6 +351,8 @@ class TurnRunner:
         self._outcomes[outcome].inc()
         self._seconds.observe(seconds)
         turn.ended.set()
+        for caller in turn.callers:
+            caller.ended.set()
 
     async def _interruptibly(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         """Run the turn, and return its event ``complete``. Raises TurnFailed for every other end, an abort included."""
@@ -349,8 +379,8 @@ class TurnRunner:
 
     async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
         async with self._slots:
-            if turn.inference is not None:
-                theirs = RlSession(**vars(turn.inference))
+            if (brought := turn.inference) is not None:
+                theirs = RlSession(**vars(brought))
                 if theirs != session.inference:
                     await session.journal.set_inference(session, theirs)
             replaced = await self._rl.prepare(session)
@@ -374,7 +404,7 @@ class TurnRunner:
             metadata["areal_inference"] = vars(access)
         return orjson.dumps(
             {
-                "message": "\n\n".join(turn.messages),
+                "message": turn.text,
                 "session_key": session.key,
                 "run_id": turn.run_id,
                 "history": orjson.Fragment(b"[%b]" % session.journal.conversation(session)),

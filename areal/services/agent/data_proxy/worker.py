@@ -31,6 +31,9 @@ class TurnFailed(Exception):
         self.failure = failure
         self.error = error[:_LONGEST_ERROR]
 
+    def event(self) -> bytes:
+        return event_line(type="failed", failure=self.failure, error=self.error)
+
 
 class PairWorker:
     """Probes and calls the pair's worker. ``fault`` is the reason why the worker is not ready, else None; ``on_change``

@@ -161,6 +161,26 @@ def test_caller_brings_an_rl_session_of_its_own(trained: Pair, inference: Record
     assert state_of(inference, other.session_id) == "active"
 
 
+def test_caller_that_leaves_a_collected_turn_takes_its_rl_session_along(
+    trained: Pair, inference: RecordingService
+) -> None:
+    theirs = inference.begin()
+    session = trained.start()
+    own = rl_session(trained, session)
+    running = trained.later(session, "wait")
+    trained.wait_begun(session)
+    access = {"base_url": inference.gateway.url, "api_key": theirs.key, "model": "tiny"}
+    leaving = trained.stream(session, "b", inference=access)
+    staying = trained.later(session, "c")
+    wait_until(lambda: trained.show(session)["waiting"] == 2)
+    leaving.close()
+    wait_until(lambda: trained.show(session)["waiting"] == 1)
+    trained.release()
+    running.result()
+    assert staying.result()[-1]["type"] == "complete"
+    assert rl_session(trained, session) == own
+
+
 def test_key_that_no_rl_session_has_is_told_before_any_turn(trained: Pair, inference: RecordingService) -> None:
     access = {"base_url": inference.gateway.url, "api_key": "nobody", "model": "tiny"}
     session = trained.start()

@@ -137,14 +137,15 @@ def test_caller_that_leaves_while_it_waits_takes_its_message_along(pair: Pair) -
     session = pair.start()
     first = pair.later(session, "wait")
     pair.wait_begun(session)
-    leaving = pair.stream(session, "b")
-    staying = pair.later(session, "c")
+    leaving = pair.stream(session, "b", metadata={"b": 1, "both": "b"})
+    staying = pair.later(session, "c", metadata={"both": "c"})
     wait_until(lambda: pair.show(session)["waiting"] == 2)
     leaving.close()
     wait_until(lambda: pair.show(session)["waiting"] == 1)
     pair.release()
     first.result()
     assert staying.result()[-1]["summary"] == "c 2"
+    assert pair.calls(session)[1]["metadata"] == {"both": "c"}
 
 
 def test_cancelled_turn_is_on_disk_when_that_is_answered(pair: Pair) -> None:
