@@ -15,7 +15,7 @@ from typing import Any, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from areal.client.errors import ClientError
+from areal.client.errors import ClientError, InfrastructureError
 from areal.client.inference import Rewarded, Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
 from areal.client.transport import AddressLookup, HttpCall, RetryPolicy, Transport, events
@@ -47,14 +47,17 @@ class AsyncAgentSession:
         **fields: Any,
     ) -> dict[str, Any]:
         """One turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that it is
-        sent again where it got no answer, and done once. A cancelled call cancels the turn."""
-        headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
+        sent again where it got no answer, and done once. A cancelled call cancels its turn, as does one that gets no
+        answer within its deadline, unless you gave the key: then the turn runs on for a call with the same key."""
+        key = idempotency_key or uuid4().hex
+        headers = {"Idempotency-Key": key}
         call = HttpCall("POST", RESPONSES, self._body(input, fields), None, headers, timeout_s, repeatable=True)
         try:
             answer: dict[str, Any] = (await self.client.transport.call(call)).json()
-        except asyncio.CancelledError:
-            with contextlib.suppress(ClientError):
-                await self.cancel(timeout_s=_CANCEL_S)
+        except (asyncio.CancelledError, InfrastructureError) as error:
+            if idempotency_key is None or isinstance(error, asyncio.CancelledError):
+                with contextlib.suppress(ClientError):
+                    await self.cancel(idempotency_key=key, timeout_s=_CANCEL_S)
             raise
         return answer
 
@@ -78,9 +81,11 @@ class AsyncAgentSession:
         """The session's state, its turns, and its history as OpenAI chat messages."""
         return dict(await self._call("GET", ""))
 
-    async def cancel(self, *, timeout_s: float | None = None) -> bool:
-        """Cancel the turn that runs. Whether one did."""
-        return bool((await self._call("DELETE", "/turn", timeout_s=timeout_s))["cancelled"])
+    async def cancel(self, *, idempotency_key: str | None = None, timeout_s: float | None = None) -> bool:
+        """Cancel the turn that runs; with ``idempotency_key``, the message of that call, which may still wait. False
+        where there was nothing to cancel."""
+        query = f"?idempotency_key={_segment(idempotency_key)}" if idempotency_key is not None else ""
+        return bool((await self._call("DELETE", f"/turn{query}", timeout_s=timeout_s))["cancelled"])
 
     async def reward(self, value: float, interaction_id: str | None = None) -> Rewarded:
         """Reward the session's last model call, which seals its trajectory, or the one that is named."""

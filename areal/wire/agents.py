@@ -18,7 +18,8 @@ A data proxy's routes, besides those by which a router places and finds sessions
 may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
 
     POST /session/{key}/turn      TurnRequest -> events
-    DELETE /session/{key}/turn    -> {"session_key", "cancelled"}: whether a turn ran
+    DELETE /session/{key}/turn?idempotency_key=     -> {"session_key", "cancelled"}: whether a turn ran; with the
+                                  Idempotency-Key of a request: whether its message waited or ran
     POST /session/{key}/close     -> {"session_key", "closed"}
     GET /session/{key}            -> {"session_key", "state": "idle" | "running", "created", "used", "turns" (how many),
                                   "running" (run id or null), "waiting", "metadata", "inference_session_id", "history":

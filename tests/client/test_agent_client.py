@@ -18,6 +18,7 @@ from areal.client import (
     AgentClient,
     AsyncAgentClient,
     CallerError,
+    DeadlineExceeded,
     NotReady,
     RetryPolicy,
     ServiceError,
@@ -128,6 +129,32 @@ async def test_cancelled_call_cancels_its_turn(aclient: AsyncAgentClient, agents
     with contextlib.suppress(asyncio.CancelledError):
         await call
     assert (await session.show())["recorded_turns"][-1]["outcome"] == "cancelled"
+
+
+async def test_cancelled_call_that_waits_leaves_the_turn_that_runs(
+    aclient: AsyncAgentClient, agents: WholeService
+) -> None:
+    session = await aclient.start_session()
+    async with session.stream("wait") as events:
+        await anext(events)
+        call = asyncio.create_task(session.respond("hello"))
+        await asyncio.to_thread(wait_until, lambda: shown(agents, session.key)["waiting"] == 1)
+        call.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await call
+        now = await session.show()
+        assert (now["state"], now["waiting"], now["turns"]) == ("running", 0, 0)
+
+
+async def test_call_without_an_answer_in_time_cancels_its_turn_unless_it_gave_a_key(aclient: AsyncAgentClient) -> None:
+    session = await aclient.start_session()
+    with pytest.raises(DeadlineExceeded):
+        await session.respond("wait", timeout_s=1.0)
+    assert [turn["outcome"] for turn in (await session.show())["recorded_turns"]] == ["cancelled"]
+    with pytest.raises(DeadlineExceeded):
+        await session.respond("wait", timeout_s=1.0, idempotency_key="mine")
+    assert (await session.show())["state"] == "running"
+    assert await session.cancel(idempotency_key="mine")
 
 
 async def test_stream_that_is_left_cancels_its_turn(aclient: AsyncAgentClient, agents: WholeService) -> None:

@@ -327,9 +327,14 @@ class PairRoutes:
         return recorded[1]
 
     async def cancel(self, request: Request) -> Response:
-        session = self._named(request)
+        """Cancel the turn that runs; with ``idempotency_key``, the message of that request, which may still wait."""
+        session, key = self._named(request), request.query.get("idempotency_key")
         await request.read(_BODY_BYTES)
-        cancelled = await self._runner.abort(session, TurnFailed("cancelled", "the turn was cancelled"))
+        why = TurnFailed("cancelled", "the turn was cancelled")
+        if key is None:
+            cancelled = await self._runner.abort(session, why)
+        else:
+            cancelled = await self._runner.withdraw(session, _digest(key), why)
         return json_response({"session_key": session.key, "cancelled": cancelled})
 
     # -- the RL session
@@ -369,9 +374,11 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 def _request_key(asked: TurnRequest) -> TurnRequestKey | None:
     if asked.idempotency_key is None:
         return None
-    return TurnRequestKey(
-        *(blake2b(text.encode(), digest_size=16).digest() for text in (asked.idempotency_key, asked.message))
-    )
+    return TurnRequestKey(_digest(asked.idempotency_key), _digest(asked.message))
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
 
 
 def _check_same(before: TurnRequestKey, now: TurnRequestKey) -> None:

@@ -71,7 +71,7 @@ class TurnCaller:
     ``live`` false: the request repeats that of a turn which waits or runs, and gets all events at the end. ``stream``
     false: the events are held until the turn's end, unless they exceed ``_HELD_BYTES`` or start the agent's own stream.
     ``behind``: bytes written since the caller fell behind; ``failed``: the event that ends its stream when those are
-    too many. ``ended``: there is a last event for this caller."""
+    too many, or its message is withdrawn. ``ended``: there is a last event for this caller."""
 
     http: Request
     message: TurnMessage
@@ -279,6 +279,26 @@ class TurnRunner:
             self._remove(queue, turn, caller.message)
         elif turn is queue.running and not turn.callers and not turn.requests:
             self._interrupt(queue, TurnFailed("cancelled", "its caller left"))
+
+    async def withdraw(self, session: SessionEntry, key: bytes, why: TurnFailed) -> bool:
+        """Withdraw the message of the request with this Idempotency-Key: its callers get ``why``. Its turn ends, unless
+        that runs for other messages too. False if no such message waits or runs."""
+        found = self.find(session, key)
+        if found is None:
+            return False
+        turn, message = found
+        queue = self._queues[session]
+        callers = [caller for caller in turn.callers if caller.message is message]
+        if turn is queue.running and len(callers) == len(turn.callers) and turn.requests == [message.request]:
+            return await self.abort(session, why)
+        message.request = None
+        for caller in callers:
+            turn.callers.remove(caller)
+            caller.failed = why.event()
+            caller.ended.set()
+        if turn in queue.waiting:
+            self._remove(queue, turn, message)
+        return True
 
     def _remove(self, queue: SessionQueue, turn: SessionTurn, message: TurnMessage) -> None:
         """Remove the message from its turn, which waits."""

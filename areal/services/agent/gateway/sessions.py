@@ -278,7 +278,8 @@ class AgentSessionRoutes:
         return await self._forward(request, key, "POST", "/close")
 
     def _forward_handler(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
-        """A handler that forwards the request to the session's data proxy, after it validates the body as ``body``."""
+        """A handler that forwards the request, its query included, to the session's data proxy, after it validates the
+        body as ``body``."""
 
         async def handle(request: Request) -> AnyResponse:
             key = checked_key(request.match_info["key"], "session_key")
@@ -286,7 +287,8 @@ class AgentSessionRoutes:
             if body is not None:
                 given = given or b"{}"
                 body_as(body, decode_object(given))
-            return await self._forward(request, key, method, verb, given)
+            query = f"?{request.query_string}" if request.query_string else ""
+            return await self._forward(request, key, method, verb + query, given)
 
         return handle
 
@@ -297,9 +299,10 @@ class AgentSessionRoutes:
             self._sessions.forget(key)
         return to_response(reply)
 
-    async def cancel(self, key: str, request: Request) -> Mapping[str, Any]:
-        """End the session's running turn. Raises 404."""
-        reply = await self._forward(request, key, "DELETE", "/turn")
+    async def cancel(self, key: str, idempotency_key: str | None, request: Request) -> Mapping[str, Any]:
+        """Cancel the session's running turn; with ``idempotency_key``, the message of that request. Raises 404."""
+        query = f"?idempotency_key={quote(idempotency_key, safe='')}" if idempotency_key is not None else ""
+        reply = await self._forward(request, key, "DELETE", f"/turn{query}")
         if reply.status != 200:
             raise refusal(reply.status, reply.body)
         return dict(orjson.loads(reply.body))

@@ -1,7 +1,7 @@
 """Turns over WebSocket: requests, responses and events are JSON frames; one connection can run many turns at once.
 
     req    {id, method: "agent", params: {message, sessionKey?, idempotencyKey?, queueMode?, metadata?}}
-    req    {id, method: "cancel", params: {sessionKey}}
+    req    {id, method: "cancel", params: {sessionKey, idempotencyKey?}}
     req    {id, method: "auth", params: {token}}
     res    {id, ok, payload: {runId, sessionKey, status: accepted | complete | failed, summary?, error?}}
     event  {event: "agent", payload: {runId, delta | toolCall | toolResult}}
@@ -49,6 +49,7 @@ class _AgentParams:
 @dataclass(frozen=True, kw_only=True)
 class _CancelParams:
     sessionKey: str = session_key()
+    idempotencyKey: str | None = idempotency_key()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +141,9 @@ class _SocketTurns:
                     _check_token(self._of.authenticator, _params(_AuthParams, params).token)
                     await self._answer(frame_id, {"status": "authenticated"})
                 case "cancel":
-                    key = _params(_CancelParams, params).sessionKey
-                    await self._answer(frame_id, await self._of.routes.cancel(key, self._request))
+                    given = _params(_CancelParams, params)
+                    cancel = self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
+                    await self._answer(frame_id, await cancel)
                 case "agent":
                     self._begin(frame_id, _params(_AgentParams, params), params, request_id)
                 case _:

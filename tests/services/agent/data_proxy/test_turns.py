@@ -159,6 +159,41 @@ def test_cancelled_turn_is_on_disk_when_that_is_answered(pair: Pair) -> None:
     assert pair.call("DELETE", pair.path(session, "/turn")).json()["cancelled"] is False
 
 
+def test_cancel_with_an_idempotency_key_takes_back_a_message_that_waits(pair: Pair) -> None:
+    session = pair.start()
+    running = pair.later(session, "wait")
+    pair.wait_begun(session)
+    asked = []
+    for message, more in (("b", {"idempotency_key": "k"}), ("c", {}), ("d", {"queue_mode": "followup"})):
+        asked.append(pair.later(session, message, **more))
+        wait_until(lambda: pair.show(session)["waiting"] == len(asked))
+    path = pair.path(session, "/turn?idempotency_key=")
+    assert pair.call("DELETE", f"{path}k").json()["cancelled"] is True
+    assert asked[0].result()[-1] == {"type": "failed", "failure": "cancelled", "error": "the turn was cancelled"}
+    for key in ("k", "nobody", ""):
+        assert pair.call("DELETE", path + key).json()["cancelled"] is False
+    pair.release()
+    assert [each.result()[-1]["summary"] for each in (running, *asked[1:])] == ["wait 0", "c 2", "d 4"]
+
+
+def test_cancel_with_an_idempotency_key_ends_the_turn_that_runs_unless_others_share_it(pair: Pair) -> None:
+    session = pair.start()
+    alone = pair.later(session, "wait", idempotency_key="alone")
+    pair.wait_begun(session)
+    collected = []
+    for message in ("wait b", "c"):
+        collected.append(pair.later(session, message, idempotency_key=message[-1]))
+        wait_until(lambda: pair.show(session)["waiting"] == len(collected))
+    path = pair.path(session, "/turn?idempotency_key=")
+    assert pair.call("DELETE", f"{path}alone").json()["cancelled"] is True
+    assert alone.result()[-1]["failure"] == "cancelled"
+    pair.wait_begun(session, 2)
+    assert pair.call("DELETE", f"{path}b").json()["cancelled"] is True
+    assert collected[0].result()[-1]["failure"] == "cancelled"
+    pair.release()
+    assert collected[1].result()[-1]["summary"] == "wait b\n\nc 0"
+
+
 def test_collected_messages_keep_their_place_among_followups(pair: Pair) -> None:
     session = pair.start()
     first = pair.later(session, "wait")

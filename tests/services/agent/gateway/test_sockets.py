@@ -104,8 +104,12 @@ def test_cancel(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "wait", "cancelled")
         service.wait_running(1)
+        accepted = caller.answer(1, "accepted")
+        mine = {"sessionKey": "cancelled", "idempotencyKey": "mine/1?"}
+        caller.send({"type": "req", "id": 4, "method": "cancel", "params": mine})
+        assert caller.answer(4)["payload"]["cancelled"] is False
         caller.send({"type": "req", "id": 2, "method": "cancel", "params": {"sessionKey": "cancelled"}})
-        answers = {frame["id"]: frame for frame in (caller.answer(1, "accepted"), *(caller.answer_any() for _ in "12"))}
+        answers = {frame["id"]: frame for frame in (accepted, *(caller.answer_any() for _ in "12"))}
         assert answers[2]["payload"]["cancelled"] is True
         assert (answers[1]["ok"], answers[1]["payload"]["error"]["code"]) == (False, "turn_cancelled")
         caller.send({"type": "req", "id": 3, "method": "cancel", "params": {"sessionKey": "nobody"}})
