@@ -126,8 +126,10 @@ class Episodes:
         )
 
     async def close_session(self, session_id: str) -> None:
+        """Close the session, which may have expired, and end its RL session if this controller started that."""
         recorded = self._recorded(session_id)
-        await self.agents.session(session_id).close()
+        with contextlib.suppress(UnknownName):
+            await self.agents.session(session_id).close()
         del self._sessions[session_id]
         if recorded is not None:
             await recorded.end()

@@ -128,6 +128,20 @@ async def test_episode_in_an_rl_session_of_the_callers_own(config: AgentServiceC
         assert rows.rows[0]["session_id"] == started["inference_session_id"]
 
 
+async def test_closing_a_session_that_has_ended_ends_its_rl_session(
+    config: AgentServiceConfig, place: Place, agents: WholeService
+) -> None:
+    async with AgentController(config) as controller:
+        started = await controller.start_session(
+            "expired", inference_gateway_addr=place.proxy.url, inference_admin_api_key=place.key
+        )
+        body = {"session_key": started["session_id"]}
+        assert agents.gateway.call("POST", "/sessions/close", body, key=agents.key).status == 200
+        await controller.close_session(started["session_id"])
+        path = f"/rl/sessions/{started['inference_session_id']}"
+        assert place.proxy.call("GET", path, key=place.key).json()["state"] == "ended"
+
+
 async def test_foreign_inference_service_is_refused_and_nothing_is_left(
     config: AgentServiceConfig, place: Place, agents: WholeService
 ) -> None:
