@@ -119,6 +119,7 @@ class PairRoutes:
             "session_id": session.key,
             "session_api_key": session.key,
             "created": new,
+            "metadata": session.metadata,
             "inference_session_id": rl.session_id if rl is not None else None,
         }
         return json_response({"sessions": [started], "journal": session.journal.tag}, status=201)

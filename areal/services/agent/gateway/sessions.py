@@ -109,11 +109,13 @@ ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")
 
 class OpenedSession(NamedTuple):
     """A session that exists. ``tag``: of its journal. ``inference_session_id``: of the RL session that records its
-    model calls, if the service started that."""
+    model calls, if the service started that. ``created``: it was not there before."""
 
     key: str
     tag: str
     inference_session_id: str | None
+    created: bool
+    metadata: Mapping[str, Any]
 
 
 class AgentSessions:
@@ -214,7 +216,8 @@ class AgentSessions:
             tag = await self.find(key)
         else:
             self._keys.remember(key.encode(), tag)
-        return OpenedSession(key, tag, session.get("inference_session_id"))
+        stored = session.get("metadata", start.metadata)
+        return OpenedSession(key, tag, session.get("inference_session_id"), session["created"], stored)
 
 
 def _no_pair() -> ApiError:
@@ -255,6 +258,7 @@ class AgentSessionRoutes:
         service.route("POST", f"{session}/export", forward("POST", "/export", ExportSession), Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
+        """Start a session: 201. The session that has the key already is answered as it is: 200."""
         data = await read_object(request, _BODY_BYTES)
         body = body_as(_NewSession, data)
         start = StartAgentSession(
@@ -266,7 +270,7 @@ class AgentSessionRoutes:
         )
         started = await self._sessions.start(start, request.id)
         told = {"session_key": started.key, "inference_session_id": started.inference_session_id}
-        return json_response({**told, "metadata": body.metadata}, status=201)
+        return json_response({**told, "metadata": started.metadata}, status=201 if started.created else 200)
 
     async def list(self, request: Request) -> Response:
         """One page of sessions, ordered by key."""

@@ -16,6 +16,8 @@ AWKWARD = ["a/b", "../../admin", "..", "%2F", "a b?x=1#y", "ключ", "x" * 102
 def test_awkward_key_is_one_session(service: AgentService, key: str) -> None:
     answer = service.call("POST", "/sessions", {"session_key": key, "metadata": {"task": 1}})
     assert (answer.status, answer.json()["session_key"]) == (201, key)
+    again = service.call("POST", "/sessions", {"session_key": key, "metadata": {"task": 2}})
+    assert (again.status, again.json()) == (200, answer.json()), "the session that is there, as it is"
     header = key.encode().decode("latin-1")
     assert service.respond("hello", header).headers["x-areal-session-key"] == header
     path = f"/sessions/{quote(key, safe='')}"
