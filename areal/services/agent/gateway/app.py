@@ -8,7 +8,7 @@ from typing import Any
 
 from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnswer, TurnAnswer
 from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
-from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header
+from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, in_session, key_in_header
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.http.auth import Access
@@ -51,7 +51,7 @@ class TurnRoutes:
             turn = TurnRequest(
                 message=body.message,
                 run_id=new_run_id(),
-                idempotency_key=_idempotency_key(request),
+                idempotency_key=_idempotency_key(request, key),
                 metadata=body.metadata,
                 inference=inference,
                 stream=body.stream,
@@ -65,12 +65,12 @@ class TurnRoutes:
         return handle
 
 
-def _idempotency_key(request: Request) -> str | None:
-    """The request's Idempotency-Key. Raises 400 for a malformed one."""
+def _idempotency_key(request: Request, session: str | None) -> str | None:
+    """The request's Idempotency-Key. Raises 400 for a malformed one, and for one without a session's key."""
     given = request.headers.get(_IDEMPOTENCY_KEY)
     if given is not None and not is_idempotency_key(given):
         raise bad_request(f"{_IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=_IDEMPOTENCY_KEY)
-    return given
+    return in_session(given, session, _IDEMPOTENCY_KEY)
 
 
 @contextlib.asynccontextmanager

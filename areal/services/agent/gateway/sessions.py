@@ -77,6 +77,15 @@ def checked_key(key: str, param: str) -> str:
     return key
 
 
+def in_session(idempotency_key: str | None, session: str | None, param: str) -> str | None:
+    """``idempotency_key``, if the request names its session. Raises 400, which names ``param``: without a session's key
+    a retry would begin a session of its own, and not find the turn."""
+    if idempotency_key is not None and session is None:
+        message = f"{param} needs the key of a session, by which a retry finds its turn"
+        raise bad_request(message, param=param, code="session_key_required")
+    return idempotency_key
+
+
 def refusal(status: int, body: bytes) -> ApiError:
     """The error response of another component, as an ApiError for the caller."""
     try:

@@ -223,6 +223,13 @@ def test_repeated_request_is_answered_from_its_record(service: AgentService) -> 
     assert (bad.status, bad.json()["error"]["param"]) == (400, "Idempotency-Key")
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+def test_idempotency_key_without_a_session_is_refused(service: AgentService, path: str) -> None:
+    body = {"input": "x", "messages": [{"role": "user", "content": "x"}]}
+    refused = service.call("POST", path, body, headers={"Idempotency-Key": "once"})
+    assert (refused.status, refused.json()["error"]["code"]) == (400, "session_key_required")
+
+
 def test_session_that_was_closed_takes_no_turn(service: AgentService) -> None:
     for key in ("mine", service.respond("hello").headers["x-areal-session-key"]):
         service.respond("one", key)

@@ -161,6 +161,7 @@ UNREADABLE = [
     json.dumps({"type": "req", "id": 1, "method": "agent", "params": {"message": "x", "sessionKey": ""}}),
     json.dumps({"type": "req", "id": 1, "method": "agent", "params": {"message": "x", "queueMode": "later"}}),
     json.dumps({"type": "req", "id": 1, "method": "agent", "params": {"message": "x", "idempotencyKey": ""}}),
+    json.dumps({"type": "req", "id": 1, "method": "agent", "params": {"message": "x", "idempotencyKey": "k"}}),
     json.dumps({"type": "req", "id": 1, "method": "agent", "params": {"message": "x", "inf_model": "m"}}),
     json.dumps(
         {"type": "req", "id": 1, "method": "agent", "params": {"message": "x", "metadata": {"chat_request": 1}}}
