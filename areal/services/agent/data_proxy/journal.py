@@ -16,7 +16,7 @@ import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import orjson
@@ -41,6 +41,7 @@ CREATE TABLE requests (
     PRIMARY KEY (session, key)) WITHOUT ROWID;
 """
 _ENDED = "CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE)"
+_STREAMS = "CREATE TABLE IF NOT EXISTS streams (turn INTEGER PRIMARY KEY, events BLOB NOT NULL, crc INTEGER NOT NULL)"
 _MOST_ENDED = 100_000
 _FREED_PAGES = 256  # by one sweep
 _CACHED_BYTES = 32 * 1024 * 1024  # of conversations
@@ -82,7 +83,8 @@ class SessionEntry:
 @dataclass(frozen=True)
 class TurnEntry:
     """A turn that has ended. ``at``: its start, in Unix seconds. ``messages``: OpenAI chat messages, as a JSON list.
-    ``metadata``: the agent's, as a JSON object."""
+    ``metadata``: the agent's, as a JSON object. ``stream``: the events of the agent's own stream, which are kept for
+    retries only; empty for one that was too long to keep. ``AgentJournal.requested`` reads it."""
 
     run_id: str
     outcome: Outcome
@@ -91,6 +93,7 @@ class TurnEntry:
     seconds: float
     messages: bytes
     metadata: bytes = b"{}"
+    stream: bytes | None = None
 
     def crc(self, turn_id: int) -> int:
         about = (turn_id, self.run_id, self.outcome, self.error, self.at, self.seconds)
@@ -225,6 +228,9 @@ class AgentJournal(Journal):
 
         def insert() -> None:
             self._db.execute("INSERT INTO turns VALUES (?,?,?,?,?,?,?,?,?)", (*row, turn.crc(turn_id)))
+            if turn.stream is not None:
+                crc = zlib.crc32(turn.stream, turn.crc(turn_id))
+                self._db.execute("INSERT OR REPLACE INTO streams VALUES (?,?,?)", (turn_id, turn.stream, crc))
             for request in requests:
                 values = (session.number, request.key, request.message, turn_id)
                 self._db.execute("INSERT OR REPLACE INTO requests VALUES (?,?,?,?)", values)
@@ -245,7 +251,9 @@ class AgentJournal(Journal):
                 self._end_keys([(session.digest,)])
             self._db.execute("DELETE FROM sessions WHERE number=?", (number,))
             self._db.execute("DELETE FROM requests WHERE session=?", (number,))
-            self._db.execute("DELETE FROM turns WHERE id>? AND id<?", (number * _SEQUENCES, (number + 1) * _SEQUENCES))
+            span = (number * _SEQUENCES, (number + 1) * _SEQUENCES)
+            self._db.execute("DELETE FROM streams WHERE turn>? AND turn<?", span)
+            self._db.execute("DELETE FROM turns WHERE id>? AND id<?", span)
 
         async def deleted() -> None:
             with self.in_use():
@@ -280,7 +288,15 @@ class AgentJournal(Journal):
         query = "SELECT message, turns.* FROM requests JOIN turns ON turns.id=turn WHERE session=? AND key=?"
         with self._reading():
             row = self._read.execute(query, (session.number, key)).fetchone()
-            return (TurnRequestKey(key, row[0]), _turn(row[1:])) if row is not None else None
+            if row is None:
+                return None
+            turn = _turn(row[1:])
+            streamed = self._read.execute("SELECT events, crc FROM streams WHERE turn=?", (row[1],)).fetchone()
+        if streamed is not None:
+            if zlib.crc32(streamed[0], row[-1]) != streamed[1]:
+                raise _corrupt(row[1])
+            turn = replace(turn, stream=streamed[0])
+        return TurnRequestKey(key, row[0]), turn
 
     # -- conversations in memory
 
@@ -309,15 +325,20 @@ def _turn(row: tuple[Any, ...]) -> TurnEntry:
     """Raises CorruptRecord."""
     turn = TurnEntry(*row[1:-1])
     if not isinstance(turn.messages, bytes) or not isinstance(turn.metadata, bytes) or turn.crc(row[0]) != row[-1]:
-        number, session = row[0] % _SEQUENCES, row[0] // _SEQUENCES
-        raise CorruptRecord(f"turn {number} of session {session}: the checksum does not match")
+        raise _corrupt(row[0])
     return turn
+
+
+def _corrupt(turn_id: int) -> CorruptRecord:
+    session, number = divmod(turn_id, _SEQUENCES)
+    return CorruptRecord(f"turn {number} of session {session}: the checksum does not match")
 
 
 async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] = time.time) -> AgentJournal:
     """Open or create the journal in ``folder``, which may be that of a killed process. Raises sqlite3.Error."""
     db = open_writer(folder.database, _TABLES, _FORMAT)
     db.execute(_ENDED)
+    db.execute(_STREAMS)
     journal = AgentJournal(folder, db, journal_tag(db))
     journal.clock = clock
     journal.load()

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +46,11 @@ _log = logging.getLogger(__name__)
 _WORKER_AWAY_S = 60.0
 _NOT_PARSED = (b'{"type":"delta"', b'{"type":"data"')
 _OWN_STREAM = b'{"type":"response"'  # cannot occur within a JSON string, where its quotation marks are escaped
+_OWN_EVENTS = (_OWN_STREAM, b'{"type":"data"')
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
+_KEPT_BYTES = 4 * 1024 * 1024  # of the agent's own stream, for retries
 
 
 # -- queues
@@ -117,7 +119,8 @@ class TurnCaller:
 @dataclass(eq=False)
 class SessionTurn:
     """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
-    if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers."""
+    if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers.
+    ``kept``: the events of the agent's own stream, if a request has an Idempotency-Key."""
 
     run_id: str
     mode: QueueMode
@@ -126,6 +129,8 @@ class SessionTurn:
     aborted: TurnFailed | None = None
     interruptible: bool = False
     writing: bool = False
+    kept: list[bytes] = field(default_factory=list)
+    kept_bytes: int = 0
     recorded: TurnEntry | None = None
     last: bytes = b""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -142,6 +147,21 @@ class SessionTurn:
     def inference(self) -> ModelAccess | None:
         """The RL session that the newest message brought, if any did."""
         return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
+
+    def keep(self, events: Iterable[bytes]) -> None:
+        """Keep events of the agent's own stream for retries, up to ``_KEPT_BYTES``."""
+        for event in events:
+            self.kept.append(event)
+            self.kept_bytes += len(event)
+        if self.kept_bytes > _KEPT_BYTES:
+            self.kept.clear()
+
+    @property
+    def stream(self) -> bytes | None:
+        """The kept events for the turn's record."""
+        if not self.kept_bytes:
+            return None
+        return b"".join(event + b"\n" for event in self.kept) if self.kept_bytes <= _KEPT_BYTES else b""
 
     @property
     def requests(self) -> list[TurnRequestKey]:
@@ -360,7 +380,8 @@ class TurnRunner:
             turn.last = failed.event()
             session.checked_at = -math.inf
         seconds = time.perf_counter() - began
-        record = TurnEntry(turn.run_id, outcome, error, at, seconds, transcript.messages(summary), metadata)
+        messages = transcript.messages(summary)
+        record = TurnEntry(turn.run_id, outcome, error, at, seconds, messages, metadata, turn.stream)
         try:
             # Without its request keys, a turn that failed through no fault of the agent runs again on a retry.
             await session.journal.record(session, record, turn.requests if outcome != "infra" else ())
@@ -465,6 +486,7 @@ class TurnRunner:
     ) -> dict[str, Any]:
         """Forward events to the callers, and return ``complete``. Raises TurnFailed; CallFailed for a lost worker."""
         held: list[bytes] = []
+        keyed = bool(turn.requests)
         longest = self._config.max_body_bytes + _LINE_SLACK
         too_long = TurnFailed("agent", "an event of the agent is larger than a turn may be")
         while part := await answer.part():
@@ -487,6 +509,8 @@ class TurnRunner:
                 passed.append(line)
             if last is None and sum(map(len, held)) > longest:
                 last = too_long
+            if keyed:
+                turn.keep(line for line in passed if line.startswith(_OWN_EVENTS))
             if passed:
                 passed.append(b"")
                 await _pass_on(turn, b"\n".join(passed))

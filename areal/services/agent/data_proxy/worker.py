@@ -151,7 +151,8 @@ def event_line(**event: Any) -> bytes:
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
-    """The events after ``accepted`` of a recorded turn. Of its deltas, only the text beside tool calls is kept."""
+    """The events after ``accepted`` of a recorded turn. Of its deltas, only the text beside tool calls is kept. A turn
+    whose stream was too long to be kept ends as ``failed``."""
     summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
     for message in orjson.loads(turn.messages):
         if message.get("tool_calls") and message["content"]:
@@ -162,13 +163,17 @@ def recorded_events(turn: TurnEntry) -> bytes:
         if message["role"] == "tool":
             told = {"id": message["tool_call_id"], "name": names[message["tool_call_id"]], "result": message["content"]}
             events.append({"type": "tool_result", **told})
-        elif message["role"] == "assistant":
+        elif message["role"] == "assistant" and not message.get("tool_calls"):
             summary = message["content"] or ""
-    if turn.outcome == "complete":
+    if turn.stream == b"":
+        error = "the answer was the agent's own stream, which was too long to be kept for a retry"
+        events.append({"type": "failed", "failure": "infra", "error": error})
+    elif turn.outcome == "complete":
         events.append({"type": "complete", "summary": summary, "metadata": orjson.Fragment(turn.metadata)})
     else:
         events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})
-    return b"".join(event_line(**event) for event in events)
+    *before, last = (event_line(**event) for event in events)
+    return b"".join((*before, turn.stream or b"", last))
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:

@@ -1,8 +1,8 @@
 """A worker whose agent does what the message says, and which tells what it was asked.
 
-``wait`` (until POST /release), ``tools``, ``fail``, ``odd``, ``die``, ``nonsense``, ``cut``, ``stream``, ``large``,
-``delta``, ``flood``, ``model`` (one call of the session's model); any other message is answered with itself and the
-number of messages in the history. GET /calls has every turn: what it was given, and how it ended.
+``wait`` (until POST /release), ``tools``, ``fail``, ``odd``, ``die``, ``nonsense``, ``cut``, ``stream``, ``quiet``,
+``large``, ``delta``, ``flood``, ``model`` (one call of the session's model); any other message is answered with itself
+and the number of messages in the history. GET /calls has every turn: what it was given, and how it ended.
 """
 
 from __future__ import annotations
@@ -96,6 +96,17 @@ class ScriptedWorker:
             case "stream":
                 yield {"type": "response", "status": 200, "headers": {"Content-Type": "text/plain"}}
                 yield {"type": "data", "data": base64.b64encode(b"own").decode()}
+                if len(message.split()) > 1:
+                    data = base64.b64encode(b"x" * 1000).decode()
+                    for _ in range(int(message.split()[1])):
+                        yield {"type": "data", "data": data}
+            case "quiet":
+                call_event = {"type": "tool_call", "id": "call-q", "name": "q", "arguments": "{}"}
+                yield {"type": "delta", "text": "more"}
+                yield {**call_event, "content": "more"}
+                yield {"type": "tool_result", "id": "call-q", "name": "q", "result": "r"}
+                yield {"type": "complete", "summary": "", "metadata": {}}
+                return
             case "large":
                 yield {
                     "type": "tool_call",

@@ -270,6 +270,29 @@ def test_retry_is_answered_from_the_record(pair: Pair) -> None:
     assert again[0] == first[0]
 
 
+def test_retry_of_a_turn_without_a_summary_has_none(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.turn(session, "quiet", idempotency_key="k")
+    again = pair.turn(session, "quiet", idempotency_key="k")
+    assert kinds(first) == kinds(again) == ["accepted", "delta", "tool_call", "tool_result", "complete"]
+    assert first[-1] == again[-1] == {"type": "complete", "summary": "", "metadata": {}}
+
+
+def test_retry_of_the_agents_own_stream_has_it(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.turn(session, "stream 1000", idempotency_key="k")
+    assert kinds(first) == ["accepted", "response", *["data"] * 1001, "complete"]
+    assert pair.turn(session, "stream 1000", idempotency_key="k") == first
+
+
+def test_retry_of_a_stream_that_is_too_long_to_keep_says_so(pair: Pair) -> None:
+    session = pair.start()
+    assert pair.turn(session, "stream 5000", idempotency_key="k")[-1]["type"] == "complete"
+    _, last = pair.turn(session, "stream 5000", idempotency_key="k")
+    assert (last["type"], last["failure"]) == ("failed", "infra") and "too long to be kept" in last["error"]
+    assert len(pair.calls(session)) == 1
+
+
 def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
     session = pair.start()
     first = pair.later(session, "wait", idempotency_key="k")

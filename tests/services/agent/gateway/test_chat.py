@@ -47,6 +47,16 @@ def test_agents_own_stream_is_passed_on(service: AgentService, stream: bool) -> 
     assert answer.headers["x-areal-session-key"] == "own-stream"
 
 
+def test_retry_has_the_agents_own_stream(service: AgentService) -> None:
+    headers = {"X-AReaL-Session-Key": "stream-again", "Idempotency-Key": "once"}
+    body = {"messages": [{"role": "user", "content": "stream"}]}
+    for _ in range(2):
+        answer = service.call("POST", "/v1/chat/completions", body, headers=headers)
+        assert (answer.status, answer.body) == (200, b"data: one\n\ndata: two\n\n")
+        assert answer.headers["x-own"] == "1"
+    assert service.call("GET", "/sessions/stream-again").json()["turns"] == 1
+
+
 def test_many_deltas_are_passed_on(service: AgentService) -> None:
     events = list(service.stream("many", "chat-many", "/v1/chat/completions").events())
     assert len(chat_text(events[:-1])) == 20_000 * 1000
