@@ -70,7 +70,8 @@ class EvaluatorConfig(_PeriodicConfig):
 
 @dataclass
 class RecoverConfig(_PeriodicConfig):
-    """``auto`` and ``on``: a run that finds a checkpoint of itself goes on from it. ``off`` is ``disabled``."""
+    """``auto``, ``on``, ``fault`` and ``resume``: a run that finds a checkpoint of itself goes on from it, else it
+    begins anew. ``off`` is ``disabled``."""
 
     mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
     retries: Annotated[int, Inert("the job's restart policy says it")] = 3
