@@ -15,7 +15,7 @@ from typing import Any, Self
 from urllib.parse import quote
 from uuid import uuid4
 
-from areal.client.errors import ClientError, InfrastructureError
+from areal.client.errors import ClientError, ConnectionLost, DeadlineExceeded
 from areal.client.inference import Rewarded, Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
 from areal.client.transport import AddressLookup, HttpCall, RetryPolicy, Transport, events
@@ -23,7 +23,7 @@ from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.fields import write_fields
 
 RESPONSES = "/v1/responses"
-_CANCEL_S = 10.0
+_CANCEL_S = 2.0
 
 Input = str | Sequence[Mapping[str, Any]]
 """The input of a turn: text, or items of the Responses API."""
@@ -48,13 +48,14 @@ class AsyncAgentSession:
     ) -> dict[str, Any]:
         """One turn: the whole response. It carries an ``Idempotency-Key``, a new one unless you give it, so that it is
         sent again where it got no answer, and done once. A cancelled call cancels its turn, as does one that gets no
-        answer within its deadline, unless you gave the key: then the turn runs on for a call with the same key."""
+        answer within its deadline, unless you gave the key: then the turn runs on for a call with the same key. The
+        cancellation takes up to 2 s more where the service does not answer."""
         key = idempotency_key or uuid4().hex
         headers = {"Idempotency-Key": key}
         call = HttpCall("POST", RESPONSES, self._body(input, fields), None, headers, timeout_s, repeatable=True)
         try:
             answer: dict[str, Any] = (await self.client.transport.call(call)).json()
-        except (asyncio.CancelledError, InfrastructureError) as error:
+        except (asyncio.CancelledError, ConnectionLost, DeadlineExceeded) as error:
             if idempotency_key is None or isinstance(error, asyncio.CancelledError):
                 with contextlib.suppress(ClientError):
                     await self.cancel(idempotency_key=key, timeout_s=_CANCEL_S)

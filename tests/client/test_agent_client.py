@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -25,6 +26,7 @@ from areal.client import (
     StateConflict,
     Unauthorized,
     UnknownName,
+    Unreachable,
     response_text,
 )
 from tests.client.conftest import Place
@@ -155,6 +157,14 @@ async def test_call_without_an_answer_in_time_cancels_its_turn_unless_it_gave_a_
         await session.respond("wait", timeout_s=1.0, idempotency_key="mine")
     assert (await session.show())["state"] == "running"
     assert await session.cancel(idempotency_key="mine")
+
+
+async def test_call_that_reaches_nobody_is_not_cancelled_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    async with AsyncAgentClient(address, "key", retry=ONCE) as client:
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(client.session("s").respond("hello", timeout_s=1.0), 3.0)
 
 
 async def test_stream_that_is_left_cancels_its_turn(aclient: AsyncAgentClient, agents: WholeService) -> None:

@@ -381,10 +381,12 @@ class TurnRunner:
             session.checked_at = -math.inf
         seconds = time.perf_counter() - began
         messages = transcript.messages(summary)
-        record = TurnEntry(turn.run_id, outcome, error, at, seconds, messages, metadata, turn.stream)
+        # Without its request keys, a turn that failed through no fault of the agent runs again on a retry.
+        requests = turn.requests if outcome != "infra" else []
+        stream = turn.stream if requests else None
+        record = TurnEntry(turn.run_id, outcome, error, at, seconds, messages, metadata, stream)
         try:
-            # Without its request keys, a turn that failed through no fault of the agent runs again on a retry.
-            await session.journal.record(session, record, turn.requests if outcome != "infra" else ())
+            await session.journal.record(session, record, requests)
             turn.recorded = record
         except ApiError as refusal:
             outcome = "infra"

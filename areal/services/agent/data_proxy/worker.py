@@ -151,9 +151,10 @@ def event_line(**event: Any) -> bytes:
 
 
 def recorded_events(turn: TurnEntry) -> bytes:
-    """The events after ``accepted`` of a recorded turn. Of its deltas, only the text beside tool calls is kept. A turn
-    whose stream was too long to be kept ends as ``failed``."""
-    summary, names, events = "", dict[str, str](), list[dict[str, Any]]()
+    """The events after ``accepted`` of a recorded turn. Of its deltas, only the text beside tool calls is kept. They
+    begin with ``stream_lost`` where the agent's own stream was too long to be kept."""
+    summary, names = "", dict[str, str]()
+    events: list[dict[str, Any]] = [{"type": "stream_lost"}] if turn.stream == b"" else []
     for message in orjson.loads(turn.messages):
         if message.get("tool_calls") and message["content"]:
             events.append({"type": "delta", "text": message["content"]})
@@ -165,10 +166,7 @@ def recorded_events(turn: TurnEntry) -> bytes:
             events.append({"type": "tool_result", **told})
         elif message["role"] == "assistant" and not message.get("tool_calls"):
             summary = message["content"] or ""
-    if turn.stream == b"":
-        error = "the answer was the agent's own stream, which was too long to be kept for a retry"
-        events.append({"type": "failed", "failure": "infra", "error": error})
-    elif turn.outcome == "complete":
+    if turn.outcome == "complete":
         events.append({"type": "complete", "summary": summary, "metadata": orjson.Fragment(turn.metadata)})
     else:
         events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})

@@ -16,6 +16,7 @@ from typing import Any
 from areal.services.agent.gateway.bodies import TurnBody
 from areal.services.agent.gateway.turns import Event
 from areal.services.dialects import DONE, CallArguments, CallEnd, CallStart, Content, ResponsesWriter, sse_data
+from areal.services.http.errors import ApiError
 from areal.services.http.headers import IGNORED
 from areal.services.http.messages import AnyResponse, Request, StreamingResponse
 from areal.services.http.service import json_response
@@ -129,6 +130,8 @@ class CompletionAnswer(TurnAnswer):
             case "accepted":
                 answer_id = f"chatcmpl-{event['run_id'].removeprefix('run-')}"
                 self._head = {"id": answer_id, "created": int(time.time()), "model": self._model}
+            case "stream_lost":
+                raise ApiError(410, "the agent's own stream was too long to be kept for a retry", code="stream_lost")
             case "delta":
                 await self._say(event["text"])
             case "response" if not self._out.prepared:

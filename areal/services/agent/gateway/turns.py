@@ -22,7 +22,7 @@ from areal.services.http.errors import ApiError
 from areal.services.http.headers import unique_id
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
-from areal.services.inference.gateway.relay import Admission
+from areal.services.inference.gateway.relay import NO_SESSION, Admission
 from areal.services.inference.gateway.routing import AnswerLines, Follower, LiveTable
 from areal.services.inference.router.picking import CallKey
 from areal.wire.agents import TurnRequest
@@ -129,7 +129,12 @@ class TurnDispatcher:
         since = asyncio.get_running_loop().time()
         tag = await self._sessions.find_or_start(call.key, call.turn.inference, call.request_id)
         while True:
-            worker = await self._worker(tag, refused, since)
+            try:
+                worker = await self._worker(tag, refused, since)
+            except ApiError as error:
+                if error.code == NO_SESSION:
+                    self._sessions.forget(call.key)
+                raise
             outcome = await self._attempt(call, body, worker, sink)
             if not isinstance(outcome, ApiError):
                 return outcome

@@ -239,8 +239,9 @@ class WeightTracker:
         """Note that the engine has these weights, until it is lost."""
         self._invalid_at = None
         now = pair, version, self._watch.losses
-        if now not in self._loaded:
-            self._loaded.append(now)
+        if now in self._loaded:  # the oldest is forgotten first
+            self._loaded.remove(now)
+        self._loaded.append(now)
 
     def reloaded(self, pair: str, version: int) -> None:
         """Note that the engine has these weights again, and not those of an update that is not committed yet."""

@@ -175,12 +175,11 @@ class JournalSessionRoutes:
 
 
 def _group(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, GroupName]:
-    """Return the group's journal and its name. Raises 404."""
+    """Return the group's journal and its name. Raises 404; 421 where another process has the journal."""
     group = GroupName.parse(group_id)
-    journal = store.journal(group.tag) if group is not None else None
-    if group is None or journal is None:
+    if group is None:
         raise no_group(group_id)
-    return journal, group
+    return journal_of(store, group.tag), group
 
 
 def _summary(journal: SessionJournal, session: SessionRecord) -> dict[str, Any]:

@@ -147,10 +147,11 @@ class LiveTable:
 
     @property
     def all_heard(self) -> bool:
-        """Whether every worker has reported its journals, so that any other journal does not exist. Without workers,
-        only a synced table tells."""
+        """Whether every worker has reported its journals, so that any other journal does not exist. A router that
+        still learns its workers cannot tell; without workers, only a synced table tells."""
         workers = [worker for model in self.snapshot.models.values() for worker in model.workers]
-        return all(worker.heard for worker in workers) and (bool(workers) or self.snapshot.synced)
+        known = not self.snapshot.learning and (bool(workers) or self.snapshot.synced)
+        return known and all(worker.heard for worker in workers)
 
     def routable(self, name: str, *, even_suspects: bool, journal: str | None = None) -> list[WorkerEntry]:
         """Workers that may get a new call: ready ones of a published model that are not suspect; with

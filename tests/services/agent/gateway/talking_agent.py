@@ -36,6 +36,8 @@ class TalkingAgent:
                 raise ConnectionError("the model is away")
             case "stream":
                 return StreamResponse(200, {"Content-Type": "text/event-stream", "X-Own": "1"}, _parts())
+            case "stream much":
+                return StreamResponse(200, {"Content-Type": "text/event-stream"}, _parts(5000))
             case "many":
                 for _ in range(PARTS):
                     await emitter.emit_delta(PART)
@@ -55,9 +57,11 @@ class TalkingAgent:
         return AgentResponse()
 
 
-async def _parts() -> AsyncIterator[bytes]:
+async def _parts(padding: int = 0) -> AsyncIterator[bytes]:
     yield b"data: one\n\n"
     yield b"data: two\n\n"
+    for _ in range(padding):
+        yield b": " + b"x" * 1024 + b"\n\n"
 
 
 async def summarise(request: AgentRequest, *, emitter: EventEmitter) -> Any:

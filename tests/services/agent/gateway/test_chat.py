@@ -57,6 +57,20 @@ def test_retry_has_the_agents_own_stream(service: AgentService) -> None:
     assert service.call("GET", "/sessions/stream-again").json()["turns"] == 1
 
 
+def test_retry_of_a_stream_that_was_not_kept_is_410_and_by_responses_the_summary(service: AgentService) -> None:
+    headers = {"X-AReaL-Session-Key": "stream-much", "Idempotency-Key": "once"}
+    body = {"messages": [{"role": "user", "content": "stream much"}]}
+    assert service.call("POST", "/v1/chat/completions", body, headers=headers).status == 200
+    again = service.call("POST", "/v1/chat/completions", body, headers=headers)
+    assert (again.status, again.json()["error"]["code"]) == (410, "stream_lost")
+    answers = [
+        service.call("POST", "/v1/responses", {"input": "stream much"}, headers={**headers, "Idempotency-Key": "other"})
+        for _ in range(2)
+    ]
+    assert [answer.json()["status"] for answer in answers] == ["completed", "completed"]
+    assert service.call("GET", "/sessions/stream-much").json()["turns"] == 2
+
+
 def test_many_deltas_are_passed_on(service: AgentService) -> None:
     events = list(service.stream("many", "chat-many", "/v1/chat/completions").events())
     assert len(chat_text(events[:-1])) == 20_000 * 1000

@@ -158,6 +158,18 @@ async def test_tracker_of_an_engine_that_took_what_is_published_until_it_is_lost
     assert WeightTracker(watch, tmp_path, "another").behind is None
 
 
+async def test_tracker_forgets_the_weights_that_were_loaded_first(tmp_path: Path) -> None:
+    engine = Engine()
+    watch = EngineWatch(engine.state)
+    await seen(watch)
+    tracker = WeightTracker(watch, tmp_path, None)
+    for version in (1, 2, 1):  # a trainer that went on from version 1
+        tracker.loaded("actor", version)
+        tracker.commit(tracker.record("actor", version, "/weights", None))
+    tracker.loaded("actor", 3)
+    assert tracker.behind is None, "version 1 counts until 3 is committed"
+
+
 async def test_engine_that_is_lost_or_reloaded_before_the_commit_is_behind_after_it(tmp_path: Path) -> None:
     engine = Engine()
     watch = EngineWatch(engine.state)

@@ -117,8 +117,11 @@ async def test_limits_are_the_tables_over_our_own() -> None:
     assert live_table.limits == GatewayLimits(max_body_bytes=5, request_timeout_seconds=9.0)
 
 
-def recording(*workers: WorkerEntry, orphans: tuple[str, ...] = (), synced: bool = True) -> LiveTable:
-    return live(Snapshot("e", 0, synced, models={"m": ModelEntry("m", workers, orphans=orphans)}))
+def recording(
+    *workers: WorkerEntry, orphans: tuple[str, ...] = (), synced: bool = True, learning: bool = False
+) -> LiveTable:
+    models = {"m": ModelEntry("m", workers, orphans=orphans)}
+    return live(Snapshot("e", 0, synced, models=models, learning=learning))
 
 
 async def test_journals_are_known_by_their_model_also_when_nobody_serves_them() -> None:
@@ -141,6 +144,7 @@ async def test_unknown_journal_is_nobodys_only_where_all_were_heard() -> None:
     assert recording().all_heard
     assert not recording(synced=False).all_heard  # a router that just started
     assert recording(heard, synced=False).all_heard
+    assert not recording(heard, learning=True).all_heard  # a router that lost its table: others may come
 
 
 async def test_cordoned_worker_gets_the_calls_of_its_sessions_and_no_others() -> None:
