@@ -227,15 +227,19 @@ class LeaseDir:
                 if attempt:
                     time.sleep(_PROBE_PAUSE_S)
                 fd = self._open(name)
-                if self._locked(name, fd):
-                    lease = ResourceLease(name, fd, shared=True)
+                lease = ResourceLease(name, fd, shared=True)
+                alone = self._locked(name, fd)
+                if not alone:
+                    holder = self.holder(name)
+                    same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
+                    if same and self._locked(name, fd, fcntl.LOCK_SH):
+                        alone = self._locked(name, fd)  # who held it alone has left: the name in it is a former one's
+                        if not alone and self._locked(name, fd, fcntl.LOCK_SH):  # a failed lock has lost the other
+                            return lease, False
+                if alone:
                     self.describe(lease, owner=owner, uid=uid)
                     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
                     return lease, True
-                holder = self.holder(name)
-                same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
-                if same and self._locked(name, fd, fcntl.LOCK_SH):
-                    return ResourceLease(name, fd, shared=True), False
                 os.close(fd)
         raise self._taken(name)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from areal.errors import ArealError, NoCapacity
-from areal.runtime.leases import LEASE_DIR_VARIABLE, LeaseDir, ports_of
+from areal.runtime.leases import LEASE_DIR_VARIABLE, LeaseDir, LeaseHolder, ports_of
 
 from .conftest import Spawn
 
@@ -129,6 +129,30 @@ def test_shared_lease_outlasts_whoever_looks_at_the_one_before(leases: LeaseDir,
     timer.join()
     holder = leases.holder("port-1")
     assert first and holder is not None and holder.uid == "next" and leases.is_held("port-1")
+    lease.close()
+
+
+def test_shared_lease_whose_holder_leaves_while_it_is_looked_at_is_the_first(
+    leases: LeaseDir, lease_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that held it alone leaves between the two tries to lock it."""
+    leases.acquire_shared("port-1", owner="InferenceService/a", uid="former")[0].close()
+    looking = os.open(lease_dir / "port-1", os.O_RDWR)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    read = leases.holder
+
+    def holder(name: str) -> LeaseHolder | None:
+        found = read(name)
+        fcntl.flock(looking, fcntl.LOCK_UN)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(leases, "holder", holder)
+        lease, first = leases.acquire_shared("port-1", owner="InferenceService/a", uid="next")
+    os.close(looking)
+    described = leases.holder("port-1")
+    assert first and described is not None and described.uid == "next"
+    assert not leases.acquire_shared("port-1", owner="InferenceService/a", uid="other")[1]
     lease.close()
 
 
