@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 from hypothesis import settings
 
@@ -14,7 +15,8 @@ from tests.cluster.slurm import slurm_cluster  # noqa: F401
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Engines and trainers of the tests compute on the CPU, but with `CUDA_VISIBLE_DEVICES=0 pytest ...`.
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+if Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # The tests start hundreds of processes: without bytecode on disk, each compiles every module that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

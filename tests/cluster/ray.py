@@ -64,6 +64,7 @@ class RayCluster:
         self.address = f"http://127.0.0.1:{self._dashboard_port}"
         self._sessions = Path(tempfile.mkdtemp(prefix="rt"))  # a socket's path is at most 107 characters
         self._environment = {**os.environ, **_QUICK, _CLUSTER_VARIABLE: str(self.folder)}
+        self._environment.pop("CUDA_VISIBLE_DEVICES", None)  # the nodes' GPUs are made up
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
