@@ -13,7 +13,7 @@ import pytest
 from areal.errors import ArealError, NotFound
 from areal.hub import COMMITS_VARIABLE, TOKENIZER_FILES, Hub, is_id, missing_shards, model_folder
 from areal.reconcilers.kinds.inference_launch import commits_of, hub_models, require_models
-from areal.reconcilers.kinds.job_plan import _service
+from areal.reconcilers.kinds.job_launch import service_environment
 from areal.resources.validation import effective
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
@@ -282,7 +282,7 @@ def test_driver_is_told_the_commits_of_its_model(tmp_path: Path) -> None:
     hands: Any = SimpleNamespace(store=store, service_url=lambda op, ref: "http://s", key_file=lambda ref: "k")
     op: Any = None
     spec = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "m"}})
-    told = _service(hands, op, spec)
+    told = service_environment(hands, op, spec)
     assert (told["AREAL_INFERENCE_MODEL"], json.loads(told[COMMITS_VARIABLE])) == ("m", {NAME: "b"})
     elsewhere = effective("TrainJob", {"driver": "a:b", "rollout": {"service": "s", "model": "other"}})
-    assert COMMITS_VARIABLE not in _service(hands, op, elsewhere)
+    assert COMMITS_VARIABLE not in service_environment(hands, op, elsewhere)

@@ -123,6 +123,6 @@ class TrainJobController(KindController):
         require_job_ids(starting, report)
 
     def launch(self, context: EffectContext, op: Op, slot: Slot) -> RunSpec:
-        from areal.reconcilers.kinds.job_plan import driver_run
+        from areal.reconcilers.kinds.job_launch import driver_run
 
         return driver_run(context, op, slot)

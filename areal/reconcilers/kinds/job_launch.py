@@ -1,0 +1,160 @@
+"""Start the driver of a TrainJob: its folder, its configuration's file, its command and its environment."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from areal.errors import ArealError, UsageFault
+from areal.hub import COMMITS_VARIABLE
+from areal.reconcilers.kinds.inference_launch import commits_of
+from areal.reconcilers.kinds.job_config import choose_driver, read_config
+from areal.reconcilers.kinds.job_status import DRIVER
+from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
+from areal.reconcilers.plan import Op
+from areal.resources.kinds import parse_ref, served_name
+from areal.resources.specs import TrainJobSpec
+from areal.resources.validation import effective
+from areal.runtime.backends.base import RunSpec
+from areal.state.files import read_json, write_atomic, write_json
+from areal.state.home import VARIABLE, Home
+from areal.state.records import StoredObject
+
+STOP_GRACE_S = 60.0  # a driver may write a checkpoint
+_FOREVER_S = 1e9
+_HOPELESS = (2, 3)  # wrong usage, an invalid configuration: the next attempt would say the same
+_OWNER = "job.json"
+_INLINE = "given.yaml"
+
+
+def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
+    """Raises ArealError saying what is missing."""
+    stored = context.store.get(parse_ref(op.ref)) or context.object(op.ref)  # as recorded: with its uid
+    spec: TrainJobSpec = effective("TrainJob", stored.spec)
+    resumes = _folder_owner(context.ctx.home.jobs / stored.name) == stored.uid
+    folder = _own_folder(context.ctx.home, stored)
+    runs = context.observed.of(op.ref, DRIVER) if resumes else ()  # an earlier job of this name ran elsewhere
+    earlier = max(runs, key=lambda run: run.uid, default=None)
+    cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
+    inputs, count = dict(op.args["inputs"]), int(op.args["gpus"])
+    on_end: tuple[str, ...] = ()
+    if any(item.owner == op.ref for item in context.store.list("InferenceService")):  # it goes with the driver
+        on_end = (sys.executable, "-m", "areal.reconcilers.background", str(context.ctx.home.root), "job-end", op.ref)
+    gpus = context.backend.named(slot.backend).claim_gpus(count, owner=op.ref) if count else ()
+    return RunSpec(
+        uid=slot.uid,
+        owner=op.ref,
+        component=DRIVER,
+        replica=0,
+        argv=tuple(_argv(spec, stored, folder, Path(cwd), slot)),
+        ports=(slot.port,) if slot.port else (),
+        nodes=spec.resources.nodes,
+        backend=slot.backend,
+        scheduler=slot.scheduler,
+        env={
+            "PYTHONUNBUFFERED": "1",
+            VARIABLE: str(context.ctx.home.root),
+            **(NO_GPUS if spec.resources.gpus == 0 else {}),
+            **spec.env,
+            **service_environment(context, op, spec),
+            "AREAL_RUN_FOLDER": str(folder),
+            "AREAL_ATTEMPT": str(inputs["attempt"]),
+        },
+        secret_env={name: secret_of(source, stored) for name, source in spec.env_from.items()},
+        cwd=cwd,
+        gpus=gpus,
+        generation=stored.generation,
+        spec=stored.spec,
+        inputs=inputs,
+        restart=restart_policy(
+            spec.restart,
+            budget_count=int(inputs["restartsAllowed"]),
+            budget_window_s=_FOREVER_S,
+            final_exit_codes=_HOPELESS,
+        ),
+        stop_grace_s=STOP_GRACE_S,
+        on_end=on_end,
+    )
+
+
+def _own_folder(home: Home, stored: StoredObject) -> Path:
+    """The job's folder: configuration, metrics, checkpoints, trajectories. The folder of an earlier job of the same
+    name is renamed: a new job must not resume from its checkpoints, and they must not be lost."""
+    folder = home.jobs / stored.name
+    mark = folder / _OWNER
+    if folder.exists():
+        owner = _folder_owner(folder) or "earlier"
+        if owner != stored.uid:
+            aside = folder.with_name(f"{folder.name}.{owner[:8]}")
+            number = 1
+            while aside.exists():
+                number += 1
+                aside = folder.with_name(f"{folder.name}.{owner[:8]}-{number}")
+            folder.rename(aside)
+    if not mark.exists():
+        write_json(mark, {"uid": stored.uid, "job": str(stored.ref)})
+    return folder
+
+
+def _folder_owner(folder: Path) -> str:
+    """The uid of the job that a folder belongs to; "" where it does not say."""
+    try:
+        return str(read_json(folder / _OWNER)["uid"])
+    except (FileNotFoundError, ArealError, KeyError, TypeError):
+        return ""
+
+
+def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slot: Slot) -> list[str]:
+    config = _config_file(spec, stored, folder, cwd)
+    content = read_config(config) if config is not None else {}
+    driver = choose_driver(spec.driver, content, spec.overrides, str(config or stored.ref))
+    words = [*(["--config", str(config)] if config is not None else []), *spec.overrides]
+    processes, nodes = spec.resources.processes_per_node, spec.resources.nodes
+    launch = ["areal.training.launch", "--processes", str(processes)]
+    launch += ["--nodes", str(nodes), "--run", slot.uid, "--port", str(slot.port)] if nodes > 1 else []
+    started = [*launch, "--"] if processes * nodes > 1 else ["areal.training"]
+    return [sys.executable, "-m", *started, "--driver", driver, "--", *words]
+
+
+def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:
+    """The configuration's file: relative to the working folder, else to the manifest. A map is written to a file."""
+    if spec.config is None:
+        return None
+    if not isinstance(spec.config, str):
+        write_atomic(folder / _INLINE, json.dumps(spec.config, indent=1) + "\n")  # JSON is YAML
+        return folder / _INLINE
+    source = source_file(stored)
+    bases = [cwd, *([Path(source).absolute().parent] if source else [])]
+    for base in bases:
+        found = base / Path(spec.config).expanduser()
+        if found.is_file():
+            return found.resolve()
+    looked = ", ".join(dict.fromkeys(map(str, bases)))
+    raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=f"looked in {looked}")
+
+
+def service_environment(context: EffectContext, op: Op, spec: TrainJobSpec) -> dict[str, str]:
+    """Environment variables that name the model that the job samples from and updates."""
+    if spec.rollout is None:
+        return {}
+    ref = f"InferenceService/{spec.rollout.service}"
+    told = {
+        "AREAL_INFERENCE_ADDR": context.service_url(op, ref),
+        "AREAL_INFERENCE_KEY_FILE": context.key_file(ref),
+        "AREAL_INFERENCE_SERVICE": ref,  # its record: where it is, if it moves
+    }
+    if not spec.rollout.model:
+        return told
+    if spec.rollout.agents is not None:
+        ref = f"AgentService/{spec.rollout.agents}"
+        told["AREAL_AGENTS_ADDR"] = context.service_url(op, ref)
+        told["AREAL_AGENTS_KEY_FILE"] = context.key_file(ref)
+        told["AREAL_AGENTS_SERVICE"] = ref
+    model = context.store.get(parse_ref(f"Model/{spec.rollout.model}"))
+    if model is None:
+        return {**told, "AREAL_INFERENCE_MODEL": spec.rollout.model}
+    told["AREAL_INFERENCE_MODEL"] = served_name(model.name, model.spec)
+    if commits := commits_of(model, effective("Model", model.spec)):
+        told[COMMITS_VARIABLE] = json.dumps(commits)
+    return told
