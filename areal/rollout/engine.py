@@ -39,6 +39,7 @@ _SHORT_PROMPT = 512
 _MAX_SEGMENTS = 32
 _ABORT_PAUSE_S = 0.2
 _ONLINE_WAIT_S = 30.0
+_KNOWN_PAUSE_S = 0.1
 _SEED_BITS = 0x7FFFFFFF
 
 Choices = list[dict[str, Any]]
@@ -278,6 +279,7 @@ class EpisodeEngine:
                 if lease.lease_id not in self.leases:
                     self.leases[lease.lease_id] = self.number
                     return lease.trajectories
+                await asyncio.sleep(_KNOWN_PAUSE_S)
 
     def release(self) -> None:
         """Forget the episode's leases: their trajectories come again."""

@@ -104,7 +104,6 @@ class PPOTrainer(Trainer):
                 load_function(function, f"actor.{name}")
         self.kl_controller = KLController(config.actor.kl_target, config.actor.kl_horizon)
         self.rollout: RolloutController | None = None
-        self._spent: list[str] = []  # leases of users' trajectories that the weights have
         self.pair: TrainerPair | None = None
 
     def _check_batch_size(self) -> None:
@@ -175,11 +174,6 @@ class PPOTrainer(Trainer):
             )
         return resumed
 
-    def checkpoint(self) -> None:
-        super().checkpoint()
-        if self.rollout is not None:
-            self.rollout.acknowledge(self._spent)
-
     def state(self) -> dict[str, Any]:
         return {"prompts": self.frontier.state(), "kl_factor": self.kl_controller.factor}
 
@@ -209,9 +203,7 @@ class PPOTrainer(Trainer):
         if self.ranks.is_first:
             self.source.consumed(taken.positions)
             assert self.rollout is not None
-            self._spent = self.rollout.spent_leases()
-            if not self.config.recover.enabled:
-                self.rollout.acknowledge(self._spent)
+            self.rollout.acknowledge(self.rollout.spent_leases())
             metrics |= self.source.counts() | {"version": float(self.actor.version)}
         return taken.metrics | metrics
 

@@ -109,7 +109,7 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
     )
 
 
-def test_users_trajectories_are_acknowledged_once_a_checkpoint_has_their_step(tmp_path: Path, service: Service) -> None:
+def test_users_trajectories_are_acknowledged_once_their_step_is_done(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 3, recover=RecoverConfig(mode="auto", freq_steps=2))
     config.train_dataset.batch_size, config.gconfig = 2, ANSWERS.new(n_samples=1)
     config.rollout.agent, config.actor.reward_norm = AgentConfig(mode="online"), None
@@ -135,7 +135,7 @@ def test_users_trajectories_are_acknowledged_once_a_checkpoint_has_their_step(tm
             session.reward(float(number % 2))
         with Telling(config) as trainer:
             trainer.train()
-        assert told == [(2, 4), (3, 2)]
+        assert told == [(0, 2), (0, 2), (2, 2)]
         assert client.lend() == []
 
 
