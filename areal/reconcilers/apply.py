@@ -347,7 +347,9 @@ def _in_folders(wanted: Iterable[Wanted], stored: Iterable[StoredObject], recrea
             folder = ""  # an earlier version recorded it: as it is
         elif earlier is not None and is_derived(earlier, ("workingDir",), unnoted=False):
             folder = earlier.spec["workingDir"]
-        return with_derived(item, {**({"workingDir": folder} if folder else {}), **item.spec}, [("workingDir",)])
+        return with_derived(
+            item, {**({"workingDir": folder} if folder else {}), **item.spec}, [("workingDir",)], earlier
+        )
 
     return [placed(item) for item in wanted]
 

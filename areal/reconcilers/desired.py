@@ -72,10 +72,22 @@ class Target:
         return max(self.changes, key=lambda change: change.update, default=None)
 
 
-def with_derived(wanted: Wanted, spec: Mapping[str, Any], fields: Iterable[FieldPath]) -> Wanted:
-    """``wanted`` with ``spec``; of ``fields``, those that its manifest does not set are noted as derived."""
+def with_derived(
+    wanted: Wanted, spec: Mapping[str, Any], fields: Iterable[FieldPath], earlier: StoredObject | None
+) -> Wanted:
+    """``wanted`` with ``spec``; of ``fields``, those that its manifest does not set are noted as derived. Those that it
+    sets to what was derived (``get -o manifest``) stay so."""
+
+    def filled_in(path: FieldPath) -> bool:
+        given, value = get_path(wanted.spec, path), get_path(spec, path)
+        if given is ABSENT:
+            return value is not ABSENT
+        return (
+            earlier is not None and is_derived(earlier, path, unnoted=False) and value == get_path(earlier.spec, path)
+        )
+
     source = dict(wanted.source or {})
-    added = {path_text(path) for path in fields if get_path(wanted.spec, path) is ABSENT is not get_path(spec, path)}
+    added = {path_text(path) for path in fields if filled_in(path)}
     return replace(wanted, spec=spec, source={**source, _DERIVED: sorted(added.union(source.get(_DERIVED, ())))})
 
 

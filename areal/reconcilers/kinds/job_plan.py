@@ -203,7 +203,8 @@ def with_services(
                 item = _with_model_of_agents(item, specs)
                 *services, job = _expand(item, known, owners, recreate=item.ref in replacing)
                 made = [each for each in services if each.ref not in declared]
-                item = with_derived(item, job.spec, _DERIVED)
+                earlier = None if item.ref in replacing else known.get(item.ref)
+                item = with_derived(item, job.spec, _DERIVED, earlier)
         except ArealError as error:
             if item.where and not isinstance(error, ManifestError):  # of a manifest, and no verb's flags
                 kind = InvalidManifest if isinstance(error, UsageFault) else type(error)

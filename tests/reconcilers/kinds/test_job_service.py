@@ -139,6 +139,16 @@ def test_field_that_is_removed_from_a_manifest_is_removed_from_the_job(field: st
     assert dict(kept.spec) == first[0].spec
 
 
+def test_manifest_that_sets_what_was_derived_leaves_it_derived() -> None:
+    config = {"trainer": {"type": "sft"}, "scheduler": {"type": "slurm"}}
+    first = recorded(expanded(job(config)))
+    assert first[0].spec["scheduler"]
+    exported = recorded(expanded(job(config, scheduler=first[0].spec["scheduler"], ttlSecondsAfterFinished=60), first))
+    (again,) = expanded(job(config), exported).values()
+    target_for(again, exported[0], set_name=None, force_conflicts=False, replace_it=False)
+    assert again.spec["scheduler"] == first[0].spec["scheduler"]
+
+
 def test_another_run_has_nothing_of_what_was_set_on_the_earlier_ones_service() -> None:
     service, model, learn = recorded(expanded(job()))
     slept = with_layer(service, "suspend", {"suspend": True}, "").object
