@@ -388,10 +388,11 @@ def document_of(found: StoredObject, status: ObjectStatus, *, defaults: bool = F
 
 def manifest(item: StoredObject | Resource) -> dict[str, Any]:
     """Returns the manifest with the fields that the user has set: applying it changes nothing."""
-    from areal.state.records import JOB, effective
+    from areal.state.records import JOB, StoredObject, effective
 
-    layers = getattr(item, "layers", None)
-    asked = item.spec if layers is None else effective(tuple(layer for layer in layers if layer.manager != JOB))
+    asked = item.spec
+    if isinstance(item, StoredObject):  # without what its job at rest has set
+        asked = effective(tuple(layer for layer in item.layers if layer.manager != JOB))
     metadata: dict[str, Any] = {"name": item.name}
     if item.labels:
         metadata["labels"] = dict(item.labels)

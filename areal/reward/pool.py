@@ -170,8 +170,9 @@ _WORKERS = 2
 
 
 def open_pool_of_this_loop(workers: int) -> None:
-    """Give the rewards of this event loop that state no ``max_workers`` a pool of ``workers`` processes."""
-    _POOLS.setdefault(asyncio.get_running_loop(), {})[None] = RewardPool(workers)
+    """Give the rewards of this event loop that state no ``max_workers`` a pool of ``workers`` processes, unless they
+    have one."""
+    _POOLS.setdefault(asyncio.get_running_loop(), {}).setdefault(None, RewardPool(workers))
 
 
 def _pool_of_this_loop(workers: int | None) -> RewardPool:

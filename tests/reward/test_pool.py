@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from areal.api.reward_api import AsyncRewardWrapper, RewardRaised, RewardTimeout
 from areal.errors import UsageFault
 from areal.reward.functions import name_of
-from areal.reward.pool import close_pools_of_this_loop, jobs_of
+from areal.reward.pool import close_pools_of_this_loop, jobs_of, open_pool_of_this_loop
 from areal.rollout.rlvr import RowReward
 from tests.reward import rewards
 
@@ -279,6 +279,13 @@ async def test_each_number_of_workers_has_processes_of_its_own() -> None:
     for workers in (1, 3):
         reward = AsyncRewardWrapper(rewards.process_id, max_workers=workers)
         assert len(set(await asyncio.gather(*(reward() for _ in range(20))))) == workers
+
+
+async def test_pool_that_is_opened_again_keeps_its_processes() -> None:
+    open_pool_of_this_loop(1)
+    first = await AsyncRewardWrapper(rewards.process_id)()
+    open_pool_of_this_loop(4)
+    assert await AsyncRewardWrapper(rewards.process_id)() == first
 
 
 async def test_each_tells_what_kept_one_reward_and_has_the_others() -> None:
