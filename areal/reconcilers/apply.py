@@ -212,7 +212,7 @@ class _Manifests:
         every conflict of every object."""
         _raise_all(self._faults_against_state(stored, {item.ref for item in stored}))
         recreate = self._recreated(stored)
-        wanted: Sequence[Wanted] = _in_folders(self.resources, stored, recreate)
+        wanted: Sequence[Wanted] = _with_working_dirs(self.resources, stored, recreate)
         _raise_all(self._start_faults(wanted, stored, recreate))
         for controller in controllers():
             wanted = controller.expand(wanted, stored, recreate, None)
@@ -241,7 +241,7 @@ class _Manifests:
         known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.spoiled}
         refused |= {str(ref): ManifestError(it) for ref, it in self._faults_against_state(stored, known).items()}
         recreate = self._recreated(stored)
-        read = [item for item in _in_folders(self.resources, stored, recreate) if item.ref not in refused]
+        read = [item for item in _with_working_dirs(self.resources, stored, recreate) if item.ref not in refused]
         refused |= {str(ref): ManifestError(it) for ref, it in self._start_faults(read, stored, recreate).items()}
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
         for controller in controllers():
@@ -335,7 +335,9 @@ class _Manifests:
             controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
 
 
-def _in_folders(wanted: Iterable[Wanted], stored: Iterable[StoredObject], recreate: Sequence[str]) -> list[Wanted]:
+def _with_working_dirs(
+    wanted: Iterable[Wanted], stored: Iterable[StoredObject], recreate: Sequence[str]
+) -> list[Wanted]:
     """``wanted``, each with the folder that its processes start in: its manifest's, else where it was first applied."""
     known = {str(item.ref): item for item in stored if str(item.ref) not in recreate}
 

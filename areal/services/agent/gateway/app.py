@@ -8,7 +8,7 @@ from typing import Any
 
 from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnswer, TurnAnswer
 from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
-from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, in_session, key_in_header
+from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header, require_session_key
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.http.auth import Access
@@ -70,7 +70,7 @@ def _idempotency_key(request: Request, session: str | None) -> str | None:
     given = request.headers.get(_IDEMPOTENCY_KEY)
     if given is not None and not is_idempotency_key(given):
         raise bad_request(f"{_IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=_IDEMPOTENCY_KEY)
-    return in_session(given, session, _IDEMPOTENCY_KEY)
+    return require_session_key(given, session, _IDEMPOTENCY_KEY)
 
 
 @contextlib.asynccontextmanager

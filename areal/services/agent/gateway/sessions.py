@@ -77,7 +77,7 @@ def checked_key(key: str, param: str) -> str:
     return key
 
 
-def in_session(idempotency_key: str | None, session: str | None, param: str) -> str | None:
+def require_session_key(idempotency_key: str | None, session: str | None, param: str) -> str | None:
     """``idempotency_key``, if the request names its session. Raises 400, which names ``param``: without a session's key
     a retry would begin a session of its own, and not find the turn."""
     if idempotency_key is not None and session is None:

@@ -20,7 +20,12 @@ from typing import Any
 
 import orjson
 
-from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, caller_metadata, in_session
+from areal.services.agent.gateway.sessions import (
+    AgentSessionRoutes,
+    AgentSessions,
+    caller_metadata,
+    require_session_key,
+)
 from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, new_run_id
 from areal.services.http.auth import Access, Authenticator
 from areal.services.http.errors import ApiError, bad_request
@@ -161,7 +166,7 @@ class _SocketTurns:
             message=given.message,
             run_id=new_run_id(),
             queue_mode=given.queueMode,
-            idempotency_key=in_session(given.idempotencyKey, given.sessionKey, "params.idempotencyKey"),
+            idempotency_key=require_session_key(given.idempotencyKey, given.sessionKey, "params.idempotencyKey"),
             metadata=caller_metadata(given.metadata),
             inference=self._of.sessions.model_access(params),
         )
