@@ -97,8 +97,13 @@ def test_run_over_two_nodes_runs_on_both_and_ends_as_one(ray: RayBackend, cluste
     ray.start(spec_at(cluster, nodes=2, gpus=1))
     until_phase(ray, "r1", Phase.RUNNING)
     other = Path(ray.store.folder("r1"), "r1-node-1", "log", "current.log")
-    until(lambda: log_text(ray, "r1") and other.exists() and "1 " in other.read_text(), "both to say where they are")
-    ranks = [log_text(ray, "r1").split("\n")[1].split(), other.read_text().split("\n")[1].split()]
+
+    def places() -> list[list[str]]:
+        text = log_text(ray, "r1") + (other.read_text() if other.exists() else "")
+        lines = [words for words in map(str.split, text.splitlines()) if len(words) == 5 and words[0] in ("0", "1")]
+        return lines if len(lines) == 2 else []
+
+    ranks = until(places, "both to say where they are")
 
     assert [words[0] for words in ranks] == ["0", "1"]
     assert ranks[0][1] == ranks[1][1] == ranks[0][2]
