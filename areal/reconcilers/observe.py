@@ -78,8 +78,9 @@ class ObservedRun:
 
     @property
     def ended_at(self) -> float:
-        """Seconds since the epoch; 0 when unknown. Without an exit record, the start of the run."""
-        return max(self.state.last_exit.at if self.state.last_exit else 0.0, self.state.started_at or 0.0)
+        """Seconds since the epoch; 0 when unknown. Without an exit record, the last write to the log or the start."""
+        exited_at = self.state.last_exit.at if self.state.last_exit else 0.0
+        return max(exited_at, self.state.started_at or 0.0, self.state.logged_at or 0.0)
 
 
 @dataclass(frozen=True)

@@ -312,6 +312,7 @@ class RunStore:
                 "reason": reason,
                 "restarts": state.restarts,
                 "last_exit": last,
+                "logged_at": state.logged_at,
                 "swept": [],
             }
             records.write_json(folder, records.EXIT, ended)
@@ -419,6 +420,7 @@ def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str,
         restarts=int(record["restarts"]),
         last_exit=last_exit_from_record(record["last_exit"]),
         reason=str(record["reason"]),
+        logged_at=record.get("logged_at"),
     )
 
 
@@ -432,7 +434,11 @@ def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
             started_at = child.get("started_at")
     except DAMAGED:
         pass  # written without fsync: after a power cut it may be empty, and the verdict does not need it
-    return RunState(spec, Phase.DEAD, None, identity.pid, started_at, restarts, last_exit, reason)
+    try:
+        logged_at = Path(folder, records.LOG_FOLDER, records.CURRENT_LOG).stat().st_mtime
+    except OSError:
+        logged_at = None
+    return RunState(spec, Phase.DEAD, None, identity.pid, started_at, restarts, last_exit, reason, logged_at=logged_at)
 
 
 def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal.errors import ArealError
+from areal.runtime import records
 from areal.runtime.backends.base import Phase, Trouble
 from areal.runtime.backends.local import LocalBackend
 
@@ -61,10 +62,15 @@ def test_dead_record_is_repaired_into_an_ended_run(local: LocalBackend, tmp_path
     os.kill(state.shim_pid or 0, signal.SIGKILL)
     until(lambda: not processes_under(tmp_path), "the component to die with its shim")
 
+    log = Path(local.store.folder("r1"), records.LOG_FOLDER, records.CURRENT_LOG)
+    written_at = log.stat().st_mtime
+    assert local.observe()["r1"].logged_at == written_at
     (problem,) = local.inspect()
     local.repair(problem)
 
-    assert local.observe()["r1"].phase is Phase.EXITED
+    ended = local.observe()["r1"]
+    assert ended.phase is Phase.EXITED
+    assert ended.logged_at == written_at, "the record of its end keeps when it was last seen"
     assert local.inspect() == ()
 
 

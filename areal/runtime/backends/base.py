@@ -155,6 +155,7 @@ class RunState:
     gpus: tuple[str, ...] = ()  # as its node sees them; of this machine: ``spec.gpus``
     cause: Cause = Cause.NONE
     queued_at: float | None = None  # since when it waits, or waited last, for its node; seconds since the epoch
+    logged_at: float | None = None  # of a run whose supervisor died: when its log was last written
 
     @property
     def death(self) -> str:

@@ -129,6 +129,8 @@ def test_lost_job_is_at_rest_where_nothing_starts_it_again(policy: str, rests: b
     assert at_rest(lost, [LOST.state]) is rests
     end = controller_of("TrainJob").completion(lost.object.spec, [LOST])
     assert (end.ended, end.running) == (("Failed", False) if rests else ("", True)), "its time to be kept has begun"
+    written = ObservedRun(replace(LOST.state, started_at=10.0, logged_at=900.0))
+    assert controller_of("TrainJob").completion(lost.object.spec, [written]).ended_at == (900.0 if rests else 0.0)
 
 
 def test_plan_of_a_lost_job_that_is_never_restarted_leaves_it() -> None:
