@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
 
@@ -34,7 +35,79 @@ def bounded(least: int, most: int, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"least": least, "most": most})
 
 
-# Weight updates, from a weight-update gateway to the data proxies of a pair.
+# Weight updates: from trainers to their weight-update gateway.
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other, a port that is no number
+        return False
+    more = parts.username or parts.path.strip("/") or parts.query or parts.fragment
+    return parts.scheme == "http" and named and not more
+
+
+def http_url(default: Any = MISSING) -> Any:
+    return checked("must be an address like http://host:port", _is_http_url, default)
+
+
+def http_urls(default: Any = MISSING) -> Any:
+    valid = lambda urls: urls and all(map(_is_http_url, urls))  # noqa: E731
+    return checked("must be a list of addresses like http://host:port, not an empty one", valid, default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectTrainer:
+    """The two sides of a pair. The inference side is a gateway and a ``model`` of it, or fixed workers."""
+
+    pair_name: str = checked("must be a text, not an empty one, without a slash", lambda name: name and "/" not in name)
+    mode: Literal["disk", "shm", "xccl", "awex"] = "disk"
+    train_worker_urls: tuple[str, ...] = http_urls()
+    inference_worker_urls: tuple[str, ...] | None = http_urls(None)
+    inference_gateway_url: str | None = http_url(None)
+    model: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateWeights:
+    pair_name: str
+    version: int = bounded(0, 2**63 - 1)
+    inference_gateway_url: str | None = http_url(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamePair:
+    pair_name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinPair:
+    """A data proxy whose engine has started requests the published weights."""
+
+    pair_name: str
+    worker_addr: str = http_url()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndPair:
+    """``left``: ``path`` and ``version`` of the weights that workers load if they start later; null for none. Without
+    it, workers that start wait for another trainer."""
+
+    pair_name: str
+    left: Mapping[str, Any] | Literal["unknown"] | None = "unknown"
+
+
+# Weight updates: from the weight-update gateway to the trainer's endpoint, and to the data proxies of a pair.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfferWeights:
+    """``world_size``: the trainer and its workers. ``group_form``: the form of the process group."""
+
+    pair_name: str
+    world_size: int = bounded(2, 2**31 - 1)
+    group_form: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

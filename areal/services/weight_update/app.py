@@ -6,25 +6,24 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from areal.files import replace_file
 from areal.resources.addresses import base_url
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.messages import Request, Response, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
 from areal.services.weight_update.pairs import Mode, Pair, PairMetadata, Pairs, check_version
 from areal.services.weight_update.updating import Updater, UpdateResult, WorkerClient
+from areal.wire import bodies
 from areal.wire.processes import WeightUpdateConfig
 
 _BODY_BYTES = 4 * 1024 * 1024
-_SPELLINGS = {"awex": Mode.XCCL}
 _NOT_HONOURED = {
     "master_addr": "the trainer's endpoint says where its process group meets",
     "master_port": "the trainer's endpoint says where its process group meets",
@@ -67,34 +66,34 @@ class WeightUpdateRoutes:
         return json_response({"status": "ok", **pair.to_json()})
 
     async def update_weights(self, request: Request) -> Response:
-        data = await read_object(request, _BODY_BYTES)
-        pair = self._pairs.get(data.get("pair_name"))
-        version = data.get("version")
-        if version is None or version != pair.ahead:
-            check_version(pair, version)
-        if (gateway := data.get("inference_gateway_url")) is not None:
+        body = await read_body(request, bodies.UpdateWeights, _BODY_BYTES)
+        pair = self._pairs.get(body.pair_name)
+        if body.version != pair.synced_version:
+            check_version(pair, body.version)
+        if body.inference_gateway_url is not None:
             if pair.inference_gateway is None:
                 message = f"pair {pair.name!r} has fixed workers, and no gateway"
                 raise bad_request(message, param="inference_gateway_url")
-            pair.inference_gateway = _url(gateway, "inference_gateway_url")
+            pair.inference_gateway = body.inference_gateway_url.rstrip("/")
         async with pair.lock:
-            if pair.ahead is not None and version == pair.ahead:  # a sync has transferred it already
-                done, pair.ahead = UpdateResult.of(pair), None
+            if body.version == pair.synced_version:  # a sync has transferred it already
+                done, pair.synced_version = UpdateResult.of(pair), None
             else:  # checked again: another update may have run while this one waited
-                done = await self._updater.update(pair, check_version(pair, version))
+                check_version(pair, body.version)
+                done = await self._updater.update(pair, body.version)
         return json_response(done.to_json())
 
     async def force_sync(self, request: Request) -> Response:
         """Transfer the newest staged version now, also to workers that are not known to have it."""
-        pair = self._pairs.get((await read_object(request, _BODY_BYTES)).get("pair_name"))
+        pair = self._pairs.get((await read_body(request, bodies.NamePair, _BODY_BYTES)).pair_name)
         async with pair.lock:
             done = await self._updater.sync(pair)
         return json_response(done.to_json())
 
     async def join(self, request: Request) -> Response:
         """Give an inference worker that has started the version that the others serve."""
-        data = await read_object(request, _BODY_BYTES)
-        pair, worker = self._pairs.get(data.get("pair_name")), _url(data.get("worker_addr"), "worker_addr")
+        body = await read_body(request, bodies.JoinPair, _BODY_BYTES)
+        pair, worker = self._pairs.get(body.pair_name), body.worker_addr.rstrip("/")
         pair.joining_workers.add(worker)
         try:
             async with pair.lock:
@@ -104,14 +103,10 @@ class WeightUpdateRoutes:
         return json_response({"status": "ok", "pair_name": pair.name, "version": pair.version})
 
     async def disconnect(self, request: Request) -> Response:
-        """Disconnect a pair. ``left``: {"path", "version"} of the weights that workers load if they start later; null
-        for none. Without ``left``, workers that start wait for another trainer."""
-        data = await read_object(request, _BODY_BYTES)
-        pair, left = self._pairs.get(data.get("pair_name")), data.get("left")
-        if not (left is None or isinstance(left, dict)):
-            raise bad_request("left must be an object or null", param="left")
+        body = await read_body(request, bodies.EndPair, _BODY_BYTES)
+        pair = self._pairs.get(body.pair_name)
         async with pair.lock:
-            unreachable = await self._updater.disconnect(pair, **({"left": left} if "left" in data else {}))
+            unreachable = await self._updater.disconnect(pair, left=body.left)
         self._pairs.forget(pair)
         self._metadata.forget(pair.name)
         return json_response({"status": "ok", "pair_name": pair.name, "unreachable": unreachable})
@@ -152,40 +147,26 @@ def _place(request: Request) -> tuple[str, str]:
 
 def read_pair(data: Mapping[str, Any]) -> Pair:
     """Parse the body of ``/connect``. Raises 400 naming the field."""
-    name = data.get("pair_name")
-    if not isinstance(name, str) or not name or "/" in name:
-        raise bad_request("pair_name must be a text, not an empty one, without a slash", param="pair_name")
-    said = data.get("mode", "disk")
-    mode = _SPELLINGS.get(said) if isinstance(said, str) else None
-    if mode is None and said not in list(Mode):
-        raise bad_request(f"mode must be one of disk, shm, xccl, not {said!r}", param="mode")
-    gateway, model = data.get("inference_gateway_url"), data.get("model")
-    inference = () if gateway is not None else _urls(data, "inference_worker_urls")
-    if gateway is not None:
-        gateway = _url(gateway, "inference_gateway_url")
-        if not isinstance(model, str):
-            raise bad_request("model is required beside inference_gateway_url", param="model", code="missing_field")
     for field, why in _NOT_HONOURED.items():
         if data.get(field) not in (None, False, ""):
             raise ApiError(400, f"{field} is not supported: {why}", code="unsupported_parameter", param=field)
-    train = _urls(data, "train_worker_urls")
+    body = body_as(bodies.ConnectTrainer, data)
+    gateway = body.inference_gateway_url
+    if gateway is None and body.inference_worker_urls is None:
+        message = "inference_worker_urls or inference_gateway_url is required"
+        raise bad_request(message, param="inference_worker_urls", code="missing_field")
+    if gateway is not None and body.model is None:
+        raise bad_request("model is required beside inference_gateway_url", param="model", code="missing_field")
+    train = _without_slash(body.train_worker_urls)
+    inference = _without_slash(body.inference_worker_urls or ()) if gateway is None else ()
     if both := set(train) & set(inference):
-        raise ApiError(400, f"{sorted(both)[0]} is on both sides", code="invalid_value", param="inference_worker_urls")
-    return Pair(name, mode or Mode(said), train, inference, gateway, model)
+        raise bad_request(f"{sorted(both)[0]} is on both sides", param="inference_worker_urls")
+    mode = Mode.XCCL if body.mode == "awex" else Mode(body.mode)
+    return Pair(body.pair_name, mode, train, inference, gateway and gateway.rstrip("/"), body.model)
 
 
-def _urls(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
-    given = data.get(field)
-    if not isinstance(given, list) or not given:
-        raise bad_request(f"{field} must be a list of addresses, not an empty one", param=field)
-    return tuple(dict.fromkeys(_url(item, field) for item in given))
-
-
-def _url(text: object, field: str) -> str:
-    parts = urlsplit(text) if isinstance(text, str) else None
-    if parts is None or parts.scheme != "http" or not parts.hostname or parts.username or parts.path.strip("/"):
-        raise bad_request(f"{field}: {text!r} is no address like http://host:port", param=field)
-    return f"http://{parts.netloc}"
+def _without_slash(urls: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls))
 
 
 @contextlib.asynccontextmanager

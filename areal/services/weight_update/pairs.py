@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError
 
 
 class Mode(StrEnum):
@@ -42,7 +42,7 @@ class Pair:
     version: int = -1
     connected: set[str] = field(default_factory=set)  # inference workers that are connected to the pair
     joining_workers: set[str] = field(default_factory=set)  # inference workers that requested the published version
-    ahead: int | None = None  # a version that a sync transferred before its trainer requested the update
+    synced_version: int | None = None  # a version that a sync transferred before its trainer requested the update
     updated_at: float | None = None
     duration_ms: float | None = None
     paused_ms: float | None = None
@@ -98,10 +98,8 @@ class Pairs:
         if self._pairs.get(pair.name) is pair:
             del self._pairs[pair.name]
 
-    def get(self, name: object) -> Pair:
-        """Raises 400, 404."""
-        if not isinstance(name, str):
-            raise bad_request("pair_name must be a text", param="pair_name")
+    def get(self, name: str) -> Pair:
+        """Raises 404."""
         pair = self._pairs.get(name)
         if pair is None:
             known = ", ".join(sorted(self._pairs)) or "none"
@@ -113,16 +111,11 @@ class Pairs:
         return [self._pairs[name] for name in sorted(self._pairs)]
 
 
-def check_version(pair: Pair, version: object) -> int:
-    """``version``, if it may follow the pair's version. Raises 400, and 409 if it does not grow."""
-    if type(version) is not int or not 0 <= version < 2**63:
-        raise ApiError(
-            400, f"version must be a whole number from 0, not {version!r}", code="invalid_value", param="version"
-        )
+def check_version(pair: Pair, version: int) -> None:
+    """Raises 409 if ``version`` is not above the pair's version."""
     if version <= pair.version:
         message = f"pair {pair.name!r} is at version {pair.version}: the next must be above it, got {version}"
         raise ApiError(409, message, code="version_not_growing", param="version")
-    return version
 
 
 # Small values, and sets that serve as barriers, which the two sides of a pair exchange to set up a transfer.

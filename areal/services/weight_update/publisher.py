@@ -18,9 +18,10 @@ from areal.errors import ArealError, TimedOut
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError
-from areal.services.http.messages import Request, Response, read_object
+from areal.services.http.messages import Request, Response, read_body
 from areal.services.http.serve import serve_in_thread
 from areal.services.http.service import Service, json_response
+from areal.wire import bodies
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,53 +90,45 @@ class WeightEndpoint:
         self.service.route("POST", "/weights/disconnect", self.disconnect, Access.ADMIN)
 
     async def connect(self, request: Request) -> Response:
-        data = await read_object(request)
-        name, size = data.get("pair_name"), data.get("world_size")
-        if type(size) is not int or size < 2:
-            raise ApiError(400, "world_size must count the trainer and its workers", code="invalid_value")
-        form = data.get("group_form")
-        offer = await asyncio.to_thread(self._publisher(name).offer, str(name), size, str(form))
-        self._connected.add(str(name))
-        return json_response({"status": "ok", "pair_name": name, **offer})
+        body = await read_body(request, bodies.OfferWeights)
+        publisher = self._publisher(body.pair_name)
+        offer = await asyncio.to_thread(publisher.offer, body.pair_name, body.world_size, body.group_form or "")
+        self._connected.add(body.pair_name)
+        return json_response({"status": "ok", "pair_name": body.pair_name, **offer})
 
     async def join(self, request: Request) -> Response:
-        name = (await read_object(request)).get("pair_name")
+        body = await read_body(request, bodies.NamePair)
         with _lost_workers():
-            await asyncio.to_thread(self._publisher(name).join)
-        return json_response({"status": "ok", "pair_name": name})
+            await asyncio.to_thread(self._publisher(body.pair_name).join)
+        return json_response({"status": "ok", "pair_name": body.pair_name})
 
     async def staged(self, request: Request) -> Response:
         """The newest version that ``publish`` could send. Its update may not have been requested yet."""
-        name = (await read_object(request)).get("pair_name")
-        return json_response({"status": "ok", "version": self._publisher(name).staged_version})
+        body = await read_body(request, bodies.NamePair)
+        return json_response({"status": "ok", "version": self._publisher(body.pair_name).staged_version})
 
     async def manifest(self, request: Request) -> Response:
         """The source and size of the weights that ``publish`` will send."""
-        publisher, version = self._order(await read_object(request))
-        return json_response({"status": "ok", **publisher.published(version)})
+        body = await read_body(request, bodies.WeightOrder)
+        return json_response({"status": "ok", **self._publisher(body.pair_name).published(body.version)})
 
     async def publish(self, request: Request) -> Response:
-        publisher, version = self._order(await read_object(request))
+        body = await read_body(request, bodies.WeightOrder)
+        publisher = self._publisher(body.pair_name)
         with _lost_workers():
-            await asyncio.to_thread(publisher.send, version)
-        return json_response({"status": "ok", **publisher.published(version)})
+            await asyncio.to_thread(publisher.send, body.version)
+        return json_response({"status": "ok", **publisher.published(body.version)})
 
     async def disconnect(self, request: Request) -> Response:
-        name = (await read_object(request)).get("pair_name")
+        name = (await read_body(request, bodies.NamePair)).pair_name
         known = name in self._connected
-        self._connected.discard(str(name))
+        self._connected.discard(name)
         if known:
             await asyncio.to_thread(self._publisher(name).leave)
         return json_response({"status": "ok", "pair_name": name, "known": known})
 
-    def _order(self, data: dict[str, Any]) -> tuple[WeightPublisher, int]:
-        version = data.get("version")
-        if type(version) is not int:
-            raise ApiError(400, "version must be a whole number", code="invalid_value", param="version")
-        return self._publisher(data.get("pair_name")), version
-
-    def _publisher(self, name: object) -> WeightPublisher:
-        publisher = self._publishers.get(name) if isinstance(name, str) else None
+    def _publisher(self, name: str) -> WeightPublisher:
+        publisher = self._publishers.get(name)
         if publisher is None:
             raise ApiError(404, f"this trainer has no pair {name!r}", code="pair_not_found", param="pair_name")
         return publisher

@@ -6,7 +6,8 @@ compared with the training side's, because an engine's own report proves nothing
 the model serves. A worker can refuse only before any worker has swapped. After a failure workers continue generation
 without a request from here, and the caller gets the reason. If only some workers took the new weights, those return to
 the old ones and do not serve until they have them: two versions are never served at once. The loss of a worker does not
-fail an update: when it comes back it is behind, requests to join, and gets the served version before it serves.
+fail an update: when it comes back it is behind, requests to join, and gets the served version before it serves. If
+one has restarted between two steps, and so refuses the second, the update is repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _PROBE_S = 5.0
 _WORKERS_S = 180.0  # a restarting engine may have to read a large model
 _DEATH_S = 3.0  # an engine that still answers this long after a failed call is alive
 _POLL_S = 0.1
-_AWAY = (None, 502, 503)  # no response; a component behind the worker failed, or is unavailable
+_UNAVAILABLE = (None, 502, 503)  # no response; a component behind the worker failed, or is unavailable
 _PAIRS_NOW = "/weights/pairs?look"  # a data proxy first probes its engine
 _SERVING = (READY, CORDONED, DRAINING)
 
@@ -64,10 +65,10 @@ class WorkerClient:
 
     async def post(self, url: str, path: str, body: object = None, timeout_s: float | None = None) -> dict[str, Any]:
         """The worker's response. ``body``: JSON, or a dataclass of ``wire.bodies``. Raises WorkerFailed."""
-        return await self._ask("POST", url, path, orjson.dumps(body or {}), timeout_s)
+        return await self._request("POST", url, path, orjson.dumps(body or {}), timeout_s)
 
     async def get(self, url: str, path: str, timeout_s: float | None = None) -> dict[str, Any]:
-        return await self._ask("GET", url, path, b"", timeout_s)
+        return await self._request("GET", url, path, b"", timeout_s)
 
     async def probe(self, url: str) -> tuple[int, dict[str, Any]]:
         """The status and body of /ready. Raises WorkerFailed if the worker does not respond."""
@@ -88,7 +89,7 @@ class WorkerClient:
             return (await self.probe(url))[1].get("awaits_version") is not None
         return False
 
-    async def _ask(self, method: str, url: str, path: str, body: bytes, timeout_s: float | None) -> dict[str, Any]:
+    async def _request(self, method: str, url: str, path: str, body: bytes, timeout_s: float | None) -> dict[str, Any]:
         timeout_s = self._control_s if timeout_s is None else timeout_s
         try:
             reply = await self._http.fetch(method, url, path, headers=self._headers, body=body, timeout_s=timeout_s)
@@ -101,7 +102,8 @@ class WorkerClient:
 
 
 class WorkerSet:
-    """The workers of one operation: ``urls`` of those that still take part, ``lost`` those that failed during it.
+    """The workers of one operation: ``urls`` of those that still take part, ``lost`` those that failed during it,
+    ``incarnations`` those of the workers when the operation began, which change with a restart.
 
     ``may_lose``: a router manages the workers. Then the loss of one does not fail the operation: the router sends it no
     requests, and when it comes back it loads the published weights before it serves. A live worker that refuses fails
@@ -113,6 +115,7 @@ class WorkerSet:
         self.may_lose = may_lose
         self.urls = list(urls)
         self.lost: set[str] = set()
+        self.incarnations: dict[str, object] = {}
 
     async def all(self, path: str, body: object, timeout_s: float | None = None) -> None:
         """Post to every worker. Raises WorkerFailed with every live worker that failed, or if all are lost."""
@@ -146,6 +149,17 @@ class WorkerSet:
         gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
         self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
 
+    async def restarted(self) -> list[str]:
+        """The workers that have restarted since the operation began, so that they lost what they had prepared, and that
+        can take part again."""
+        known = {url: self.incarnations[url] for url in self.urls if self.incarnations.get(url) is not None}
+        timeout_s = min(self._client.parting_s, _PROBE_S)
+        calls = (self._client.get(url, _PAIRS_NOW, timeout_s) for url in known)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        now = {url: reply for url, reply in zip(known, answers, strict=True) if isinstance(reply, dict)}
+        changed = [url for url, reply in now.items() if reply.get("incarnation") != known[url]]
+        return [url for url in changed if await self._client.is_ready(url) or await self._client.is_behind(url)]
+
     def drop(self, urls: Iterable[str]) -> None:
         gone = set(urls)
         for url in sorted(gone):
@@ -157,7 +171,7 @@ class WorkerSet:
         """Whether the worker no longer serves. Makes its data proxy probe the engine, and waits up to ``patience_s``
         seconds for a dying engine to exit."""
         url, error = failure
-        if not self.may_lose or error.status not in _AWAY:
+        if not self.may_lose or error.status not in _UNAVAILABLE:
             return False
         with suppress(WorkerFailed):
             await self._client.get(url, _PAIRS_NOW)
@@ -289,10 +303,12 @@ class Updater:
                 size, paused_ms = await carry(pair, workers, order)
                 break
             except WorkerFailed as error:
+                restarted = await workers.restarted()
                 error = await self._revert(pair, urls, order, error)
-                if workers.urls or time.monotonic() - began > _WORKERS_S:
+                if (workers.urls and not restarted) or time.monotonic() - began > _WORKERS_S:
                     raise error from None
-                _log.warning("no worker of %s is left, one is waited for: %s", pair.name, error)
+                why = f"{', '.join(restarted)} restarted" if restarted else "no worker is left, one is waited for"
+                _log.warning("the update of %s is repeated: %s: %s", pair.name, why, error)
                 await asyncio.sleep(_POLL_S)
         pair.joining_workers -= set(workers.urls)
         return UpdateResult(version, (time.monotonic() - began) * 1e3, paused_ms, size)
@@ -301,8 +317,8 @@ class Updater:
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
     ) -> WorkerFailed:
         """Make the workers that took this version return to the old one. Returns the error with their names added."""
-        tell = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
-        answers = await asyncio.gather(*tell, return_exceptions=True)
+        reverts = (self._client.post(url, "/weights/revert", order, self._client.parting_s) for url in workers)
+        answers = await asyncio.gather(*reverts, return_exceptions=True)
         back = [
             url
             for url, reply in zip(workers, answers, strict=True)
@@ -362,16 +378,16 @@ class Updater:
         """Transfer the version that the training side has staged. If that is newer than the last requested update, the
         update that waits for the lock is done too. The caller holds the lock. Raises ApiError 502, and 409 if nothing
         is staged yet."""
-        served, ahead = pair.version, pair.ahead
+        served, synced_version = pair.version, pair.synced_version
         async with _as_api_error("sync"):
             version = await self._staged(pair)
         while True:
             try:
                 if version > served:
-                    pair.ahead = version
+                    pair.synced_version = version
                 return await self.update(pair, version)
             except ApiError:
-                pair.ahead = ahead
+                pair.synced_version = synced_version
                 async with _as_api_error("sync"):
                     newer = await self._staged(pair)
                 if newer == version:
@@ -436,18 +452,19 @@ class Updater:
         path = _PAIRS_NOW if pair.mode is Mode.XCCL else "/weights/pairs"
         reply = await workers.each(lambda url: self._client.get(url, path))
         own = self._address()
-        strangers = [
+        workers.incarnations = {url: answer.get("incarnation") for url, answer in reply.items()}
+        unconnected = [
             url
             for url in workers.urls
             if pair.name not in reply[url]["pairs"] or reply[url].get("gateways", {}).get(pair.name, own) != own
         ]
         if pair.mode is Mode.XCCL:
-            if strangers or set(workers.urls) != pair.connected:
+            if unconnected or set(workers.urls) != pair.connected:
                 await workers.drop_lost(patience_s=0.0)  # a group waits long for a missing member
                 await self.disconnect(pair)
                 await self._connect(pair, workers)
-        elif strangers:
-            newcomers = WorkerSet(self._client, strangers, may_lose=workers.may_lose)
+        elif unconnected:
+            newcomers = WorkerSet(self._client, unconnected, may_lose=workers.may_lose)
             await self._connect_workers(pair, newcomers)
             workers.drop(newcomers.lost)
 
@@ -460,7 +477,7 @@ class Updater:
                 if found := await self._find_workers(pair, pair.inference_gateway):
                     break
             except WorkerFailed as error:  # the gateway, or the router behind it, may be restarting
-                if error.status not in _AWAY or time.monotonic() > deadline:
+                if error.status not in _UNAVAILABLE or time.monotonic() > deadline:
                     raise
             if time.monotonic() > deadline:
                 raise WorkerFailed(f"model {pair.model!r} at {pair.inference_gateway} has no worker that is ready")

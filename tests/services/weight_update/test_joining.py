@@ -9,13 +9,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal.cli.main import run
 from areal.services.weight_update.publisher import TrainerPair
 from areal.services.weight_update.staging import copy_model
-from tests.services.processes import Process, Processes, wait_until
+from tests.services.processes import Process, Processes, wait_ready, wait_until
 from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, model, probe_of, weights
 
 Build = Callable[[int], Side]
@@ -137,6 +138,37 @@ def test_update_whose_engine_is_lost_succeeds_and_the_engine_catches_up(
     flags = ("--model-path", str(MODEL), "--dtype", "float32", "--port", str(engine.port))
     at.here.processes.service("engines.embedded", *flags)
     never_serves_older(at, proxy, 4)
+
+
+@pytest.mark.parametrize("which", ["data proxy", pytest.param("engine", marks=_SLOW)])
+def test_update_between_whose_steps_a_worker_restarts_is_repeated(
+    served: Callable[[str], Served], which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = served("shm")
+    proxy, engine = at.here.proxies[0], at.here.engines[0]
+    published, restarts = at.pair.publisher.published, []
+
+    def after_a_restart(version: int) -> dict[str, Any]:
+        found = published(version)
+        if not restarts:
+            restarts.append(version)
+            if which == "engine":
+                engine.kill()
+                flags = ("--model-path", str(MODEL), "--dtype", "float32", "--port", str(engine.port))
+                wait_ready(at.here.processes.service("engines.embedded", *flags))
+            else:
+                proxy.kill()
+                flags = ("--model", "m", "--engine", "embedded", "--engine-url", engine.url)
+                kept = ("--tokenizer-path", str(MODEL), "--state-dir", str(at.state), "--model-path", str(MODEL))
+                again = at.here.processes.service("data_proxy", *flags, *kept, "--port", str(proxy.port))
+                wait_until(lambda: again.call("GET", "/health").status == 200, 60, "it answers again")
+        return found
+
+    monkeypatch.setattr(at.pair.publisher, "published", after_a_restart)
+    at.publish(4, seed=6)
+    assert restarts == [4]
+    assert at.version(proxy) == 4
+    assert at.here.pairs()[0]["state"] == "connected"
 
 
 @_SLOW

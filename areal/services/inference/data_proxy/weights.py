@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import orjson
 
@@ -154,6 +155,7 @@ class WeightRoutes:
         self._control = control
         self._tracker = tracker
         self._http = http
+        self._process = uuid4().hex
         self._pairs: dict[str, WeightPair] = {}
         self._early: tuple[str, int, float] | None = None  # pair and version that ``prepare`` loaded, pause in ms
         self._uncommitted: tuple[str, int] | None = None  # pair and version that the engine may have, perhaps in part
@@ -301,13 +303,15 @@ class WeightRoutes:
     async def pairs(self, request: Request) -> Response:
         """List the pairs that an update may use; a process group is lost with its engine. ``?look`` polls the engine
         first. ``gateways``: the weight-update gateway of each pair. ``group_form``: the form of the process groups that
-        the engine joins, null if it joins none."""
+        the engine joins, null if it joins none. ``incarnation`` changes when this process or the engine restarts."""
         if request.query_string == "look":
             await self._control.probe()
         known = [pair for pair in self._pairs.values() if pair.mode != XCCL or pair.losses == self._control.losses]
         gateways = {pair.name: pair.gateway for pair in known}
         form = self._engine.group_form if isinstance(self._engine, GroupReceiver) else None
-        return json_response({"pairs": list(gateways), "gateways": gateways, "group_form": form})
+        incarnation = f"{self._process}-{self._control.losses}"
+        about = {"pairs": list(gateways), "gateways": gateways, "group_form": form, "incarnation": incarnation}
+        return json_response(about)
 
     async def disconnect(self, request: Request) -> Response:
         """Remove a pair. Idempotent, also after a ``connect`` that failed halfway. A pair that another ``gateway``
