@@ -34,7 +34,7 @@ def install() -> None:
         return
     before = sys.excepthook
 
-    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not is_interrupt(error):
             before(kind, error, trace)
             return
@@ -47,4 +47,4 @@ def install() -> None:
         finally:
             os._exit(STATUS)
 
-    sys.excepthook = told
+    sys.excepthook = hook

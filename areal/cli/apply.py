@@ -170,12 +170,12 @@ def diff(
         write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
     refused = _refused(made)
     if out and refused == _INVALID:
-        cli.say(f"{out} was not written: a saved plan is one of valid manifests")
+        cli.info(f"{out} was not written: a saved plan is one of valid manifests")
     elif out:
         from areal.state.files import write_atomic
 
         write_atomic(Path(out).absolute(), json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n")
-        cli.say(f"saved; run it with `areal apply {out}`")
+        cli.info(f"saved; run it with `areal apply {out}`")
     return refused or (0 if made.is_empty and not made.drift else 1)
 
 
@@ -454,7 +454,7 @@ def delete(
     if ignore_not_found:
         refs = [ref for ref in refs if recorded(cli, ref) is not None]
     if not refs:
-        cli.say("nothing to delete")
+        cli.info("nothing to delete")
         return 0
     return mutate(
         cli,

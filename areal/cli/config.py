@@ -87,7 +87,7 @@ def view(cli: Invocation) -> None:
     """Print the configuration as it is read."""
     emit_one(cli, cli.config, name=str(cli.home.config), text=lambda: config_text(cli.config))
     if not cli.config:
-        cli.say(f"nothing is configured in {cli.home.config}")
+        cli.info(f"nothing is configured in {cli.home.config}")
 
 
 @click.command()
@@ -233,7 +233,7 @@ def completion(cli: Invocation, shell: str | None) -> None:
     script = _script(chosen)
     emit_one(cli, {"shell": chosen, "script": script}, name=chosen, text=lambda: script)
     if cli.format.is_table and not cli.quiet and os.isatty(1):
-        cli.say(_INSTALL[chosen])
+        cli.info(_INSTALL[chosen])
 
 
 def _script(shell: str) -> str:

@@ -250,7 +250,7 @@ def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: S
     if len(empty) == len(runs):
         raise NotFound(f"{', '.join(empty)} has written no metrics yet", hint=f"areal train status {first}")
     if empty:
-        cli.say(f"no such metrics yet: {', '.join(empty)}")
+        cli.info(f"no such metrics yet: {', '.join(empty)}")
 
 
 def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str, dict[str, Curve]]:
@@ -260,7 +260,7 @@ def _main(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]]) -> dict[str,
     if not shown:
         return {job: dict(curves) for job, curves in runs.items()}
     if hidden := len(known - shown):
-        cli.say(f"{hidden} more: --all")
+        cli.info(f"{hidden} more: --all")
     return chosen
 
 

@@ -73,7 +73,7 @@ def _emit(cli: Invocation, text: str, next_steps: Sequence[str], out: str | None
         write_file(path, text)
         emit_one(cli, {"file": out, "text": text, "next": list(next_steps)}, name=out, text=lambda: f"wrote {out}")
     for step in next_steps:
-        cli.say(f"next: {step}")
+        cli.info(f"next: {step}")
 
 
 # -- systemd
@@ -197,9 +197,9 @@ def systemd(
         target="multi-user.target" if system else "default.target",
     )
     if missing := sorted(secrets.keys() - given.keys()) if not env_file else ():
-        cli.say(f"warning: {', '.join(missing)} must be set where services start: --env-file FILE, of mode 0600")
+        cli.info(f"warning: {', '.join(missing)} must be set where services start: --env-file FILE, of mode 0600")
     if not items and source.is_empty:
-        cli.say(f"warning: {home} records nothing yet: areal apply -f FILE")
+        cli.info(f"warning: {home} records nothing yet: areal apply -f FILE")
     _emit(cli, unit, _next_steps(system, out), out, force, "areal.service")
 
 
@@ -295,10 +295,10 @@ def docker(
             ports.append(str(gateway.get("port", 8080 if item.kind == INFERENCE_SERVICE else 8090)))
             if (scheduler := (item.spec.get("scheduler") or {}).get("type", "local")) != "local":
                 needs = "the image's home and Python under the same paths on its nodes, and its commands in the image"
-                cli.say(f"warning: {item.ref} runs on {scheduler}, which needs {needs}")
+                cli.info(f"warning: {item.ref} runs on {scheduler}, which needs {needs}")
             elif str(gateway.get("host", "127.0.0.1")) in ("127.0.0.1", "localhost", "::1"):
-                told = f"--set {str(item.ref).lower()}:spec.gateway.host=0.0.0.0"
-                cli.say(f"warning: {item.ref} is reached inside the container only: {told}")
+                setting = f"--set {str(item.ref).lower()}:spec.gateway.host=0.0.0.0"
+                cli.info(f"warning: {item.ref} is reached inside the container only: {setting}")
     needed = {extra for item in found for extra in _extras(item.kind, item.spec)}
     extras, gpus = ",".join(sorted(needed)), ["--gpus all"] if needed & {"sglang", "vllm"} else []
     place = origin()

@@ -296,7 +296,7 @@ def _run(args: Sequence[str] | None) -> int:
         return _BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every failure becomes a message and a status
         if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
-            invocation.say("interrupted")
+            invocation.info("interrupted")
             return STATUS
         from areal.cli.output import report
 

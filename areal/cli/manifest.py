@@ -164,7 +164,7 @@ def validate(cli: Invocation, source: SourceFlags) -> int:
         for item in rendered.resources
     ]
     emit_rows(cli, rows, _VALID, name=lambda row: str(row["ref"]))
-    cli.say(f"{len(rows)} valid")
+    cli.info(f"{len(rows)} valid")
     return 0
 
 
@@ -270,4 +270,4 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     beside = {path.with_name(each): code for each, code in files.items() if not path.with_name(each).exists()}
     for file, code in {path: text, **beside}.items():
         write_file(file, code)
-    cli.say(f"wrote {' and '.join(map(str, (path, *beside)))}; next: areal apply -f {out}")
+    cli.info(f"wrote {' and '.join(map(str, (path, *beside)))}; next: areal apply -f {out}")

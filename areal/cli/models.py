@@ -53,7 +53,7 @@ def pull(cli: Invocation, /, id: str, revision: str, force: bool) -> int:
     count = _bytes(folder)
     row = {"id": id, "revision": revision, "commit": folder.name, "folder": str(folder), "bytes": count}
     emit_one(cli, row, name=_name(row), text=lambda: str(folder))
-    cli.say(f"{id} at {revision} is commit {folder.name}, {size(count)}")
+    cli.info(f"{id} at {revision} is commit {folder.name}, {size(count)}")
     return 0
 
 
@@ -95,7 +95,7 @@ def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
         if not click.confirm(f"Remove {id} ({size(sum(row['bytes'] for row in rows))})?", err=True):
             raise UsageFault("declined; nothing was removed")
     _remove(hub, id, {row["commit"] for row in rows})
-    cli.say(f"{id} was removed from {hub.cache}")
+    cli.info(f"{id} was removed from {hub.cache}")
     return 0
 
 

@@ -184,7 +184,7 @@ def mutation(cli: Invocation) -> Iterator[Context]:
     refuse_remote_context(cli)
     interrupted = threading.Event()
     who = actor()
-    cli.tell(f"home {cli.home.root}, as {who}")
+    cli.detail(f"home {cli.home.root}, as {who}")
     began = time.monotonic()
     with ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as progress, graceful(interrupted):
         yield Context(
@@ -195,7 +195,7 @@ def mutation(cli: Invocation) -> Iterator[Context]:
             progress=progress,
             interrupted=interrupted,
         )
-    cli.tell(f"took {time.monotonic() - began:.1f} s")
+    cli.detail(f"took {time.monotonic() - began:.1f} s")
 
 
 def mutate(
@@ -247,9 +247,9 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
         if item.error is not None:
             click.echo("\n".join(error_lines(item.error)), err=True)
     for note in outcome.notes:
-        cli.say(note)
+        cli.info(note)
     if interrupted and outcome.exit_code in (0, EXIT_INTERRUPTED):
-        cli.say("interrupted; run the same command again to go on from here")
+        cli.info("interrupted; run the same command again to go on from here")
         return EXIT_INTERRUPTED
     return outcome.exit_code
 
@@ -303,7 +303,7 @@ def _verb(name: str, text: str) -> click.Command:
                     outcomes.append(Outcome((failed,), exit_code=error.exit_code))
                 if context.interrupted.is_set():
                     break
-            return together(outcomes)
+            return merge_outcomes(outcomes)
 
         return mutate(cli, each)
 
@@ -317,7 +317,7 @@ suspend = _verb("suspend", "Stop an object's processes and keep the object; `are
 resume = _verb("resume", "Start a suspended object again.")
 
 
-def together(outcomes: Sequence[Outcome]) -> Outcome:
+def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
     """Merges outcomes. The exit status is the most severe one; an object keeps its last change."""
     from areal.errors import worst_exit
     from areal.reconcilers.context import Outcome
@@ -349,7 +349,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
     if not watch:
         return mutate(cli, reconcile_once, refs)
     with mutation(cli) as context:
-        cli.say(f"watching every {interval:g} s; Ctrl-C ends it")
+        cli.info(f"watching every {interval:g} s; Ctrl-C ends it")
         while not context.interrupted.is_set():
             try:
                 done = reconcile_once(context, refs)
@@ -495,7 +495,7 @@ def doctor(cli: Invocation, fix: bool, security: bool) -> int:
             if item.fix_command and not item.fixed:
                 show(f"  hint: {item.fix_command}")
         if not findings:
-            cli.say("nothing found")
+            cli.info("nothing found")
     else:
         rows = [
             {"severity": item.severity, "what": item.what, "why": item.why, "fixCommand": item.fix_command}

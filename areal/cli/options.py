@@ -177,16 +177,16 @@ class Invocation:
             return self.timeout_s
         return default if flagged else parse_seconds(self.default("timeout") or default)
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Prints a hint or progress to stderr, unless -q is given."""
         if not self.quiet:
             sys.stdout.flush()
             click.echo(text, err=True)
 
-    def tell(self, text: str) -> None:
+    def detail(self, text: str) -> None:
         """Prints details to stderr if -v is given."""
         if self.verbose:
-            self.say(text)
+            self.info(text)
 
 
 def home_path(flag: str | None) -> str:

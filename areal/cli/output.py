@@ -66,7 +66,7 @@ def emit_rows(
         if rows:
             write(render_table(rows, columns, wide=chosen.kind == "wide"))
         else:
-            cli.say(empty)
+            cli.info(empty)
     elif chosen.kind == "name":
         write("\n".join(text_of(name(row)) for row in rows))
     elif chosen.kind == "jsonl":
@@ -502,7 +502,7 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
         empty = table.note or f"nothing in {table.where or cli.home.root} yet"
         emit_rows(cli, rows, table.columns, name=table.name, empty=empty, wrap=as_list)
     if table.note and rows:
-        cli.say(table.note)
+        cli.info(table.note)
     for path, reason in table.unreadable:
         hint = "areal doctor --fix restores it from its newest revision"
         report(ArealError(f"{path} is unreadable: {reason}", hint=hint), cli)
@@ -527,7 +527,7 @@ def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None)
             write("\n".join(table.name(row) if cli.format.kind == "name" else compact(row) for row in fresh))
         sys.stdout.flush()
         for name in seen.keys() - rows.keys():
-            cli.say(f"{name} is gone")
+            cli.info(f"{name} is gone")
         seen = cells
         time.sleep(_WATCH_S)
 

@@ -79,7 +79,7 @@ def gateway(cli: Invocation) -> GatewayClient | None:
     else:
         file = file or context.get("apiKeyFile")
         key = read_key(str(file)) if file else None
-    cli.tell(f"asking {url}" + ("" if key else ", without a key"))
+    cli.detail(f"asking {url}" + ("" if key else ", without a key"))
     return GatewayClient(checked_url(str(url)), key, min(cli.timeout_s or _DEADLINE_S, _DEADLINE_S))
 
 

@@ -330,7 +330,7 @@ def wait_remote(
             healths = model_healths(answers)
             unmet = [ref for ref in refs if not _met(healths.get(ref.name), answers, wanted)]
             if not unmet:
-                cli.say("met")
+                cli.info("met")
                 return 0
             phases = [
                 f"{ref} is {health.phase}: {health.message}" if health is not None else f"{ref} is not known"

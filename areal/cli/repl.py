@@ -39,7 +39,7 @@ Ctrl-C            stop the answer'''
 Read = Callable[[str], str]
 
 
-class Talk(Protocol):
+class ReplChat(Protocol):
     """A conversation."""
 
     def answer(self, text: str) -> str:
@@ -53,7 +53,7 @@ class Repl:
     are called with the text after their name; ``help`` has a line for each."""
 
     def __init__(
-        self, cli: Invocation, talk: Talk, read: Read, commands: Mapping[str, Callable[[str], None]], help: str
+        self, cli: Invocation, talk: ReplChat, read: Read, commands: Mapping[str, Callable[[str], None]], help: str
     ) -> None:
         self._cli = cli
         self._talk = talk
@@ -67,22 +67,22 @@ class Repl:
             try:
                 text = self._next()
             except EOFError:
-                self._cli.say("")
+                self._cli.info("")
                 return 0
             except KeyboardInterrupt:
-                self._cli.say("\n/bye or Ctrl-D leaves")
+                self._cli.info("\n/bye or Ctrl-D leaves")
                 continue
             try:
                 if text.startswith("/"):
                     leave = self._command(text[1:])
                 elif text.strip() and (remark := self._talk.answer(text)):
-                    self._cli.say(remark)
+                    self._cli.info(remark)
             except ArealError as error:
                 report(error, self._cli)
         return 0
 
     def _show_help(self, rest: str) -> None:
-        self._cli.say(self._help)
+        self._cli.info(self._help)
 
     def _next(self) -> str:
         line = self._read(">>> ")

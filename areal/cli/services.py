@@ -15,7 +15,7 @@ import click
 from areal.cli.apply import converge, preview
 from areal.cli.logs import LogQuery, show_logs
 from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, manifest, process_row, recorded, stored
-from areal.cli.operate import approver, finish, mutate, mutation, scale_object, together
+from areal.cli.operate import approver, finish, merge_outcomes, mutate, mutation, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace
@@ -107,7 +107,7 @@ def run_service(
     if code:
         return code
     if address := HomeView(cli.home).address(ref):
-        cli.say(f"gateway: {address}; talk to it: areal {namespace(ref.kind)} chat --service {ref.name}")
+        cli.info(f"gateway: {address}; talk to it: areal {namespace(ref.kind)} chat --service {ref.name}")
     return 0 if detach else _foreground(cli, ref)
 
 
@@ -122,7 +122,7 @@ def _start(
     found = recorded(cli, ref)
     if not outcomes[0].exit_code and found is not None and found.spec.get("suspend"):
         outcomes.append(operations.resume(context, ref, timeout_s=seconds))
-    return together(outcomes)
+    return merge_outcomes(outcomes)
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
@@ -130,18 +130,18 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     `run` starts it again. Returns the exit status."""
     from areal.reconcilers import operations
 
-    cli.say("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
+    cli.info("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         show_logs(cli, ref, LogQuery(lines=0, follow=True), until=_stopped(cli, ref))
     except KeyboardInterrupt:
         with mutation(cli) as context:
-            cli.say("\nstopping; Ctrl-C again leaves at once")
+            cli.info("\nstopping; Ctrl-C again leaves at once")
             outcome = operations.suspend(context, ref)
         finish(cli, outcome, interrupted=context.interrupted.is_set())
         return 130
-    cli.say(f"{ref} was stopped by another command")
+    cli.info(f"{ref} was stopped by another command")
     return 0
 
 
@@ -186,13 +186,15 @@ def stop_service(
     else:
         refs = [stored(cli.home, Ref(kind, check_name(name))).ref]
     if not refs:
-        cli.say(f"no {noun(kind)} to stop")
+        cli.info(f"no {noun(kind)} to stop")
         return 0
     seconds = cli.deadline_s()
     if keep_state:
         if cascade:
             raise UsageFault("--keep-state deletes nothing, so --cascade has no effect with it")
-        return mutate(cli, lambda context: together([operations.suspend(context, ref, seconds, grace) for ref in refs]))
+        return mutate(
+            cli, lambda context: merge_outcomes([operations.suspend(context, ref, seconds, grace) for ref in refs])
+        )
     return mutate(
         cli,
         operations.delete,
@@ -219,7 +221,7 @@ def session_pages(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator
         yield from page["sessions"]
         after = page["next"]
         if after is None and page.get("journals_away"):
-            cli.say(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
+            cli.info(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
 
 
 # -- scaleup and scaledown

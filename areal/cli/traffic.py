@@ -291,13 +291,13 @@ _PAIRS = (
 
 def agent_page(document: Row) -> str:
     """Renders agent traffic. Pairs of figures are p50 and p99 since the previous sample."""
-    told = [f"{number(document['running'])} run, {number(document['queued'])} wait"]
+    parts = [f"{number(document['running'])} run, {number(document['queued'])} wait"]
     for name, word in (("failuresPerSecond", "failed"), ("cancelledPerSecond", "cancelled")):
-        told += [f"{number(document[name])}/s {word}"] if document[name] else []
+        parts += [f"{number(document[name])}/s {word}"] if document[name] else []
     latency, first = pair_of(document, "turnSeconds"), pair_of(document, "firstEventSeconds")
     lines = [
         f"turns      {number(document['turnsPerSecond'])}/s  {bars(document['turnsPerSecondHistory'])}",
-        f"           {', '.join(told)}",
+        f"           {', '.join(parts)}",
         f"latency    {latency}  (p50 / p99; first event after {first})",
     ]
     if document["pairs"]:

@@ -99,7 +99,7 @@ def run(cli: Invocation, /, **given: Any) -> int:
     manifest = job_manifest(**given, restart={"policy": "Never"})
     ref = Ref(TRAIN_JOB, manifest["metadata"]["name"])
     with mutation(cli) as context:
-        outcome = converge(cli, context, [manifest], command="train run", recreate=_earlier(cli, ref))
+        outcome = converge(cli, context, [manifest], command="train run", recreate=_ended_job_uid(cli, ref))
     return finish(cli, outcome) if outcome.exit_code else _foreground(cli, ref)
 
 
@@ -126,7 +126,7 @@ def start(cli: Invocation, /, restart: str, max_restarts: int | None, dry_run: s
         policy["maxRestarts"] = max_restarts
     manifest = job_manifest(**given, restart=policy)
     ref = Ref(TRAIN_JOB, manifest["metadata"]["name"])
-    earlier = _earlier(cli, ref)
+    earlier = _ended_job_uid(cli, ref)
     if dry_run:
         return preview(cli, [manifest], dry_run, recreate=earlier)
     with mutation(cli) as context:
@@ -134,11 +134,11 @@ def start(cli: Invocation, /, restart: str, max_restarts: int | None, dry_run: s
     if outcome.exit_code or not cli.format.is_table:
         return finish(cli, outcome, interrupted=context.interrupted.is_set())
     write(ref.name)
-    cli.say(f"areal train logs {ref.name} -f shows its output; areal train status {ref.name} its progress")
+    cli.info(f"areal train logs {ref.name} -f shows its output; areal train status {ref.name} its progress")
     return 0
 
 
-def _earlier(cli: Invocation, ref: Ref) -> str:
+def _ended_job_uid(cli: Invocation, ref: Ref) -> str:
     """Returns the uid of an ended job of this name, which is replaced even if its spec is unchanged; "" if there is no
     such job. Raises Conflict if the job runs."""
     found = recorded(cli, ref)
@@ -148,7 +148,7 @@ def _earlier(cli: Invocation, ref: Ref) -> str:
     if any(state.pid or state.phase in live for state in HomeView(cli.home).states([ref])):
         hint = f"areal train logs {ref.name} -f; areal train stop {ref.name}; or give this one another --name"
         raise Conflict(f"{ref} runs already", hint=hint)
-    cli.say(f"{ref} has run before: another run, from the start; the files of the earlier one are set aside")
+    cli.info(f"{ref} has run before: another run, from the start; the files of the earlier one are set aside")
     return found.uid
 
 
@@ -163,7 +163,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
         show_logs(cli, ref, LogQuery(DRIVER, follow=True, lines=_ALL_LINES), until=_ended(cli, ref))
     except KeyboardInterrupt:
         with mutation(cli) as context:
-            cli.say("\nstopping; Ctrl-C again leaves at once")
+            cli.info("\nstopping; Ctrl-C again leaves at once")
             outcome = operations.suspend(context, ref)
         if outcome.exit_code == 130:
             _stop_in_background(cli, ref)
@@ -187,7 +187,7 @@ def _stop_in_background(cli: Invocation, ref: Ref) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    cli.say(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
+    cli.info(f"{ref} is stopped in the background; areal train status {ref.name} shows it")
 
 
 def _ended(cli: Invocation, ref: Ref) -> Callable[[], bool]:

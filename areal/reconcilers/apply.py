@@ -147,7 +147,7 @@ def _raise_all(faults: Faults) -> None:
 class _Manifests:
     """The requested objects, read once: a file that changes during an apply does not change the apply.
 
-    ``spoiled``: objects left out of the resources because their manifests have ``faults``. ``checked``: the faults of
+    ``invalid``: objects left out of the resources because their manifests have ``faults``. ``checked``: the faults of
     objects that start; each object is checked once.
     """
 
@@ -155,7 +155,7 @@ class _Manifests:
     request: ApplyRequest
     resources: tuple[Wanted, ...]
     rendered: Rendered | None = None
-    spoiled: Mapping[str, ArealError] = field(default_factory=dict)
+    invalid: Mapping[str, ArealError] = field(default_factory=dict)
     faults: tuple[Diagnostic, ...] = ()
     checked: Faults = field(default_factory=dict)
 
@@ -173,9 +173,9 @@ class _Manifests:
     def load_valid(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
         """The valid resources, and the faults of the others."""
         valid = render_valid(request.source)
-        spoiled = {**valid.spoiled, **_faults(command.ctx, valid.rendered.resources)}
-        resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in spoiled)
-        errors = {str(ref): ManifestError(faults) for ref, faults in spoiled.items()}
+        invalid = {**valid.invalid, **_faults(command.ctx, valid.rendered.resources)}
+        resources = tuple(wanted_of(item) for item in valid.rendered.resources if item.ref not in invalid)
+        errors = {str(ref): ManifestError(faults) for ref, faults in invalid.items()}
         return cls(command, request, resources, valid.rendered, errors, valid.faults)
 
     def prepare(
@@ -237,8 +237,8 @@ class _Manifests:
         """The targets of objects that can be applied. Others stay as recorded, and ``refused`` has their errors."""
         by_ref = {str(item.ref): item for item in stored}
         refused.clear()
-        refused |= self.spoiled
-        known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.spoiled}
+        refused |= self.invalid
+        known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.invalid}
         refused |= {str(ref): ManifestError(it) for ref, it in self._faults_against_state(stored, known).items()}
         recreate = self._recreated(stored)
         read = [item for item in _with_working_dirs(self.resources, stored, recreate) if item.ref not in refused]
@@ -305,7 +305,7 @@ class _Manifests:
         new = [(item, resource) for item, resource in beginning if resource.ref not in self.checked]
         for kind in dict.fromkeys(resource.kind for _, resource in new):
             mine = [(item, resource) for item, resource in new if resource.kind == kind]
-            found = controller_of(kind).faults_before_start(mine, self.command.ctx.tell)
+            found = controller_of(kind).faults_before_start(mine, self.command.ctx.report)
             self.checked.update({resource.ref: found.get(resource.ref, []) for _, resource in mine})
         return {it.ref: faults for _, it in beginning if (faults := self.checked[it.ref])}
 
@@ -368,7 +368,7 @@ def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
     cache = ctx.home.root / "cache" / "engine-flags"
     found: Faults = {}
     for kind, mine in _by_kind(resources).items():
-        found |= controller_of(kind).faults(mine, cache, ctx.tell)
+        found |= controller_of(kind).faults(mine, cache, ctx.report)
     return found
 
 

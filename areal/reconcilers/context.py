@@ -40,7 +40,7 @@ class Context:
     progress: Callable[[Progress], None] = lambda progress: None
     interrupted: threading.Event = field(default_factory=threading.Event)
 
-    def tell(self, ref: str, stage: str) -> None:
+    def report(self, ref: str, stage: str) -> None:
         """Report the stage of ``ref`` before a slow step."""
         self.progress(Progress(ref, stage))
 

@@ -124,7 +124,7 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
         command.backend.named(scheduler["type"]).require_possible(scheduler, gpus=gpus, nodes=nodes)
     for kind in sorted({item.kind for item in starting.values()}):
         mine = {ref: item for ref, item in starting.items() if item.kind == kind}
-        controller_of(kind).check_start(mine, command.ctx.tell)
+        controller_of(kind).check_start(mine, command.ctx.report)
 
 
 def _nothing_to_do(command: CommandContext, prepared: Prepared, notes: Sequence[str]) -> Outcome:
@@ -150,7 +150,7 @@ def _locked(
             ctx.lock_timeout_s,
             ctx.command,
             interrupted=ctx.interrupted,
-            on_wait=partial(ctx.tell, ""),
+            on_wait=partial(ctx.report, ""),
         ) as held:
             again = prepare()
             if again.touched <= refs:

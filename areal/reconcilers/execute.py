@@ -181,9 +181,9 @@ def _choose_port(op: Op, observed: Observed, endpoint: Endpoint, stopping: froze
         return ports.claim_ports(1, owner=op.ref)[0]  # not to be taken for its predecessor
     called: list[int] = []  # ports that live neighbors call: data proxies their engine, gateways their router
     if endpoint.caller is not None:
-        caller, told = endpoint.caller
+        caller, input_name = endpoint.caller
         callers = [run for run in observed.of(op.ref, caller, int(replica)) if run.is_live]
-        urls = [urlsplit(str(run.state.spec.inputs.get(told, ""))) for run in callers]
+        urls = [urlsplit(str(run.state.spec.inputs.get(input_name, ""))) for run in callers]
         called = [url.port for url in urls if url.port is not None]
     ended = sorted((run for run in former if not run.is_live), key=lambda run: run.ended_at, reverse=True)
     sticky = [*called, *(port for run in ended for port in _ports(run))]
@@ -216,7 +216,7 @@ def perform(context: EffectContext, op: Op) -> None:
 
 def spawn(context: EffectContext, op: Op, number: int) -> None:
     slot = context.slots[op.run]
-    context.say(op, f"starting {slot.component}")
+    context.report(op, f"starting {slot.component}")
     spec = controller_of(parse_ref(op.ref).kind).launch(context, op, slot)
     context.backend.start(spec, on_pid=lambda pid: context.tx.note(number, pid=pid))
     with context.lock:
@@ -226,7 +226,7 @@ def spawn(context: EffectContext, op: Op, number: int) -> None:
 
 
 def kick(context: EffectContext, op: Op, number: int) -> None:
-    context.say(op, "restarting now")
+    context.report(op, "restarting now")
     context.backend.kick(op.run)
     until = time.monotonic() + KICK_SETTLE_S
     while context.state(op.run).phase is Phase.BACKOFF and time.monotonic() < until:
@@ -261,7 +261,7 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
     except TargetFailed as error:
         context.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
         raise
-    context.say(op, "ready")
+    context.report(op, "ready")
 
 
 def _accepts(op: Op, response: ProbeResponse) -> bool:
@@ -283,12 +283,12 @@ def _accepts(op: Op, response: ProbeResponse) -> bool:
 def _say_stage(context: EffectContext, op: Op, uid: str) -> None:
     stage = context.backend.stage(uid)
     if stage is not None:
-        context.say(op, stage.stage, stage.done, stage.total)
+        context.report(op, stage.stage, stage.done, stage.total)
 
 
 def warm(context: EffectContext, op: Op, number: int) -> None:
     """A one-token completion through the data proxy. Raises TargetFailed when the model does not complete."""
-    context.say(op, "warming up")
+    context.report(op, "warming up")
     model = context.object(op.ref)
     client = context.admin(host_of(model) or op.ref, context.url(op, op.run), WARM_TIMEOUT_S)
     body = {
@@ -306,7 +306,7 @@ def warm(context: EffectContext, op: Op, number: int) -> None:
         raise TargetFailed(f"{op.ref} {op.target}: no answer to a first completion: {why}", hint=logs) from error
     refused = answer.get("error") if isinstance(answer, dict) else None
     if op.args.get("trainer") and isinstance(refused, dict) and refused.get("code") == WEIGHTS_BEHIND:
-        context.say(op, f"waits for the weights of {op.args['trainer']}")
+        context.report(op, f"waits for the weights of {op.args['trainer']}")
         return
     if status != 200:
         raise TargetFailed(f"{op.ref} {op.target}: the model does not complete: {status} {_brief(answer)}", hint=logs)
@@ -320,12 +320,12 @@ def soak(context: EffectContext, op: Op, number: int) -> None:
             run = probe_run(context.state(symbol))
             if run.seen in (Seen.REFUSING, Seen.SILENT) or run.state.phase is not Phase.RUNNING:
                 raise failure(context.backend, run.state)
-        context.say(op, f"must stay ready for {until - time.monotonic():.0f} s more")
+        context.report(op, f"must stay ready for {until - time.monotonic():.0f} s more")
         context.pause(op, SLOW_POLL_S)
 
 
 def stop(context: EffectContext, op: Op, number: int) -> None:
-    context.say(op, "stopping")
+    context.report(op, "stopping")
     report = context.backend.stop(op.run, grace_s=op.args.get("graceSeconds"))
     if report.was_alive or report.swept_pids:
         swept = f"; swept {len(report.swept_pids)} left-over processes" if report.swept_pids else ""
@@ -403,7 +403,7 @@ def drain(context: EffectContext, op: Op, number: int) -> None:
         if waited_s >= seconds:
             context.event(op.ref, "Warning", "DrainTimeout", f"{op.run} still had {busy} requests after {seconds:g} s")
             return
-        context.say(op, f"draining, {busy} requests in flight")
+        context.report(op, f"draining, {busy} requests in flight")
         context.pause(op, SLOW_POLL_S)
 
 
@@ -411,8 +411,8 @@ def _in_flight(url: str, headers: Mapping[str, str]) -> int | None:
     """Requests in flight at a data proxy, or turns of agents whose callers have disconnected; None when it does not
     answer, and so is gone."""
     try:
-        told = json.loads(http_get(f"{url}/health", 2.0, headers).body)
-        return max(int(told.get("in_flight", 0)), int(told.get("busy_sessions", 0)))
+        health = json.loads(http_get(f"{url}/health", 2.0, headers).body)
+        return max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
     except (ProbeFailed, ValueError):
         return None
 

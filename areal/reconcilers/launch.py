@@ -129,7 +129,7 @@ class EffectContext:
             waits = queued_for(state) if state.phase is Phase.QUEUED else f"{state.phase}{on}"
             who = f"{state.spec.component}/{state.spec.replica}"
             waited_s = time.time() - state.queued_at if state.queued_at else None
-            self.say(op, waits if who == op.target else f"waits for {who}, {waits}", elapsed_s=waited_s)
+            self.report(op, waits if who == op.target else f"waits for {who}, {waits}", elapsed_s=waited_s)
             self.require_time(op, f"{state.spec.owner} {who} is {waits}")
             self.pause(op, PLACEMENT_POLL_S)
         if not is_placed(state.spec):
@@ -194,7 +194,7 @@ class EffectContext:
 
     # -- progress and events
 
-    def say(
+    def report(
         self,
         op: Op,
         stage: str,

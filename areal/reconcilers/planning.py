@@ -122,9 +122,9 @@ def _decide_living(run: ObservedRun) -> Decision:
 
 def _outdated(component: Component, run: ObservedRun) -> str:
     """The field that makes ``run`` the wrong process for ``component``; "" when it may stay."""
-    told = run.state.spec.inputs
+    recorded = run.state.spec.inputs
     for name, value in sorted({KEY_INPUT: None, **component.inputs}.items()):
-        if told.get(name) != value:
+        if recorded.get(name) != value:
             return f"inputs.{name}"
     had, wanted = run.state.spec.spec, component.spec
     if had == wanted:
@@ -434,8 +434,8 @@ class ObjectWork:
             needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)
         else:
             return Started(run)
-        told = {"trainer": trainer} if trainer else {}
-        return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=told),))
+        args = {"trainer": trainer} if trainer else {}
+        return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=args),))
 
     def stop(self, run: ObservedRun, cause: str, needs: Sequence[int], args: Mapping[str, Any] | None = None) -> int:
         """End a run; its GPUs are free afterwards. The lease of a run whose shim died is free already; what its session

@@ -232,7 +232,9 @@ class Flag:
     choices: tuple[str, ...] = ()
 
 
-_OURS: Mapping[str, Mapping[str, str]] = {  # flags that areal sets, by engine: the field they come from, "" if fixed
+_RESERVED_FLAGS: Mapping[
+    str, Mapping[str, str]
+] = {  # flags that areal sets, by engine: the field they come from, "" if fixed
     "embedded": {
         "model-path": "path",
         "lora": "lora",
@@ -268,9 +270,9 @@ def embedded_flags() -> dict[str, Flag]:
     flags = {}
     for name, kind in get_type_hints(EmbeddedEngineConfig).items():
         flag = name.replace("_", "-")
-        if get_origin(kind) is Literal and flag not in _OURS["embedded"]:
+        if get_origin(kind) is Literal and flag not in _RESERVED_FLAGS["embedded"]:
             flags[flag] = Flag(choices=get_args(kind))
-        elif flag not in _OURS["embedded"]:
+        elif flag not in _RESERVED_FLAGS["embedded"]:
             flags[flag] = Flag(next(each for each in (kind, *get_args(kind)) if each in (int, float, str)))
     return flags
 
@@ -283,7 +285,7 @@ def flag_name(name: str) -> str:
 
 def areal_sets(engine: str, name: str) -> bool:
     """Whether areal itself sets this argument of ``engine``."""
-    return flag_name(name).partition(".")[0] in _OURS.get(engine, {})
+    return flag_name(name).partition(".")[0] in _RESERVED_FLAGS.get(engine, {})
 
 
 def engine_arguments(engine: str, section: Mapping[str, Any], trainer_dtype: str = "") -> dict[str, Any]:
@@ -306,8 +308,8 @@ def engine_arg_faults(
         known = embedded_flags()
     for name, value in arguments.items():
         flag = flag_name(name).partition(".")[0]
-        if flag in _OURS.get(engine, {}):
-            where = _OURS[engine][flag]
+        if flag in _RESERVED_FLAGS.get(engine, {}):
+            where = _RESERVED_FLAGS[engine][flag]
             yield name, f"is set by areal itself{f', from {where}' if where else ''}"
         elif flag in _ONE_ONLY and engine in ("vllm", "sglang") and str(value) not in ("1", "None"):
             yield name, _ONE
@@ -320,7 +322,7 @@ def engine_arg_faults(
 def engine_args_schema(engine: str) -> Schema:
     """Returns the JSON Schema of ``engineArgs``. It lists the flags and values of the embedded engine; for other
     engines, it only rejects the flags that areal sets."""
-    refused: Schema = {f"^{_spellings(flag)}$": False for flag in _OURS[engine]}
+    refused: Schema = {f"^{_spellings(flag)}$": False for flag in _RESERVED_FLAGS[engine]}
     if engine != "embedded":
         return {"patternProperties": refused}
     allowed = {f"^{_spellings(name)}$": _value_schema(flag) for name, flag in embedded_flags().items()}

@@ -90,11 +90,11 @@ def render(request: RenderRequest) -> Rendered:
 @dataclass(frozen=True)
 class ValidPart:
     """The result of ``render`` without the documents that have faults. ``faults``: all faults, in file order.
-    ``spoiled``: the objects of the documents left out, if their names can be read, with the faults of the document."""
+    ``invalid``: the objects of the documents left out, if their names can be read, with the faults of the document."""
 
     rendered: Rendered
     faults: tuple[Diagnostic, ...] = ()
-    spoiled: Mapping[Ref, tuple[Diagnostic, ...]] = field(default_factory=dict)
+    invalid: Mapping[Ref, tuple[Diagnostic, ...]] = field(default_factory=dict)
 
 
 def render_valid(request: RenderRequest) -> ValidPart:
@@ -119,7 +119,7 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
     references = place_references(resources)
     acyclic(references, problems)
     faults = tuple(problems.diagnostics())
-    spoiled: dict[Ref, tuple[Diagnostic, ...]] = {}
+    invalid: dict[Ref, tuple[Diagnostic, ...]] = {}
     if faults and partly:
         places = _Places(sources, manifests)
         by_place = places.of(faults)
@@ -129,10 +129,10 @@ def _rendered(request: RenderRequest, *, partly: bool = False) -> ValidPart:
             if here is None:
                 kept += each
             else:
-                spoiled |= {ref: tuple(here) for ref in document.declared() if name_problem(ref.name) is None}
-        resources = [item for item in kept if item.ref not in spoiled]
+                invalid |= {ref: tuple(here) for ref in document.declared() if name_problem(ref.name) is None}
+        resources = [item for item in kept if item.ref not in invalid]
         references = place_references(resources)
-    return ValidPart(Rendered(tuple(resources), references, dict(sorted(env.read.items()))), faults, spoiled)
+    return ValidPart(Rendered(tuple(resources), references, dict(sorted(env.read.items()))), faults, invalid)
 
 
 class _Places:

@@ -254,7 +254,7 @@ def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
     return str(spec.get("service", "default")), served_name(name, spec)
 
 
-def served_twice(resource: Resource, other: str) -> tuple[Pos, str, str]:
+def served_name_conflict(resource: Resource, other: str) -> tuple[Pos, str, str]:
     """Returns position, field and message for a Model whose served name ``other`` already has."""
     service, name = served_as(resource.name, resource.spec)
     said = SERVED in resource.spec
@@ -270,7 +270,7 @@ def served_once(resources: Sequence[Resource], problems: Problems) -> None:
             continue
         earlier = first.setdefault(served_as(resource.name, resource.spec), resource)
         if earlier.ref != resource.ref:
-            pos, path, message = served_twice(resource, f"{earlier.ref} ({earlier.pos})")
+            pos, path, message = served_name_conflict(resource, f"{earlier.ref} ({earlier.pos})")
             problems.add(pos, path, message)
 
 

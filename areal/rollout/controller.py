@@ -143,7 +143,7 @@ def _trajectories(
 
     @wraps(take)
     def call(self: RolloutController, /, *args: P.args, **kwargs: P.kwargs) -> list[Any]:
-        return [each.trajectory for each in self._received(take(self, *args, **kwargs))]
+        return [each.trajectory for each in self._dump_and_acknowledge(take(self, *args, **kwargs))]
 
     call.__signature__ = inspect.signature(take).replace(return_annotation="list[Any]")  # type: ignore[attr-defined]
     return call
@@ -324,7 +324,7 @@ class RolloutController:
                 raise
             return []
         assert taken is not None
-        return self._received(taken)
+        return self._dump_and_acknowledge(taken)
 
     def wait_for_task(self, task_id: str, timeout: float | None = None) -> Any | None:
         """The trajectory of one episode; None where it was rejected, or abandoned as too old. Raises NotFound,
@@ -402,7 +402,7 @@ class RolloutController:
             self._streams[key] = (dataloader, _endless(dataloader))
         return self._streams[key][1]
 
-    def _received(self, taken: list[Rollout]) -> list[Rollout]:
+    def _dump_and_acknowledge(self, taken: list[Rollout]) -> list[Rollout]:
         if self.config.dump_to_file and taken:
             append_rollouts(self._dump_folder, self.get_version(), taken, self.model)
         self.acknowledge(self.spent_leases())
@@ -427,7 +427,7 @@ class RolloutController:
         """What came of these leases is durable: the service deletes their trajectories. Until then they are lent again
         after this process. A service that does not answer is a warning: they stay among the ``spent_leases``."""
 
-        async def tell() -> None:
+        async def notify() -> None:
             try:
                 async with asyncio.timeout(CLEAN_UP_S):
                     await self._client.acknowledge_leases(leases)
@@ -438,7 +438,7 @@ class RolloutController:
                 self._leases.pop(lease, None)
 
         if leases:
-            self._loop.run(tell())
+            self._loop.run(notify())
 
     # -- versions, control
 

@@ -98,8 +98,8 @@ class Home:
         culprit = next((path for path in (self.root, *self.folders) if path.exists() and not path.is_dir()), None)
         if culprit is not None:
             return ArealError(f"cannot use {self.root} as a home: {culprit} is not a folder", hint=_ELSEWHERE)
-        told = explain(error, self.root, "use")
-        return ArealError(told.message, hint=_ELSEWHERE)
+        explained = explain(error, self.root, "use")
+        return ArealError(explained.message, hint=_ELSEWHERE)
 
 
 # -- generated keys: one file a service, 0600 in a 0700 folder. No default key exists.

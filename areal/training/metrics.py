@@ -373,7 +373,7 @@ class ProgressLine:
             self.stream.write(line + "\n")
         self.stream.flush()
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         self.close()
         self.stream.write(text + "\n")
         self.stream.flush()

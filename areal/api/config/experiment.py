@@ -503,18 +503,18 @@ class PPOConfig(BaseExperimentConfig):
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         norm = self.actor.reward_norm
         found = super().ineffective(given)
-        told: list[tuple[tuple[str, ...], str]] = []
+        without_effect: list[tuple[tuple[str, ...], str]] = []
         if self.ref is None:
-            told.append((("actor", "kl_estimator"), "there is no ref"))
+            without_effect.append((("actor", "kl_estimator"), "there is no ref"))
         for name, trainer in (("async_training", self), ("trainer.async_training", self.trainer)):
             if self.rollout.max_head_offpolicyness and trainer is not None and not trainer.async_training:
-                told.append((("rollout", "max_head_offpolicyness"), f"{name} is false"))
+                without_effect.append((("rollout", "max_head_offpolicyness"), f"{name} is false"))
         actor = self.actor
         scales = actor.loss_agg_mode == "seq-mean-token-sum-norm" and not actor.loss_scale_factor
         if actor.max_new_tokens != self.gconfig.max_new_tokens and not (scales or actor.overlong_reward_penalty):
             why = "it is of overlong_reward_penalty and loss_agg_mode seq-mean-token-sum-norm"
-            told.append((("actor", "max_new_tokens"), f"{why}; gconfig.max_new_tokens bounds answers"))
-        found += [(place, why) for place, why in told if get_path(given, place) is not ABSENT]
+            without_effect.append((("actor", "max_new_tokens"), f"{why}; gconfig.max_new_tokens bounds answers"))
+        found += [(place, why) for place, why in without_effect if get_path(given, place) is not ABSENT]
         if norm is not None and norm.mean_level == "group" and self.gconfig.n_samples == 1:
             key = next((key for key in _GROUPED if get_path(given, key) is not ABSENT), None)
             if key is not None:

@@ -69,12 +69,12 @@ def chat(
     if session is None:
         set_current(cli, service, key)
     client = TurnClient(chosen.url, chosen.key, answer_timeout or _ANSWER_S)
-    talk = AgentTalk(client, key, cli.say, streamed=not no_stream)
+    talk = AgentTalk(client, key, cli.info, streamed=not no_stream)
     if text is None:
-        cli.say(f"talking to the agent at {chosen.url}, session {key}; /? for help")
+        cli.info(f"talking to the agent at {chosen.url}, session {key}; /? for help")
         return Repl(cli, talk, read_line, _commands(cli, chosen, service, talk), _HELP).run()
     if session is None:
-        cli.say(f"session {key}")
+        cli.info(f"session {key}")
     return _one_shot(cli, talk, text)
 
 
@@ -88,7 +88,7 @@ def _session(cli: Invocation, chosen: GatewayClient, service: str, given: str | 
         with contextlib.suppress(NotFound):
             call_session(chosen, "GET", key)
             return key
-        cli.say(f"the current session {key} has ended; a new one begins")
+        cli.info(f"the current session {key} has ended; a new one begins")
     return new_session(chosen)
 
 
@@ -123,7 +123,7 @@ class AgentTalk:
 
     client: TurnClient
     session: str
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     streamed: bool = True
 
     def answer(self, text: str) -> str:
@@ -148,10 +148,10 @@ class AgentTalk:
                         ended = True
                     if piece.name is not None:
                         turn.tool_calls.append({"name": piece.name, "arguments": piece.arguments})
-                        self.say(tool_line(piece.name, piece.arguments))
+                        self.print_line(tool_line(piece.name, piece.arguments))
                     elif piece.result is not None:
                         turn.tool_results.append(piece.result)
-                        self.say(result_line(piece.result))
+                        self.print_line(result_line(piece.result))
         except KeyboardInterrupt:
             turn.stopped = True
         if show and not self.streamed:
@@ -179,11 +179,11 @@ def _commands(
         if rest:
             call_session(chosen, "GET", rest)
             use(rest)
-        cli.say(f"session {talk.session}")
+        cli.info(f"session {talk.session}")
 
     def new(rest: str) -> None:
         use(new_session(chosen))
-        cli.say(f"session {talk.session}")
+        cli.info(f"session {talk.session}")
 
     def history(rest: str) -> None:
         found = call_session(chosen, "GET", talk.session)
@@ -192,7 +192,7 @@ def _commands(
     def close(rest: str) -> None:
         body = {"session_key": talk.session}
         chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", body))
-        cli.say("closed")
+        cli.info("closed")
         new(rest)
 
     return {"session": session, "new": new, "history": history, "close": close}

@@ -227,10 +227,10 @@ def _remote(chosen: GatewayClient) -> dict[str, Any]:
         "pairs": None,
     }
     try:
-        status, told = chosen.ask("GET", "/ready")
+        status, readiness = chosen.ask("GET", "/ready")
     except ArealError as error:
         return {**document, "phase": "Unreachable", "healthy": False, "message": error.message}
-    reason = told.get("reason") if isinstance(told, Mapping) else None
+    reason = readiness.get("reason") if isinstance(readiness, Mapping) else None
     phase = {200: "Ready", 503: "Progressing"}.get(status, "Unknown")
     message = "" if status == 200 else f"the gateway is not ready: {reason or f'it answers {status}'}"
     return {**document, "phase": phase, "healthy": status == 200, "message": message}

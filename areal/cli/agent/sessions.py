@@ -139,7 +139,7 @@ def sessions_list(cli: Invocation, service: str, limit: int) -> int:
     current = current_session(cli, service)
     found = list(islice(session_pages(cli, agent_gateway(cli, service), "/sessions"), limit + 1))
     if len(found) > limit:
-        cli.say(f"there are more than {limit}; --limit shows them")
+        cli.info(f"there are more than {limit}; --limit shows them")
     rows = [{**row, "current": row["session_key"] == current} for row in found[:limit]]
     columns = _COLUMNS if any(row["current"] for row in rows) else _COLUMNS[1:]
     emit_rows(cli, rows, columns, name=lambda row: str(row["session_key"]), empty="no session")

@@ -66,7 +66,7 @@ def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
         document = answer.document(talk.model)
         write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
     elif answer.finish_reason == "length":
-        cli.say("(cut at the longest answer; --max-tokens allows more)")
+        cli.info("(cut at the longest answer; --max-tokens allows more)")
     return 0
 
 
@@ -78,7 +78,7 @@ def _prompt(cli: Invocation, talk: Conversation) -> int:
         talk.settings["model"] = models[0]
     if talk.model is None:
         raise UsageFault(f"there are {len(models)} models; say which", hint=f"--model {models[0]}" if models else None)
-    cli.say(f"talking to {talk.model} at {talk.client.base_url}; /? for help")
+    cli.info(f"talking to {talk.model} at {talk.client.base_url}; /? for help")
     return Repl(cli, talk, read_line, _commands(cli, talk), _HELP).run()
 
 
@@ -93,22 +93,22 @@ def _commands(cli: Invocation, talk: Conversation) -> dict[str, Callable[[str], 
     def set_(rest: str) -> None:
         if not rest:
             for name, value in talk.settings.items():
-                cli.say(f"{name} {value}")
+                cli.info(f"{name} {value}")
             return
         name, _, value = rest.partition(" ")
         talk.set(name, value.strip().strip('"'))
 
     def save(rest: str) -> None:
         talk.save(path := _path(rest, "/save"))
-        cli.say(f"saved {len(talk.messages)} messages to {path}")
+        cli.info(f"saved {len(talk.messages)} messages to {path}")
 
     def load(rest: str) -> None:
         talk.load(path := _path(rest, "/load"))
-        cli.say(f"loaded {len(talk.messages)} messages from {path}")
+        cli.info(f"loaded {len(talk.messages)} messages from {path}")
 
     def clear(rest: str) -> None:
         talk.messages.clear()
-        cli.say("forgotten")
+        cli.info("forgotten")
 
     return {"set": set_, "save": save, "load": load, "clear": clear}
 

@@ -170,7 +170,7 @@ def _finish(
     if complete:
         return 0
     if interrupted:
-        cli.say(f"interrupted with {progress.done} of {progress.planned} done; the same command with --resume goes on")
+        cli.info(f"interrupted with {progress.done} of {progress.planned} done; the same command with --resume goes on")
         return EXIT_INTERRUPTED
     why = f"{progress.planned - progress.done} of {progress.planned} episodes failed: {failed_for(progress.failed)}"
     hint = f"see {output.path / 'failures.jsonl'}; the same command with --resume tries them again"

@@ -84,7 +84,7 @@ def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: 
     chosen = gateway_of(cli, service)
     found = list(islice((row for row in session_pages(cli, chosen, "/rl/sessions") if wanted(row)), limit + 1))
     if len(found) > limit:
-        cli.say(f"there are more than {limit}; --limit shows them")
+        cli.info(f"there are more than {limit}; --limit shows them")
     emit_rows(cli, found[:limit], _COLUMNS, name=lambda row: str(row["session_id"]), empty="no session")
     return 0
 
@@ -227,7 +227,7 @@ def _show(
     shown, more = _first(wanted, given["episode"], given["sort"], limit, target)
     decoder = _decoder(cli, given["tokenizer"], shown, chosen)
     if more:
-        cli.say(f"these are the first {len(shown)}; --limit shows more")
+        cli.info(f"these are the first {len(shown)}; --limit shows more")
     if given["page"]:
         from areal.trajectories.render import render_html
 
@@ -235,7 +235,7 @@ def _show(
             Path(given["page"]).write_text(render_html(shown, decoder, title=target), encoding="utf-8")
         except OSError as error:
             raise ArealError(f"cannot write {given['page']}: {error.strerror}") from error
-        cli.say(f"{len(shown)} trajectories in {given['page']}")
+        cli.info(f"{len(shown)} trajectories in {given['page']}")
     elif cli.format.is_table:
         _print(cli, shown, decoder, given["paint"])
     else:
@@ -286,7 +286,7 @@ def _decoder(
         listed = chosen.get("/v1/models").get("data", [])
         folder = next((item.get("root") for item in listed if item.get("id") == model), None)
     if folder is None or not (Path(folder) / "tokenizer.json").is_file():
-        cli.say(f"the tokenizer of {model} is not on this machine: ids are shown; --tokenizer names it")
+        cli.info(f"the tokenizer of {model} is not on this machine: ids are shown; --tokenizer names it")
         return None
     return load_decoder(Path(folder))
 
@@ -316,9 +316,9 @@ def _print(cli: Invocation, episodes: list[Episode], decoder: TokenDecoder | Non
         versions.update(version for turn in conversation for version in turn.versions)
         write(("\n" if number else "") + render_terminal(episode, conversation, paint=paint))
     if not episodes:
-        cli.say("no trajectory")
+        cli.info("no trajectory")
     elif paint is not None:
-        cli.say("\n" + legend(paint, sorted(versions)))
+        cli.info("\n" + legend(paint, sorted(versions)))
 
 
 def _document(episode: Episode, decoder: TokenDecoder | None) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     access = _inference(context, op, spec)
     if spec.inference is not None:
         called = f"InferenceService/{spec.inference.service}"
-        told = inference_inputs(context.spec_of(called), context.service_url(op, called))
-        launch = replace(launch, inputs={**launch.inputs, **told})
+        inputs = inference_inputs(context.spec_of(called), context.service_url(op, called))
+        launch = replace(launch, inputs={**launch.inputs, **inputs})
     if slot.component == "gateway":
         gateway = AgentGatewayConfig(
             **about,

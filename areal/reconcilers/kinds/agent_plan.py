@@ -57,20 +57,20 @@ def with_callers_of(
     """``targets``, with the agent services whose processes were told another place or key of an inference service among
     them than it has now."""
     chosen = {target.ref: target for target in targets}
-    told: dict[str, list[Mapping[str, Any]]] = {}
+    recorded: dict[str, list[Mapping[str, Any]]] = {}
     for run in map(ObservedRun, states):
         if run.is_live and "inferenceUrl" in run.state.spec.inputs:
-            told.setdefault(run.state.spec.owner, []).append(run.state.spec.inputs)
+            recorded.setdefault(run.state.spec.owner, []).append(run.state.spec.inputs)
     for item in stored:
         ref, called = str(item.ref), (item.spec.get("inference") or {}).get("service", "default")
         target = chosen.get(f"InferenceService/{called}")
-        if ref not in told or ref in chosen or target is None or target.gone:
+        if ref not in recorded or ref in chosen or target is None or target.gone:
             continue
         spec: InferenceServiceSpec = effective(target.object.kind, target.object.spec)
         if spec.scheduler.type != LOCAL:
             continue  # known when it is placed
         now = inference_inputs(spec, base_url(spec.gateway.host, spec.gateway.port))
-        if any(inputs.get(name) != value for inputs in told[ref] for name, value in now.items()):
+        if any(inputs.get(name) != value for inputs in recorded[ref] for name, value in now.items()):
             chosen[ref] = Target(item, "unchanged")
     return tuple(chosen.values())
 

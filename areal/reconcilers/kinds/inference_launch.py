@@ -153,7 +153,7 @@ def model_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     def report(name: str, done: int, total: int | None) -> None:
         if context.ctx.interrupted.is_set():
             raise Interrupted(op)  # the download goes on from here the next time
-        context.say(op, f"downloading {name}", done, total)
+        context.report(op, f"downloading {name}", done, total)
 
     need = gpus_per_replica(spec) if slot.component == ENGINE else 0
     launch = replace(

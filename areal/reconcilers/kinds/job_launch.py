@@ -139,22 +139,22 @@ def service_environment(context: EffectContext, op: Op, spec: TrainJobSpec) -> d
     if spec.rollout is None:
         return {}
     ref = f"InferenceService/{spec.rollout.service}"
-    told = {
+    variables = {
         "AREAL_INFERENCE_ADDR": context.service_url(op, ref),
         "AREAL_INFERENCE_KEY_FILE": context.key_file(ref),
         "AREAL_INFERENCE_SERVICE": ref,  # its record: where it is, if it moves
     }
     if not spec.rollout.model:
-        return told
+        return variables
     if spec.rollout.agents is not None:
         ref = f"AgentService/{spec.rollout.agents}"
-        told["AREAL_AGENTS_ADDR"] = context.service_url(op, ref)
-        told["AREAL_AGENTS_KEY_FILE"] = context.key_file(ref)
-        told["AREAL_AGENTS_SERVICE"] = ref
+        variables["AREAL_AGENTS_ADDR"] = context.service_url(op, ref)
+        variables["AREAL_AGENTS_KEY_FILE"] = context.key_file(ref)
+        variables["AREAL_AGENTS_SERVICE"] = ref
     model = context.store.get(parse_ref(f"Model/{spec.rollout.model}"))
     if model is None:
-        return {**told, "AREAL_INFERENCE_MODEL": spec.rollout.model}
-    told["AREAL_INFERENCE_MODEL"] = served_name(model.name, model.spec)
+        return {**variables, "AREAL_INFERENCE_MODEL": spec.rollout.model}
+    variables["AREAL_INFERENCE_MODEL"] = served_name(model.name, model.spec)
     if commits := commits_of(model, effective("Model", model.spec)):
-        told[COMMITS_VARIABLE] = json.dumps(commits)
-    return told
+        variables[COMMITS_VARIABLE] = json.dumps(commits)
+    return variables

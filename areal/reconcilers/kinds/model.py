@@ -51,7 +51,7 @@ class ModelController(KindController):
         from areal.hub import is_id
         from areal.resources.nodes import Diagnostic
         from areal.resources.paths import looks_local, resolve_model_path
-        from areal.resources.resource import served_as, served_twice
+        from areal.resources.resource import served_as, served_name_conflict
 
         taken = {served_as(item.name, item.spec): item.ref for item in stored if item.kind == self.kind}
         faults: dict[Ref, list[Diagnostic]] = {}
@@ -66,7 +66,7 @@ class ModelController(KindController):
                     message = f"{what} (looked in the working directory and beside the manifest)"
                     found.append(Diagnostic(resource.pos_of((name,)), resource.text_of((name,)), message))
             if (other := taken.get(served_as(resource.name, resource.spec))) is not None:
-                found.append(Diagnostic(*served_twice(resource, str(other))))
+                found.append(Diagnostic(*served_name_conflict(resource, str(other))))
             if found:
                 faults[resource.ref] = found
         return faults

@@ -235,8 +235,8 @@ def _lost_routes(work: ReplicaWork) -> str:
     if draining:
         return "a drain was interrupted"
     table = work.service.table
-    told = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
-    return "" if told == work.readiness else "probes.readiness changed"
+    readiness = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
+    return "" if readiness == work.readiness else "probes.readiness changed"
 
 
 def _note_drift(work: ReplicaWork, kind: str, message: str) -> str:

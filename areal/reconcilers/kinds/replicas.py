@@ -121,7 +121,7 @@ def _callers(proxies: Iterable[ObservedRun]) -> dict[str, list[ObservedRun]]:
     """Data proxies by the URLs among their inputs, such as that of their engine."""
     found: dict[str, list[ObservedRun]] = {}
     for proxy in proxies:
-        for url in {told for told in proxy.state.spec.inputs.values() if isinstance(told, str)}:
+        for url in {value for value in proxy.state.spec.inputs.values() if isinstance(value, str)}:
             found.setdefault(url, []).append(proxy)
     return found
 
@@ -300,8 +300,8 @@ class ReplicaWork(ObjectWork, ABC):
             gpus = self.gpus.take(self.need, f"{self.ref} {component.target}") if replica.new_engine else ()
             args = {**(flag if decision.action is Action.REPLACE else {}), **({"gpus": self.need} if self.need else {})}
             engine = self.start(component, decision, (*needs, *gpus), args)
-        told = {**({"engine": engine.run} if engine.run else {}), **flag}
-        proxy = self.start(replica.proxy_component, replica.proxy, needs, told, engine.ready, self.trainer)
+        about = {**({"engine": engine.run} if engine.run else {}), **flag}
+        proxy = self.start(replica.proxy_component, replica.proxy, needs, about, engine.ready, self.trainer)
         return proxy.run, (*engine.ready, *proxy.ready)
 
     def stop_all(self, runs: Sequence[ObservedRun], cause: str, needs: Sequence[int]) -> tuple[int, ...]:

@@ -97,8 +97,8 @@ class TrainJobController(KindController):
         if not step:
             return None
         reward = step.get("reward/mean")
-        told = [f"reward {reward:.3f}"] if isinstance(reward, int | float) else []
-        detail = ", ".join([*told, *filter(None, [bottleneck(step)])])
+        parts = [f"reward {reward:.3f}"] if isinstance(reward, int | float) else []
+        detail = ", ".join([*parts, *filter(None, [bottleneck(step)])])
         total = step.get("total_steps")
         stage = "step" if isinstance(total, int) else f"step {step['step']}"
         return Progress(f"{self.kind}/{name}", stage, step["step"], total, age_s, detail, eta_s(step))

@@ -56,7 +56,7 @@ _GONE_S = 60.0  # for Slurm to clear a job away whose processes were killed
 _MARGIN_S = 10.0
 _AGAIN_S = 3.0  # SIGTERM is sent again: a job that has just begun misses the first
 _POLL_S = (0.05, 1.0)
-_AWAY = (
+_UNREACHABLE = (
     *("Unable to contact slurm controller", "Could not establish a configuration source", "Socket timed out"),
     *("Zero Bytes", "Protocol authentication error"),
 )
@@ -80,7 +80,7 @@ class SlurmBackend(ClusterBackend):
     # -- capacity
 
     def capacity(self) -> Capacity:
-        gres = dict(line.split("|", 1) for line in _ask("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
+        gres = dict(line.split("|", 1) for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
         return Capacity(queued={self.name: sum(map(gpus_of_gres, gres.values()))})
 
     def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
@@ -94,7 +94,7 @@ class SlurmBackend(ClusterBackend):
         if _AT_THE_MOMENT not in words:
             raise InvalidManifest(f"Slurm refuses spec.scheduler.slurm: {words}", hint="sinfo; sacctmgr show assoc")
         # The GPUs of each node of the partition, whatever its present state.
-        lines = [line.split("|") for line in _ask("sinfo", "-h", "-N", "-o", "%N|%P|%G").splitlines()]
+        lines = [line.split("|") for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%P|%G").splitlines()]
         chosen = {
             node: gres
             for node, name, gres in lines
@@ -128,7 +128,7 @@ class SlurmBackend(ClusterBackend):
 
     def jobs(self, uids: Collection[str]) -> Mapping[str, Job]:
         try:
-            known = newest(parse_squeue(_ask("squeue", "--json", "--me", "--states=all")), str(self.home))
+            known = newest(parse_squeue(_run_command("squeue", "--json", "--me", "--states=all")), str(self.home))
         except ValueError as error:  # squeue says the rest of it only in plain words
             words = error_words(_run("squeue", "-h", "-o", "%i", "--me").stderr) or str(error)
             raise _silent(words) from None
@@ -263,7 +263,7 @@ def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[s
         raise _silent(f"{argv[0]} took more than {_ANSWER_S:g} s") from None
 
 
-def _ask(*argv: str) -> str:
+def _run_command(*argv: str) -> str:
     """Raises ArealError with Slurm's words where it fails."""
     done = _run(*argv)
     if done.returncode != 0:
@@ -272,7 +272,7 @@ def _ask(*argv: str) -> str:
 
 
 def _require_answer(words: str) -> None:
-    if any(sign in words for sign in _AWAY):
+    if any(sign in words for sign in _UNREACHABLE):
         raise _silent(words)
 
 

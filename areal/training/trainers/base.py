@@ -238,7 +238,7 @@ class Trainer(abc.ABC):
         if last:
             raise ArealError(message, hint="free space, then areal restart the job")
         if self.ranks.is_first:
-            self.progress.say(f"warning: {message}; the run goes on")
+            self.progress.info(f"warning: {message}; the run goes on")
         return {"save/failed": 1.0}
 
     def _try_checkpoint(self, *, last: bool) -> Metrics:
@@ -249,7 +249,7 @@ class Trainer(abc.ABC):
             if last:
                 raise
             if self.ranks.is_first:
-                self.progress.say(f"warning: {error.message}; the run goes on")
+                self.progress.info(f"warning: {error.message}; the run goes on")
             return {"checkpoint/failed": 1.0}
         return {}
 
@@ -321,7 +321,7 @@ class Trainer(abc.ABC):
             if self.ranks.is_first:
                 kept = self.log.restart()
                 if kept is not None and self.folder.attempt == 1:
-                    self.progress.say(f"the metrics of an earlier run of these names are kept as {kept}")
+                    self.progress.info(f"the metrics of an earlier run of these names are kept as {kept}")
             return False
         state = newest.state()
         self.step = int(state["step"])
@@ -332,12 +332,12 @@ class Trainer(abc.ABC):
         changed = {name: value for name, value in asdict(self.order).items() if value != state["data"][name]}
         if self.ranks.is_first and changed:
             diff = ", ".join(f"{name} {state['data'][name]} -> {value}" for name, value in changed.items())
-            self.progress.say(
+            self.progress.info(
                 f"warning: the data is not that of the checkpoint ({diff}): rows may come twice, or never"
             )
         if self.ranks.is_first:
             self.log.rewind(self.step)
-            self.progress.say(f"resumed after step {self.step} from {newest.folder}")
+            self.progress.info(f"resumed after step {self.step} from {newest.folder}")
         return True
 
     def _load_newest(self) -> Checkpoint | None:

@@ -132,9 +132,11 @@ class AgentJournal(Journal):
                 continue
             turn = self._read.execute(last, (number * _SEQUENCES, (number + 1) * _SEQUENCES)).fetchone()
             turns, used_at = (turn[0] % _SEQUENCES, turn[1]) if turn is not None else (0, created)
-            told = orjson.loads(about)
-            inference = RlSession(**told["inference"]) if told["inference"] is not None else None
-            found.append(SessionEntry(self, number, digest, key, created, told["metadata"], inference, turns, used_at))
+            document = orjson.loads(about)
+            inference = RlSession(**document["inference"]) if document["inference"] is not None else None
+            found.append(
+                SessionEntry(self, number, digest, key, created, document["metadata"], inference, turns, used_at)
+            )
         for session in sorted(found, key=lambda session: session.used_at):
             self._keep(session)
 

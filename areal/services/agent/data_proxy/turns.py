@@ -515,7 +515,7 @@ class TurnRunner:
                 turn.keep(line for line in passed if line.startswith(_OWN_EVENTS))
             if passed:
                 passed.append(b"")
-                await _pass_on(turn, b"\n".join(passed))
+                await _relay_events(turn, b"\n".join(passed))
             if isinstance(last, TurnFailed):
                 raise last
             if last is not None:
@@ -525,7 +525,7 @@ class TurnRunner:
         raise TurnFailed("infra", "the worker's answer ended before the turn")
 
 
-async def _pass_on(turn: SessionTurn, events: bytes) -> None:
+async def _relay_events(turn: SessionTurn, events: bytes) -> None:
     """Write events to the live callers. Waits while all of them lag: one slow caller does not block the others."""
     callers = [caller for caller in turn.callers if caller.live and not caller.failed]
     for caller in callers:

@@ -45,7 +45,7 @@ class PairWorker:
         self._http = http
         self._headers = {**headers, "Content-Type": "application/json"}
         self._failures = _LOST_AFTER
-        self._look = asyncio.Event()
+        self._wake = asyncio.Event()
         self._ready = asyncio.Event()
         self.fault: str | None = "the worker was not asked yet"
         self.on_change: Callable[[], None] = lambda: None
@@ -54,11 +54,11 @@ class PairWorker:
     async def run(self) -> None:
         """Probe the worker's readiness until cancelled, more often while it is not ready."""
         while True:
-            self._look.clear()
+            self._wake.clear()
             self._note(await self._ask())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SOON_S if self._failures else self.period_s):
-                    await self._look.wait()
+                    await self._wake.wait()
 
     async def _ask(self) -> str | None:
         try:
@@ -67,9 +67,9 @@ class PairWorker:
             )
         except (CallFailed, TimeoutError) as error:
             return f"the worker does not answer: {error!r}"
-        told = reply.object()
-        self.keeps_sessions = bool(told.get("keeps_sessions", True))
-        return None if reply.status == 200 else f"the worker is not ready: {told.get('reason')}"
+        health = reply.object()
+        self.keeps_sessions = bool(health.get("keeps_sessions", True))
+        return None if reply.status == 200 else f"the worker is not ready: {health.get('reason')}"
 
     def _note(self, fault: str | None) -> None:
         self._failures = self._failures + 1 if fault is not None else 0
@@ -87,7 +87,7 @@ class PairWorker:
         """Wait for the worker to be ready again, after it refused a connection. False after ``timeout_s`` seconds."""
         self._ready.clear()
         self._failures = max(self._failures, 1)
-        self._look.set()
+        self._wake.set()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ready.wait()
@@ -162,8 +162,12 @@ def recorded_events(turn: TurnEntry) -> bytes:
             names[call["id"]] = call["function"]["name"]
             events.append({"type": "tool_call", "id": call["id"], **call["function"]})
         if message["role"] == "tool":
-            told = {"id": message["tool_call_id"], "name": names[message["tool_call_id"]], "result": message["content"]}
-            events.append({"type": "tool_result", **told})
+            result = {
+                "id": message["tool_call_id"],
+                "name": names[message["tool_call_id"]],
+                "result": message["content"],
+            }
+            events.append({"type": "tool_result", **result})
         elif message["role"] == "assistant" and not message.get("tool_calls"):
             summary = message["content"] or ""
     if turn.outcome == "complete":

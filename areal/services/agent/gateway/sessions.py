@@ -216,10 +216,10 @@ class AgentSessions:
             raise session_not_found(start.api_key)
         if status != 201:
             raise refusal(status, answer)
-        told = orjson.loads(answer)
-        session = told["sessions"][0]
+        document = orjson.loads(answer)
+        session = document["sessions"][0]
         key = session["session_api_key"]
-        tag = told.get("journal") or tag_of_key(key)
+        tag = document.get("journal") or tag_of_key(key)
         if tag is None:
             self.forget(key)
             tag = await self.find(key)
@@ -278,8 +278,8 @@ class AgentSessionRoutes:
             reopen=True,
         )
         started = await self._sessions.start(start, request.id)
-        told = {"session_key": started.key, "inference_session_id": started.inference_session_id}
-        return json_response({**told, "metadata": started.metadata}, status=201 if started.created else 200)
+        document = {"session_key": started.key, "inference_session_id": started.inference_session_id}
+        return json_response({**document, "metadata": started.metadata}, status=201 if started.created else 200)
 
     async def list(self, request: Request) -> Response:
         """One page of sessions, ordered by key."""

@@ -186,8 +186,8 @@ class _SocketTurns:
                 if event["type"] == "accepted":
                     about["runId"] = event["run_id"]
                     await self._answer(frame_id, {**about, "status": "accepted"})
-                elif (told := _told(event)) is not None:
-                    payload = {"runId": about["runId"], **told}
+                elif (fields := _frame_fields(event)) is not None:
+                    payload = {"runId": about["runId"], **fields}
                     await self._send({"type": "event", "event": "agent", "payload": payload})
 
             last = await self._of.runner.run(TurnCall(key, turn, request_id), sink)
@@ -233,7 +233,7 @@ def _params(cls: type[Any], params: object) -> Any:
     return body_as(cls, params, "params")
 
 
-def _told(event: Event) -> Event | None:
+def _frame_fields(event: Event) -> Event | None:
     """The payload of an event frame. None for events of the agent's own stream: callers get its summary at the end."""
     match event["type"]:
         case "delta":

@@ -286,7 +286,7 @@ class ExternalCalls:
                     response_recorder = chat_recorder(recorder, self._model, path, data)
                 with api_failures():
                     async with self._api.post(path, data, request.id, timeout, headers) as upstream:
-                        return await _pass_on(call, upstream, response_recorder)
+                        return await _relay_stream(call, upstream, response_recorder)
 
         return handle
 
@@ -335,7 +335,7 @@ class ExternalCalls:
 _STREAM_ENDS = (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "', b"message_stop", b'"error"')
 
 
-async def _pass_on(
+async def _relay_stream(
     call: _RelayedCall, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
 ) -> AnyResponse:
     headers = {name: value for name in _PASSED_HEADERS if (value := upstream.headers.get(name)) is not None}

@@ -106,7 +106,7 @@ class PromptBuilder:
         """Return the prompt's text after a recorded response. None if no end token ended that response, or if the
         template rewrites it."""
         last, codec = answered.tokens[-1], self._codec
-        follow = generation.after_answer
+        follow = generation.trailing_text
         if follow is None or last not in codec.end_ids:
             return None
         end, cost_us = codec.token_text(last), 3 * size * RENDER_US + len(answered.tokens) * DECODE_US

@@ -257,7 +257,7 @@ class GenerationRequest:
     loop if they take long. Without ``sampling.max_new_tokens`` the response may have ``default_max_tokens``, or as many
     tokens as the context holds. ``store`` false: the call is not recorded. ``echo``: the texts of the prompts, which
     precede the responses; None for a prompt of token ids. ``prompt_logprobs``: how many alternatives to each prompt
-    token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``after_answer`` takes the text
+    token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``trailing_text`` takes the text
     up to and including the chat's last response, and the text of its end token; it returns the text that the template
     adds, or None if the template does not continue that text. ``adapter``: the LoRA adapter that samples."""
 
@@ -273,14 +273,14 @@ class GenerationRequest:
     parsing: ResponseParsing = ResponseParsing()
     messages: Sequence[Mapping[str, Any]] = ()
     text: Callable[[], str] | None = None
-    after_answer: Callable[[str, str], str | None] | None = None
+    trailing_text: Callable[[str, str], str | None] | None = None
     adapter: str | None = None
 
     @property
     def scored(self) -> int | None:
         """How many alternatives to each prompt token are requested from the engine; None: prompts are not scored."""
-        told, top = self.prompt_logprobs, self.options.top_logprobs if self.echo else None
-        return told if top is None else max(top, told or 0)
+        requested, top = self.prompt_logprobs, self.options.top_logprobs if self.echo else None
+        return requested if top is None else max(top, requested or 0)
 
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> GenerationRequest:
@@ -311,7 +311,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         rendered = (template.render_open if continued else template.render)(messages, tools.shown, variables)
         return rendered + parsing.prompt_end(rendered)
 
-    def after_answer(recorded: str, end: str) -> str | None:
+    def trailing_text(recorded: str, end: str) -> str | None:
         if continued:
             return None
         given = TemplateInput(messages, tools.shown, variables)
@@ -327,7 +327,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         parsing=parsing,
         messages=client_messages,
         text=text,
-        after_answer=after_answer,
+        trailing_text=trailing_text,
     )
 
 

@@ -158,13 +158,13 @@ class CallRecorder:
         """Return the recorded turn that this chat continues."""
         if self._caller is None:
             return None
-        return await self._caller.journal.known(self._caller.session, self.set_conversation(messages))
+        return await self._caller.journal.match_prefix(self._caller.session, self.set_conversation(messages))
 
     async def match_last_answer(self) -> PrefixMatch | None:
         """Return the recorded turn whose response is the last one in the chat. Call ``match_prefix`` before."""
         assert self._caller is not None and self.conversation is not None
         last = replace(self.conversation, answered=self.conversation.answered[-1:])
-        return await self._caller.journal.known(self._caller.session, last)
+        return await self._caller.journal.match_prefix(self._caller.session, last)
 
     async def record(self, answer_id: str, model: str, created: int, samples: Sequence[Sample]) -> None:
         """Record the call; the record is durable on return."""

@@ -371,7 +371,7 @@ def _is_byte_level(decoder: Any) -> bool:
 RENDER_US = 0.02  # a character of a chat, by a template
 ENCODE_US = 0.15  # a character
 DECODE_US = 0.1  # a token
-_AT_ONCE_US = 600.0  # the most that runs on the event loop
+_INLINE_US = 600.0  # the most that runs on the event loop
 
 
 class CodecPool:
@@ -383,7 +383,7 @@ class CodecPool:
     async def run(self, work: Callable[[], _T], cost_us: float) -> _T:
         """Run ``work``, which takes about ``cost_us``. When the caller is cancelled, queued work is dropped and running
         work stops at its next ``check_wanted``."""
-        if cost_us <= _AT_ONCE_US:
+        if cost_us <= _INLINE_US:
             return work()
         left = threading.Event()
 

@@ -272,14 +272,14 @@ class Registration:
     async def _forget_external(self, name: str, addrs: Sequence[str]) -> list[str]:
         """Deregister the model at the data proxies; returns the addresses of those that could not be told."""
 
-        async def tell(addr: str) -> bool:
+        async def deregister_at(addr: str) -> bool:
             try:
                 return (await self._post(addr, "/deregister_model", {"name": name})).status in (200, 404)
             except ApiError:
                 return False
 
-        told = await asyncio.gather(*map(tell, addrs))
-        return [addr for addr, done in zip(addrs, told, strict=True) if not done]
+        done_at = await asyncio.gather(*map(deregister_at, addrs))
+        return [addr for addr, done in zip(addrs, done_at, strict=True) if not done]
 
     async def _post_to_each(self, addrs: Sequence[str], body: Mapping[str, Any]) -> None:
         answers = await asyncio.gather(*(self._post(addr, "/register_model", body) for addr in addrs))
@@ -333,13 +333,13 @@ class Registration:
             message = f"the router does not reach the data proxy at {', '.join(lost)}"
             raise ApiError(502, message, code="data_proxy_unavailable")
 
-    async def _restore(self, model: str, before: RegisterModel | None, told: list[str]) -> None:
-        """Roll a registration back. ``told``: data proxies that registered an external model. One that was registered
+    async def _restore(self, model: str, before: RegisterModel | None, addrs: list[str]) -> None:
+        """Roll a registration back. ``addrs``: data proxies that registered an external model. One that was registered
         before keeps the new API: only the data proxies had the old one's key."""
         if before is not None:
             await self._router.post("/register_model", write_fields(before))
             return
-        await self._forget_external(model, told)
+        await self._forget_external(model, addrs)
         if await self._registered(model) is not None:
             await self._router.post("/remove_model", {"model": model})
 

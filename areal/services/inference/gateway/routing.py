@@ -291,17 +291,17 @@ class Follower:
         calling = self._http.call("GET", self._url, "/watch?changes", self._headers)
         async with Watchdog(lambda: _SILENCE_S) as watchdog, calling as answer:
             _check(answer.status)
-            told = EMPTY
+            snapshot = EMPTY
             async for line in AnswerLines(answer):
                 watchdog.kick()
                 data = orjson.loads(line)
                 if data["type"] == "snapshot":
-                    told = Snapshot.from_json(data)
-                    self._table.apply(told)
-                    await self._send_last_table(told)
+                    snapshot = Snapshot.from_json(data)
+                    self._table.apply(snapshot)
+                    await self._send_last_table(snapshot)
                 elif data["type"] == "changes":
-                    told = told.changed(Changes.from_json(data))
-                    self._table.apply(told)
+                    snapshot = snapshot.changed(Changes.from_json(data))
+                    self._table.apply(snapshot)
                 self.connected = True
 
     async def _send_last_table(self, incoming: Snapshot) -> None:

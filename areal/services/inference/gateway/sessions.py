@@ -32,7 +32,7 @@ from areal.wire.routing import CORDONED, READY, WorkerEntry
 _REMEMBERED = 10_000
 _FOUND_S = 60.0
 _MISSED_S = 0.5
-_AWAY = ("session_away", ROUTER_AWAY)
+_RETRIED_CODES = ("session_away", ROUTER_AWAY)
 _AWAY_S = 60.0
 _ASK_AGAIN_S = 0.5
 _ASKS_AT_ONCE = 16
@@ -121,7 +121,7 @@ class SessionKeys:
                 async with self._asking:
                     return await self._ask(digest)
             except ApiError as error:
-                if error.code not in _AWAY or loop.time() >= deadline:
+                if error.code not in _RETRIED_CODES or loop.time() >= deadline:
                     raise
             await self._table.changed(_ASK_AGAIN_S)
 
@@ -297,11 +297,11 @@ class HitlSessions:
         deadline = loop.time() + _PATIENCE_S
         while True:
             answers = await self._journals.each("/rl/human", headers, _ASK_S, model)
-            told = [reply.object() for reply in answers.values() if reply.status == 200]
-            held = {tag for each in told for tag in each["journals"]}
-            away = {*self._journals.away(answers, model), *(tag for each in told for tag in each["elsewhere"])} - held
-            if told and not away:
-                latest = max(told, key=lambda each: (each["spoke_at"] or 0.0, each["session_id"]))
+            listed = [reply.object() for reply in answers.values() if reply.status == 200]
+            held = {tag for each in listed for tag in each["journals"]}
+            away = {*self._journals.away(answers, model), *(tag for each in listed for tag in each["elsewhere"])} - held
+            if listed and not away:
+                latest = max(listed, key=lambda each: (each["spoke_at"] or 0.0, each["session_id"]))
                 return str(latest["session_id"])
             if loop.time() >= deadline:
                 message = "it cannot be told where the human spoke last: name the session or the interaction"

@@ -226,8 +226,8 @@ def take(
     if (outlived := _stored(tables, "digest=?", request.digest)) is not None:
         forget(tables, outlived.name)
     number, nonce = tables.counter("next_export"), secrets.token_hex(4)
-    told = {"items": items, "errors": errors, "shared": not request.remove}
-    text = orjson.dumps(items if request.remove and not errors else told).decode()
+    document = {"items": items, "errors": errors, "shared": not request.remove}
+    text = orjson.dumps(items if request.remove and not errors else document).decode()
     tables.set_counter("next_export", number + 1)
     until = now + retention_s
     values = (number, nonce, request.digest, text, until, checksum(number, nonce, text, until))

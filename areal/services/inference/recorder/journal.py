@@ -74,7 +74,7 @@ from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
-_AT_ONCE_BYTES = 32 * 1024  # of a session: its rows are built in less time than a thread takes to start
+_INLINE_BYTES = 32 * 1024  # of a session: its rows are built in less time than a thread takes to start
 _MOST_NOTED = 100
 
 
@@ -179,23 +179,23 @@ class SessionJournal(Journal):
 
     def session_by_key(self, digest: bytes) -> int | None:
         number = self.cache.by_key(digest)
-        return number if number is not None else self._look(lambda tables: tables.session_by_key(digest))
+        return number if number is not None else self._read_inline(lambda tables: tables.session_by_key(digest))
 
     def session_by_name(self, name: SessionName) -> SessionRecord:
         """Raises 404."""
-        return self._look(lambda tables: exporting.session_named(tables, str(name)))
+        return self._read_inline(lambda tables: exporting.session_named(tables, str(name)))
 
     def members(self, group: GroupName, *, removed: bool = False) -> list[tuple[int, str]]:
         """Number and id of each session of a group. ``removed``: with those whose export is not acknowledged yet."""
-        return self._look(lambda tables: tables.members(group, removed=removed))
+        return self._read_inline(lambda tables: tables.members(group, removed=removed))
 
     def session(self, number: int) -> SessionRecord | None:
         held = self._held(number)
-        return held.session if held is not None else self._look(lambda tables: tables.session(number))
+        return held.session if held is not None else self._read_inline(lambda tables: tables.session(number))
 
     def sessions(self, after: int, limit: int) -> list[SessionRecord]:
         """Up to ``limit`` sessions with numbers above ``after``, without damaged ones."""
-        return self._look(lambda tables: tables.sessions(after, limit, self._note))
+        return self._read_inline(lambda tables: tables.sessions(after, limit, self._note))
 
     def name(self, session: SessionRecord) -> str:
         return self._read.name(session)
@@ -203,18 +203,18 @@ class SessionJournal(Journal):
     def live_sessions(self) -> int:
         if self._live is None:
             query = "SELECT count(*) FROM sessions INDEXED BY sessions_live WHERE life=0"
-            count: int = self._look(lambda tables: tables.db.execute(query).fetchone()[0])
+            count: int = self._read_inline(lambda tables: tables.db.execute(query).fetchone()[0])
             self._live = count - 1  # the human-in-the-loop session
         return self._live
 
     def count_trajectories(self, phase: TrajectoryPhase) -> int:
         query = "SELECT count(*) FROM trajectories WHERE phase=?"
-        count: int = self._look(lambda tables: tables.db.execute(query, (int(phase),)).fetchone()[0])
+        count: int = self._read_inline(lambda tables: tables.db.execute(query, (int(phase),)).fetchone()[0])
         return count
 
     def totals(self, session: int) -> tuple[int, float | None]:
         """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
-        return self._look(lambda tables: tables.totals(session))
+        return self._read_inline(lambda tables: tables.totals(session))
 
     def spoke_at(self, session: int) -> float | None:
         """When the newest interaction of a session was recorded, in Unix seconds; None if it has no interaction."""
@@ -223,43 +223,43 @@ class SessionJournal(Journal):
             newest = tables.newest(*session_rows(session))
             return tables.recorded_at(newest) if newest is not None else None
 
-        return self._look(read)
+        return self._read_inline(read)
 
-    async def known(self, session: int, conversation: ConversationDigest) -> PrefixMatch | None:
+    async def match_prefix(self, session: int, conversation: ConversationDigest) -> PrefixMatch | None:
         """The tokens of the turn that this conversation continues; None if it continues none."""
         held = self._held(session)
-        last = held.last if held else self._look(lambda tables: tables.last_trajectory(session))
+        last = held.last if held else self._read_inline(lambda tables: tables.last_trajectory(session))
         if last is None or apply_timeout(last, self.clock()).phase is not TrajectoryPhase.OPEN:
             return None
         low = row_id(session, last.first)
         if held is not None:
             row = continued_turn(CachedTurns(held, low), conversation)
         else:
-            row = self._look(lambda tables: continued_turn(StoredTurns(tables, session, low), conversation))
+            row = self._read_inline(lambda tables: continued_turn(StoredTurns(tables, session, low), conversation))
         if row is None:
             return None
-        known = self._recent.get(row)
-        if known is None:
-            known = await self._read_apart(lambda tables: tables.known(row))
-            if known is not None:
-                self._recent.put(row, known)
-        return known
+        match = self._recent.get(row)
+        if match is None:
+            match = await self._read_in_thread(lambda tables: tables.match_prefix(row))
+            if match is not None:
+                self._recent.put(row, match)
+        return match
 
     def _held(self, number: int) -> CachedSession | None:
         """The session from the cache, or from disk into the cache. None if it is unknown, or too long to be cached."""
         held = self.cache.get(number)
         if held is None:
-            held = self._look(lambda tables: read_session(tables, number))
+            held = self._read_inline(lambda tables: read_session(tables, number))
             if held is not None:
                 self.cache.put(held)
         return held
 
     def trajectories(self, session: int) -> list[Trajectory]:
         """The session's trajectories, without damaged ones."""
-        return self._look(lambda tables: tables.trajectories(session, self._note))
+        return self._read_inline(lambda tables: tables.trajectories(session, self._note))
 
     async def turns(self, session: SessionRecord, trajectory: Trajectory) -> TrajectoryTurns:
-        return await self._read_apart(lambda tables: tables.turns(session, trajectory))
+        return await self._read_in_thread(lambda tables: tables.turns(session, trajectory))
 
     async def replay(self, call: CallIdentity) -> list[RecordedTurn] | None:
         """The turns of a repeated call that is already recorded, one per choice. A retry that is matched by body alone
@@ -279,7 +279,7 @@ class SessionJournal(Journal):
             trajectory = tables.trajectory_of(session, found[0] % SEQUENCES)
             return found if trajectory is not None and trajectory.phase is TrajectoryPhase.OPEN else None
 
-        found = self._look(find)
+        found = self._read_inline(find)
         if found is None:
             return None
         if found[1] != call.digest:
@@ -288,7 +288,7 @@ class SessionJournal(Journal):
 
     async def answer(self, row: int) -> list[RecordedTurn] | None:
         """All choices of the answer in ``row``; None if it has been deleted."""
-        return await self._read_apart(lambda tables: tables.answer(row // SEQUENCES, row % SEQUENCES))
+        return await self._read_in_thread(lambda tables: tables.answer(row // SEQUENCES, row % SEQUENCES))
 
     # -- exports
 
@@ -298,13 +298,13 @@ class SessionJournal(Journal):
         """Reward the last interaction of a session before its export, without a finish timeout. A short session is
         exported in the same commit. If ``request`` repeats an export, the reward is compared and nothing is written.
         Returns whether the reward was set, and the export if there is one. Raises 404, and as ``reward``."""
-        kept = self._look(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
+        kept = self._read_inline(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
         if kept is not None:
             for number, place in kept.items[-1:]:
-                self._look(partial(changes.check_exported_reward, number=number, place=place, value=value))
+                self._read_inline(partial(changes.check_exported_reward, number=number, place=place, value=value))
             return False, None
         number = self.session_by_name(name).number
-        short = self._look(lambda tables: tables.recorded_bytes(number)) <= _AT_ONCE_BYTES
+        short = self._read_inline(lambda tables: tables.recorded_bytes(number)) <= _INLINE_BYTES
         return True, await self._change(partial(self._seal, number, value, request if short else None))
 
     def _seal(
@@ -328,7 +328,7 @@ class SessionJournal(Journal):
         (rewards overflow, records damaged). After an error nothing is taken."""
         retention = self.retention.export_retention
         while True:
-            chosen, items, built = await self._read_apart(lambda tables: self._build(tables, request))
+            chosen, items, built = await self._read_in_thread(lambda tables: self._build(tables, request))
             errors = tuple(built.errors)
             kept = await self._change(partial(exporting.take, self._write, request, chosen, items, errors, retention))
             if kept is not None and kept.items in (chosen, items):
@@ -337,12 +337,12 @@ class SessionJournal(Journal):
     def has_removed(self, session_ids: Iterable[str]) -> bool:
         """Whether all these sessions were removed."""
         names = [name for each in session_ids if (name := SessionName.parse(each)) is not None]
-        found = self._look(lambda tables: [tables.session(name.number) for name in names])
+        found = self._read_inline(lambda tables: [tables.session(name.number) for name in names])
         return all(session is None or session.state is SessionState.REMOVED for session in found)
 
     async def check_export(self, request: ExportRequest) -> Export:
         """The response of ``export``, or its error, without taking anything."""
-        return (await self._read_apart(lambda tables: self._build(tables, request)))[2]
+        return (await self._read_in_thread(lambda tables: self._build(tables, request)))[2]
 
     def _build(
         self, tables: SessionTables, request: ExportRequest
@@ -409,27 +409,27 @@ class SessionJournal(Journal):
             except ApiError:
                 return None
 
-        return await self._read_apart(lambda tables: [load(tables, item) for item in items])
+        return await self._read_in_thread(lambda tables: [load(tables, item) for item in items])
 
     def session_id(self, number: int) -> str | None:
         """The id of a session, even of a damaged one; None if it is unknown."""
-        return self._look(lambda tables: tables.session_id(number))
+        return self._read_inline(lambda tables: tables.session_id(number))
 
     def ready_online(
         self, limit: int, but: frozenset[TrajectoryKey], kind: TrajectoryKind | None = None
     ) -> list[TrajectoryKey]:
         """Up to ``limit`` ready trajectories of online sessions, oldest first, without those in ``but``."""
-        return self._look(lambda tables: exporting.ready_online(tables, self.clock(), limit, but, kind))
+        return self._read_inline(lambda tables: exporting.ready_online(tables, self.clock(), limit, but, kind))
 
     def next_due(self) -> float | None:
         """When the next finish timeout of a trajectory passes, in Unix seconds; None if none is set."""
-        return self._look(exporting.next_due)
+        return self._read_inline(exporting.next_due)
 
     # -- upkeep
 
     async def sweep(self) -> int:
         """Process one slice of the upkeep. Returns the number of changes."""
-        if not self._look(lambda tables: exporting.is_due(tables, self.clock(), self.retention, self._cursor)):
+        if not self._read_inline(lambda tables: exporting.is_due(tables, self.clock(), self.retention, self._cursor)):
             self._cursor = 0
             return 0
         found, self._cursor = await self._change(
@@ -441,13 +441,13 @@ class SessionJournal(Journal):
 
     def is_spent(self) -> bool:
         """Whether the journal holds no session (except the human-in-the-loop one), trajectory or export."""
-        return self._look(exporting.is_spent)
+        return self._read_inline(exporting.is_spent)
 
-    def _look(self, read: Callable[[SessionTables], _T]) -> _T:
+    def _read_inline(self, read: Callable[[SessionTables], _T]) -> _T:
         with self._reading():
             return read(self._read)
 
-    async def _read_apart(self, read: Callable[[SessionTables], _T]) -> _T:
+    async def _read_in_thread(self, read: Callable[[SessionTables], _T]) -> _T:
         """Read in a thread, in one transaction: the event loop may write between two queries of ``read``."""
 
         def read_at_once() -> _T:

@@ -107,8 +107,8 @@ class SessionTables:
         return [(number, str(SessionName(task, self.tag, number))) for number, task in rows]
 
     def add_session(self, session: SessionRecord, key: bytes | None) -> None:
-        told = _session_values(session)
-        values = (*told, checksum(*map(_plain, told)), key)
+        fields = _session_values(session)
+        values = (*fields, checksum(*map(_plain, fields)), key)
         self.db.execute(f"INSERT INTO sessions ({_SESSION}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
     def save_session(self, session: SessionRecord) -> None:
@@ -159,8 +159,8 @@ class SessionTables:
     def save_trajectory(self, session: int, value: Trajectory, export: int | None = None) -> None:
         self._changed(session)
         query = f"INSERT OR REPLACE INTO trajectories ({_TRAJECTORY}) VALUES (?,?,?,?,?,?,?,?,?)"
-        told = _trajectory_values(value)
-        self.db.execute(query, (*told, checksum(session, *map(_plain, told)), session, export))
+        fields = _trajectory_values(value)
+        self.db.execute(query, (*fields, checksum(session, *map(_plain, fields)), session, export))
 
     def bounds(self, session: int, trajectory: Trajectory) -> tuple[int, int]:
         """The range of row ids of the trajectory's interactions: the first id, and the end (exclusive)."""
@@ -283,7 +283,7 @@ class SessionTables:
         answer_id = next((turn.answer_id for turn in turns if turn.seq == seq), None)
         return [turn for turn in turns if turn.answer_id == answer_id] if answer_id else None
 
-    def known(self, row: int) -> PrefixMatch | None:
+    def match_prefix(self, row: int) -> PrefixMatch | None:
         """All tokens of the turn in ``row``, including those stored with its ancestors. None if the turn has been
         deleted, or has no text digest by which a next turn could continue it."""
         parts: list[array[int]] = []

@@ -492,21 +492,21 @@ class WorkerRegistry:
         GatewayLimits().updated(declared["limits"])
         models = {
             str(name): _Model(
-                int(told["expected"]),
-                bool(told["external"]),
-                int(told["created"]),
-                Readiness.of(told["readiness"]),
-                frozenset(map(str, told["journals"])),
-                bool(told["withheld"]),
+                int(model["expected"]),
+                bool(model["external"]),
+                int(model["created"]),
+                Readiness.of(model["readiness"]),
+                frozenset(map(str, model["journals"])),
+                bool(model["withheld"]),
             )
-            for name, told in declared["models"].items()
+            for name, model in declared["models"].items()
         }
         workers = {}
-        for told in declared["workers"]:
-            worker = WorkerRecord(str(told["id"]), worker_base_url(told["addr"]), told["model"])
-            worker.drained, worker.cordoned = bool(told["drained"]), bool(told["cordoned"])
-            worker.stopping = bool(told.get("stopping"))
-            worker.expires_at = now if told["leased"] else None
+        for entry in declared["workers"]:
+            worker = WorkerRecord(str(entry["id"]), worker_base_url(entry["addr"]), entry["model"])
+            worker.drained, worker.cordoned = bool(entry["drained"]), bool(entry["cordoned"])
+            worker.stopping = bool(entry.get("stopping"))
+            worker.expires_at = now if entry["leased"] else None
             workers[worker.id] = worker
         self.strategy, self.limits = str(declared["strategy"]), dict(declared["limits"])
         self._models = models

@@ -353,7 +353,7 @@ async def test_turn_of_another_conversation_that_had_the_same_row_is_not_continu
     second = await journal.record(session, calls.text([user("task")], "B"))
     assert second.first == first.first, "the row is used again"
     said = {"role": "assistant", "content": "B"}
-    assert await journal.known(session, digest_conversation([user("task"), said, user("go on")])) is None
+    assert await journal.match_prefix(session, digest_conversation([user("task"), said, user("go on")])) is None
 
 
 async def test_failures_are_counted_beside_the_rows(journal: SessionJournal, calls: Calls) -> None:

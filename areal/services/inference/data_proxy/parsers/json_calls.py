@@ -91,7 +91,7 @@ def plain_arguments(text: str) -> str:
     return text if decoded is None else decoded
 
 
-class CallObject:
+class JsonCallReader:
     """Reads one ``{"name": ..., "arguments": ...}``, in either order; also inside ``{"function": ...}``.
 
     ``known``: whether a name is a tool's, for formats without tags. There an object with another name or other keys is
@@ -167,7 +167,7 @@ def read_calls(source: TextSource, output: Output, known: Callable[[str], bool] 
     yield from source.accept("[")
     while True:
         yield from source.space()
-        if (yield from source.peek()) != "{" or not (yield from CallObject(source, output, known).read()):
+        if (yield from source.peek()) != "{" or not (yield from JsonCallReader(source, output, known).read()):
             return called
         called = True
         yield from source.space()
