@@ -337,6 +337,7 @@ def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
         "reason": STOPPED_DEAD,
         "restarts": child.get("restarts", 0),
         "last_exit": child.get("last_exit"),
+        "logged_at": records.logged_at(folder),
         "swept": list(swept),
     }
     with suppress(OSError):  # without the record it is reported as dead, which it is

@@ -64,6 +64,14 @@ def read_object(folder: str, name: str) -> dict[str, Any] | None:
     return value
 
 
+def logged_at(folder: str) -> float | None:
+    """When the run's log was last written, in seconds since the epoch; None if it has none."""
+    try:
+        return os.stat(f"{folder}/{LOG_FOLDER}/{CURRENT_LOG}").st_mtime
+    except OSError:
+        return None
+
+
 def remove(path: str) -> None:
     with suppress(FileNotFoundError):
         os.unlink(path)

@@ -434,10 +434,7 @@ def _dead(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
             started_at = child.get("started_at")
     except DAMAGED:
         pass  # written without fsync: after a power cut it may be empty, and the verdict does not need it
-    try:
-        logged_at = Path(folder, records.LOG_FOLDER, records.CURRENT_LOG).stat().st_mtime
-    except OSError:
-        logged_at = None
+    logged_at = records.logged_at(folder)
     return RunState(spec, Phase.DEAD, None, identity.pid, started_at, restarts, last_exit, reason, logged_at=logged_at)
 
 

@@ -146,7 +146,8 @@ def test_update_between_whose_steps_a_worker_restarts_is_repeated(
 ) -> None:
     at = served("shm")
     proxy, engine = at.here.proxies[0], at.here.engines[0]
-    published, restarts = at.pair.publisher.published, []
+    published = at.pair.publisher.published
+    restarts: list[int] = []
 
     def after_a_restart(version: int) -> dict[str, Any]:
         found = published(version)

@@ -22,7 +22,7 @@ PLUGIN = REPOSITORY / "areal/services/inference/engines/vllm_plugin"
 KINDS = ("embedded", "vllm-standin", "sglang-standin", "vllm", "sglang")
 REAL = {"vllm": "AREAL_VLLM_PYTHON", "sglang": "AREAL_SGLANG_PYTHON"}
 _PORT = re.compile(r"^(?:.*listens on \S+ port )?(\d+)$", re.MULTILINE)
-_START_S = {"vllm": 420.0, "sglang": 420.0}
+_START_S = {"vllm": 900.0, "sglang": 900.0}
 
 
 @dataclass
