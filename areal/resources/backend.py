@@ -232,9 +232,8 @@ class Flag:
     choices: tuple[str, ...] = ()
 
 
-_RESERVED_FLAGS: Mapping[
-    str, Mapping[str, str]
-] = {  # flags that areal sets, by engine: the field they come from, "" if fixed
+# Flags that areal sets, by engine: the field that they come from, "" if fixed.
+_RESERVED_FLAGS: Mapping[str, Mapping[str, str]] = {
     "embedded": {
         "model-path": "path",
         "lora": "lora",

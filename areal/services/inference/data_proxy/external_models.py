@@ -36,7 +36,7 @@ _BODY_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
-class Registration:
+class ExternalRegistration:
     """The registration of an external model. ``model``: the provider's name of the model."""
 
     name: str
@@ -56,14 +56,14 @@ class Registration:
 class ExternalModel:
     """An external model that is served."""
 
-    registered: Registration
+    registered: ExternalRegistration
     http: aiohttp.ClientSession
     api: ExternalApi
     handlers: Mapping[str, Handler]
 
 
 def open_external(
-    registered: Registration, recorders: CallRecorders, max_body_bytes: int, timeout_s: float
+    registered: ExternalRegistration, recorders: CallRecorders, max_body_bytes: int, timeout_s: float
 ) -> ExternalModel:
     """Open the API of an external model. Raises UrlError."""
     from areal.services.inference.data_proxy.external import ExternalCalls, external_handlers
@@ -154,7 +154,7 @@ class ExternalModels:
                 raise ApiError(507, message, code="store_failed") from error
         self._served = wanted
 
-    def _open(self, registered: Registration) -> ExternalModel:
+    def _open(self, registered: ExternalRegistration) -> ExternalModel:
         """Raises UrlError."""
         return open_external(registered, self._recorders, self._max_body_bytes, self._timeout_s)
 
@@ -171,7 +171,7 @@ class ExternalModels:
             yield
 
 
-def _registered(body: RegisterExternal, own: str) -> Registration:
+def _registered(body: RegisterExternal, own: str) -> ExternalRegistration:
     """Raises 400, 409."""
     if body.names is None:
         raise bad_request("name must be the model's: letters, digits and -._:/", param="name")
@@ -180,7 +180,7 @@ def _registered(body: RegisterExternal, own: str) -> Registration:
         raise ApiError(409, f"{own!r} is what this data proxy serves itself", code="model_exists", param="name")
     if not body.url:
         raise bad_request("url is required: the base URL of an external API", param="url", code="missing_field")
-    registered = Registration(name, body.url, model, body.api_key or None, body.api, body.allow_private)
+    registered = ExternalRegistration(name, body.url, model, body.api_key or None, body.api, body.allow_private)
     try:
         _ = registered.parsed_url
     except UrlError as error:
@@ -189,9 +189,9 @@ def _registered(body: RegisterExternal, own: str) -> Registration:
     return registered
 
 
-def _read(file: Path | None) -> list[Registration]:
+def _read(file: Path | None) -> list[ExternalRegistration]:
     try:
-        return [Registration(**item) for item in orjson.loads(file.read_bytes())] if file is not None else []
+        return [ExternalRegistration(**item) for item in orjson.loads(file.read_bytes())] if file is not None else []
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:

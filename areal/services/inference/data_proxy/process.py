@@ -26,7 +26,7 @@ from areal.services.inference.data_proxy.control import (
     WeightTracker,
     refuse_controls,
 )
-from areal.services.inference.data_proxy.external_models import ExternalModels, Registration, open_external
+from areal.services.inference.data_proxy.external_models import ExternalModels, ExternalRegistration, open_external
 from areal.services.inference.data_proxy.generation import Generator
 from areal.services.inference.data_proxy.model_calls import ModelCalls, TokenMetrics, adapter_of
 from areal.services.inference.data_proxy.openai import load_parsers
@@ -175,7 +175,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
 def _external(config: DataProxyConfig) -> Build:
     key = _provider_key(config.provider_key_file, "AREAL_PROVIDER_API_KEY")
     name = config.provider_model or config.model
-    wanted = Registration(config.model, config.engine_url, name, key, config.provider_api, config.allow_private)
+    wanted = ExternalRegistration(config.model, config.engine_url, name, key, config.provider_api, config.allow_private)
     try:
         _ = wanted.parsed_url
     except UrlError as error:
