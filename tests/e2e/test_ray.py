@@ -34,7 +34,7 @@ def manifest(box: Box, cluster: RayCluster, model: str = "") -> str:
 
 
 def chat(box: Box) -> str:
-    return box.ok("inf", "chat", "-m", "1234").out.strip()
+    return box.ok("inf", "chat", "-m", "1234", "--temperature", "0").out.strip()
 
 
 def test_service_and_model_live_on_the_nodes_and_come_back_from_one_that_dies(on_ray: Box, cluster: RayCluster) -> None:
