@@ -46,7 +46,7 @@ def test_gateway_beyond_loopback_becomes_ready_and_is_reached_by_every_verb(box:
     assert json.loads(box.ok("inf", "status", "-o", "json").out)["healthy"] is True
     box.ok("describe", "inf/default")
     box.ok("wait", "inf/default", "model/reverse", "--for", "ready", "--timeout", "30s")
-    assert box.ok("inf", "chat", "-m", "12").out.strip()
+    assert box.ok("inf", "chat", "-m", "12", "--temperature", "0").out.strip()
     box.ok("apply", "-f", file)
 
 
