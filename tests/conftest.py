@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 from tests.cluster.slurm import slurm_cluster  # noqa: F401
@@ -31,3 +32,9 @@ settings.register_profile("default", settings.get_profile("default"), deadline=N
 
 # The default suite's: always the same examples, fewer than `--hypothesis-profile=default` tries.
 settings.register_profile("ci", settings.get_profile("ci"), max_examples=50)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes the long files, those of whole services, go first: what starts last is waited for alone."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: not item.nodeid.startswith("tests/e2e/"))
