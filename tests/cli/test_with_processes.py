@@ -179,7 +179,7 @@ def test_gateway_by_environment_by_context_and_with_a_wrong_key(served: Box, tmp
     assert nobody.code == 1 and "Unreachable" in nobody.out
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_child_that_fails_to_start_is_quoted(box: Box) -> None:  # noqa: F811
     folder = box.folder / "broken"
     folder.mkdir()
@@ -193,7 +193,7 @@ def test_child_that_fails_to_start_is_quoted(box: Box) -> None:  # noqa: F811
     assert "Last exit of Model/broken engine/0" in described or "RolloutFailed" in described
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:  # noqa: F811
     words = ["inf", "run", "--port", str(box.port), "--model", "reverse", "--backend", "embedded"]
     process = box.start(*words, "--model-path", str(MODEL))
@@ -217,7 +217,7 @@ def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:
     assert document(box, "get")["items"] == []
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_process_whose_place_another_has_taken_is_listed_with_all_only(served: Box) -> None:  # noqa: F811
     served.ok("restart", "model/reverse")
     engines = [row for row in document(served, "get", "processes")["items"] if row["component"] == "engine"]

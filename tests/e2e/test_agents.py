@@ -55,7 +55,7 @@ def test_apply_of_the_manifest_answers_is_rewarded_exported_and_goes_away(box: B
     assert kept == {"objects/serial", "locks/store.lock"}
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_drain_timeout_that_was_raised_holds_for_processes_that_run(box: Box) -> None:
     agents = Agents(box)
     agents.apply("pairs: 1", "drainTimeoutSeconds: 0")
@@ -95,7 +95,7 @@ def test_restart_replaces_the_pairs_and_sessions_go_on(agents: Agents) -> None:
     assert agents.say("b", "restarted") == "one 1 b"
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_restart_waits_for_a_turn_whose_caller_has_left(agents: Agents) -> None:
     caller = agents.connect()
     caller.request("POST", "/v1/responses", '{"input": "wait 2"}', agents.headers("left", "key"))
@@ -107,7 +107,7 @@ def test_restart_waits_for_a_turn_whose_caller_has_left(agents: Agents) -> None:
     assert agents.say("wait 2", "left", "key") == "one 0 wait 2"
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_session_settings_change_while_the_processes_run(agents: Agents) -> None:
     agents.say("a", "idle")
     before = agents.box.pids()
@@ -148,7 +148,7 @@ def test_what_an_operator_reads(agents: Agents) -> None:
     assert box.ok("wait", agents.ref, "--for", "ready").code == 0
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("fields", "module", "words"),
     [
@@ -215,7 +215,7 @@ def test_what_is_missing_is_told_with_its_place_before_anything_starts(
     assert not (box.home / "objects").exists()
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_agent_is_found_in_its_working_folder_and_beside_the_manifest(box: Box, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -233,7 +233,7 @@ def test_agent_is_found_in_its_working_folder_and_beside_the_manifest(box: Box, 
         assert agents.say("a", "s") == f"beside {box.folder.name}"
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_agent_stays_in_the_folder_where_its_service_was_first_applied(box: Box) -> None:
     agents = Agents(box)
     box.write("class Agent:\n    async def run(self, request):\n        return 'first'\n", "own.py")

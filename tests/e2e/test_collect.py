@@ -71,7 +71,7 @@ def test_collection_outlives_a_data_proxy_that_is_killed(pair: Box) -> None:
     assert_exact(pair, "lost-proxy")
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_collector_that_is_killed_goes_on_where_it_was(pair: Box) -> None:
     for least in (1, 20, 50):
         process = pair.start(*collecting("lost-collector"), "--resume")

@@ -87,7 +87,7 @@ def test_components_killed_together_heal_without_a_command(quick: Box, component
     assert quick.areal("diff", "--drift").code == 0
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_job_goes_on_with_one_apply_after_everything_was_killed(box: Box) -> None:
     job = started(box, "learn", steps=8, mode="shm")
     until(lambda: len(job.notes()) >= 4)
@@ -111,7 +111,7 @@ def background(box: Box) -> int | None:
     return box.pids().get("reconcile/0")
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "killed", [pytest.param(False, marks=pytest.mark.slow, id="undisturbed"), pytest.param(True, id="killed")]
 )
@@ -129,7 +129,7 @@ def test_apply_that_does_not_wait_leaves_a_process_that_converges_and_ends(box: 
     assert box.areal("diff", "--drift").code == 0
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_quickstart_applied_without_waiting_trains_to_its_end(box: Box) -> None:
     box = replace(box, folder=ROOT)
     applied(box, "total_train_steps=3", wait=False)

@@ -132,7 +132,7 @@ def test_kill_at_every_point_of_a_command_leaks_nothing(crashing: Box, command: 
     raise AssertionError("the command never ended")
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "number", [pytest.param(each, marks=() if each % 20 == 10 else pytest.mark.crash) for each in range(1, 80)]
 )
@@ -169,7 +169,7 @@ def kill_at_random(box: Box, times: int, seed: int) -> None:
     assert_recovers(box, "the last kill")
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_some_kills_at_random_moments_leak_nothing(crashing: Box) -> None:
     kill_at_random(crashing, 4, seed=1)
 

@@ -120,7 +120,7 @@ def test_private_address_is_refused_where_it_is_said(front: Box) -> None:
         assert refused.code == 3 and "private.yaml:5" in refused.text and "allowPrivate" in refused.text, refused.text
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_endpoint_that_dies_is_told_by_get_and_by_chat_and_served_again_when_it_is_back(front: Box) -> None:
     provider = serve()
     file = manifest(front, "gpt", provider.url, KEY)

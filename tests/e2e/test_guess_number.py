@@ -29,7 +29,7 @@ def rewards(box: Box) -> list[float]:
     return [step["reward/mean"] for step in map(json.loads, lines) if step["step"]]
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
     box = replace(box, folder=ROOT)
     applied(box, "total_train_steps=3")

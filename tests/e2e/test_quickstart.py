@@ -47,7 +47,7 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     assert box.ok("get", "-o", "name").out == ""
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_quickstart_trains_on_an_engine_of_another_package(box: Box, tmp_path: Path) -> None:
     package = tmp_path / "packages" / "areal_plain-1.0.dist-info"
     package.mkdir(parents=True)

@@ -75,7 +75,7 @@ def cluster(box: Box, tmp_path: Path) -> Cluster:
     return Cluster(box, tmp_path)
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_apply_chat_kill_and_delete_on_a_cluster(box: Box, cluster: Cluster) -> None:
     manifest = box.manifest(service=f"scheduler: {{type: {NAME}}}")
 

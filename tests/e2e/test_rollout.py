@@ -38,7 +38,7 @@ def test_restart_under_traffic_breaks_no_request(served: Box) -> None:
     assert served.pids()["engine/0"] != before["engine/0"]
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box) -> None:
     manifest = served.manifest()
     served.ok("apply", "-f", manifest)
@@ -61,7 +61,7 @@ def test_new_version_that_fails_to_start_leaves_the_old_one_serving(served: Box)
     assert served.areal("diff", "-f", manifest).code == 0
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_failure_that_came_right_by_itself_is_taken_back_by_the_next_apply(served: Box) -> None:
     manifest, engine = served.manifest(), served.pids()["engine/0"]
     served.ok("apply", "-f", manifest)
@@ -108,7 +108,7 @@ def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
     assert served.pids()["engine/0"] == engine, "only the data proxy depends on the chat template"
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_rollback_that_destroys_asks_as_apply_does(served: Box) -> None:
     recreate = "strategy: {type: Recreate}\nengineArgs: {max-batch-size: %d}"
     served.ok("apply", "-f", served.manifest(model=recreate % 4), "--yes")
@@ -121,7 +121,7 @@ def test_rollback_that_destroys_asks_as_apply_does(served: Box) -> None:
     assert served.pids()["engine/0"] != engine
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_suspend_stops_and_resume_brings_back(served: Box) -> None:
     served.ok("suspend", "model/reverse")
     assert not any(name.startswith(("engine", "data-proxy")) for name in served.pids())

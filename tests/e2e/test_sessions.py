@@ -14,7 +14,7 @@ from tests.e2e.rollouts import Talks, ask
 from tests.services.processes import wait_until
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_sessions_of_a_killed_data_proxy_come_back_and_the_others_never_notice(two: Box) -> None:
     with Talks(two, 10) as talks:
         assert sorted(Counter(talk.journal for talk in talks.talks).values()) == [5, 5]

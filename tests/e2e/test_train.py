@@ -60,7 +60,7 @@ def wait_phase(box: Box, name: str, phase: str) -> dict[str, Any]:
     return reached
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_run_shows_what_the_driver_says_and_ends_with_its_status(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "actor.lr=1e-3", "status=7")
     assert result.code == 7, result.text
@@ -117,7 +117,7 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     assert not jobs.processes()
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: count}\nspec:\n"
@@ -148,7 +148,7 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
     assert wait_phase(jobs, "count", "Succeeded")["attempt"] == 1
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: Box) -> None:
     manifest = (
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {{name: brief}}\nspec:\n"
@@ -194,7 +194,7 @@ def test_job_that_was_applied_suspended_runs_where_it_was_applied(jobs: Box) -> 
     wait_phase(jobs, "later", "Succeeded")  # it imports the driver, which is not in the other folder
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(jobs: Box) -> None:
     started = jobs.ok("train", "start", "--config", "count.yaml", "--restart", "on-failure", "hang_at=5")
     assert started.out == "count-to-ten\n"
@@ -219,7 +219,7 @@ def test_started_job_is_stopped_and_resumed_and_heals_when_its_supervisor_dies(j
     assert wait_phase(jobs, "lost", "Succeeded")["step"] == 10
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_job_of_a_service_starts_when_its_model_is_ready_and_is_told_where_it_is(jobs: Box) -> None:
     manifest = Path(jobs.manifest(model="servedModelName: Acme/Reverse-1.5"))
     manifest.write_text(

@@ -62,7 +62,7 @@ def at_rest(areal: Areal) -> None:
     assert areal("wait", SERVICE, MODEL, "--for", "ready", "--timeout", "60s")[0] == 0
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("component", "service", "model"),
     [

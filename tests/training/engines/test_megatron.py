@@ -89,7 +89,7 @@ def assert_same(found: dict[str, Any], model: Path, saved: Path) -> None:
     assert all(torch.equal(tensor, found["trained"][name]) for name, tensor in named(opened).items())
 
 
-@pytest.mark.e2e
+@pytest.mark.extended
 def test_tensor_and_pipeline_parallel_ranks_compute_and_train_as_one(models: dict[str, Path], tmp_path: Path) -> None:
     layouts = {"megatron:t2": models["Qwen3"], "megatron:p2": models["Qwen2"]}
     for layout, found in run_ranks(2, layouts, tmp_path).items():
