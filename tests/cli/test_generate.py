@@ -161,6 +161,7 @@ def test_image_of_an_areal_of_unknown_origin_never_installs_the_project_of_that_
     )
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_services_come_back_after_a_container_and_after_a_boot(box: Box) -> None:  # noqa: F811
     box.write(SERVICE % f"{{gateway: {{port: {box.port}}}}}", "my service.yaml")

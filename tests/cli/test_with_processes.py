@@ -164,6 +164,7 @@ def test_verbs_through_a_gateway_need_no_state(served: Box, tmp_path: Path) -> N
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.extended
 def test_gateway_by_environment_by_context_and_with_a_wrong_key(served: Box, tmp_path: Path) -> None:  # noqa: F811
     env = {"AREAL_GATEWAY": served.url, "AREAL_API_KEY": served.key}
     assert "reverse" in served.areal("inf", "models", env=env).out

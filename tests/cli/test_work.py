@@ -167,6 +167,7 @@ def test_engine_is_asked_again_when_a_folder_it_imports_from_has_changed(
     assert len((engine / "asked").read_text().splitlines()) == 2
 
 
+@pytest.mark.extended
 def test_apply_without_changes_asks_each_process_once(served: Box, spawn: Spawner) -> None:  # noqa: F811
     env = {**served.env, "AREAL_HOME": str(served.home)}
     ports = {int(row["url"].rpartition(":")[2]): name for name, row in served.processes().items()}

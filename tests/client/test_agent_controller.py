@@ -236,6 +236,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     run_areal("agent", "stop", "--all", "--yes", what="the end of a test")
 
 
+@pytest.mark.extended
 @pytest.mark.timeout(300)
 def test_service_is_started_scaled_and_deleted(own_home: Path) -> None:
     config = AgentServiceConfig(agent_cls_path="helper_agent.Helper", admin_api_key="a-key-of-the-tests-own")

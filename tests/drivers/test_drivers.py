@@ -57,6 +57,7 @@ RL = (
 )
 
 
+@pytest.mark.extended
 def test_gsm8k_rl_runs_as_it_is(tmp_path: Path, gsm8k: Path, service: Service) -> None:
     lines = drive("gsm8k_rl.py", "gsm8k_grpo.yaml", gsm8k, tmp_path, *RL, service=service)
     assert [line["step"] for line in lines] == [1, 2]

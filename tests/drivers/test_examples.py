@@ -61,6 +61,7 @@ def test_fine_tuning_example_answers_questions_it_has_not_seen(run: Any, tmp_pat
     assert exact_matches(tmp_path / "models" / "step_50") > 0.8
 
 
+@pytest.mark.extended
 def test_dpo_example_prefers_what_is_right_in_pairs_it_has_not_seen(run: Any) -> None:
     lines = run("dpo")
     assert evaluated(lines, "accuracy")[-1] > 0.85  # without training there is no margin at all

@@ -68,6 +68,7 @@ def test_drain_timeout_that_was_raised_holds_for_processes_that_run(box: Box) ->
     assert turn.result() == "one 0 wait 3"
 
 
+@pytest.mark.extended
 def test_pairs_are_scaled_and_sessions_keep_their_history(agents: Agents) -> None:
     box, sessions = agents.box, [f"scaled-{number}" for number in range(8)]
     for session in sessions:
@@ -86,6 +87,7 @@ def test_pairs_are_scaled_and_sessions_keep_their_history(agents: Agents) -> Non
     assert contents == ["a", "one 0 a", "b", "one 1 b", "c", "one 2 c"]
 
 
+@pytest.mark.extended
 def test_restart_replaces_the_pairs_and_sessions_go_on(agents: Agents) -> None:
     agents.say("a", "restarted")
     before = agents.box.pids()
@@ -137,6 +139,7 @@ def test_killed_worker_fails_the_running_turn_and_the_session_goes_on(agents: Ag
     assert agents.box.areal("diff", "--drift").code == 0
 
 
+@pytest.mark.extended
 def test_what_an_operator_reads(agents: Agents) -> None:
     box = agents.box
     assert box.ok("get", "agent").out.split("\n")[0].split() == ["NAME", "PAIRS", "STATUS", "ADDRESS", "AGENT", "AGE"]

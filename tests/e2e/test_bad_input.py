@@ -89,6 +89,7 @@ def test_apply_with_a_home_that_cannot_be_written_says_which(bare: Box) -> None:
     assert "Traceback" not in result.text
 
 
+@pytest.mark.extended
 def test_torn_object_file_is_reported_never_taken_as_absent_and_doctor_restores_it(box: Box) -> None:
     box.ok("apply", "-f", box.manifest(service="suspend: true"))
     path = box.home / "objects" / "model" / "reverse" / "object.json"
@@ -143,6 +144,7 @@ def test_full_disk_changes_nothing_and_leaves_a_usable_home(box: Box) -> None:
     box.ok("apply", "-f", manifest)
 
 
+@pytest.mark.extended
 def test_destructive_command_off_a_terminal_needs_yes(served: Box) -> None:
     result = served.areal("delete", "model/reverse")
     assert result.code == 2
@@ -158,6 +160,7 @@ def test_unknown_object_kind_and_command_are_answered_with_a_suggestion(served: 
     assert served.areal("aply").code == 2
 
 
+@pytest.mark.extended
 def test_two_applies_at_once_one_works_and_the_other_names_the_holder(box: Box) -> None:
     manifest = box.manifest()
     first = box.start("apply", "-f", manifest)
@@ -203,6 +206,7 @@ def test_job_with_an_allocation_that_cannot_be_starts_nothing(
     assert bare.living() == []
 
 
+@pytest.mark.extended
 def test_default_timeout_of_the_configuration_counts_after_the_flags_of_a_verb(box: Box) -> None:
     box.home.mkdir(mode=0o700)
     (box.home / "config.yaml").write_text("defaults: {timeout: 10ms}\n")

@@ -86,6 +86,7 @@ def test_collector_that_is_killed_goes_on_where_it_was(pair: Box) -> None:
     assert left == [], "what was not taken over was let go"
 
 
+@pytest.mark.extended
 def test_collected_tokens_are_shown_with_the_models_own_tokenizer(pair: Box) -> None:
     pair.ok(*collecting("shown"), "--limit", "1")
     shown = pair.ok("inf", "trajectories", "show", "shown", "--limit", "1").out

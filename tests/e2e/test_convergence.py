@@ -64,6 +64,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
     tear_down(made)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "components",
     [

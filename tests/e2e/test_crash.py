@@ -106,6 +106,7 @@ def is_remains(finding: dict[str, Any]) -> bool:
     return finding["severity"] == "info" or str(finding["what"]).startswith("leftover-folder")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "point", [pytest.param(each, marks=() if each in BY_DEFAULT else pytest.mark.crash) for each in CRASH_POINTS]
 )

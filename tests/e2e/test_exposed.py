@@ -32,6 +32,7 @@ def status_of(url: str, key: str | None = None) -> int:
         return error.code
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.slow)])
 def test_gateway_beyond_loopback_becomes_ready_and_is_reached_by_every_verb(box: Box, host: str) -> None:
     file = exposed(box, host)
@@ -50,6 +51,7 @@ def test_gateway_beyond_loopback_becomes_ready_and_is_reached_by_every_verb(box:
     box.ok("apply", "-f", file)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("source", ["file", "env"])
 def test_short_key_beyond_loopback_is_refused_before_anything_starts(box: Box, source: str) -> None:
     key = box.folder / "key"

@@ -87,6 +87,7 @@ def phase_of(box: Box, name: str) -> tuple[str, str]:
     return status["phase"], status["message"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "key", "said"),
     [("wrong", "sk-wrong", "does not take the key"), ("missing", "", "wants a key"), ("dead", KEY, "does not answer")],
@@ -104,6 +105,7 @@ def test_apply_and_get_say_at_once_why_an_endpoint_cannot_be_used(
     front.ok("delete", f"model/{name}", "--yes")
 
 
+@pytest.mark.extended
 def test_register_says_at_once_that_the_key_is_refused(front: Box, provider: Provider) -> None:
     words = ["inf", "register", "--model", "other", "--api-url", provider.url, "--provider-api-key-env", "SOME_KEY"]
     refused = front.areal(*words, "--timeout", "250s", env={"SOME_KEY": "sk-wrong"})
@@ -113,6 +115,7 @@ def test_register_says_at_once_that_the_key_is_refused(front: Box, provider: Pro
     front.ok("delete", "model/other", "--yes", "--ignore-not-found")
 
 
+@pytest.mark.extended
 def test_private_address_is_refused_where_it_is_said(front: Box) -> None:
     file = manifest(front, "private", "http://10.0.0.1/v1", KEY)
     for verb in ("validate", "diff", "apply"):

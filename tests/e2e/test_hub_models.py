@@ -35,6 +35,7 @@ def status(box: Box) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.extended
 def test_id_is_served_from_a_filled_cache_without_a_network(box: Box, tmp_path: Path) -> None:
     commit = fill_cache(tmp_path / "hf" / "hub", NAME, MODEL)
     box.env |= {"HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": "http://127.0.0.1:9"}
@@ -96,6 +97,7 @@ def test_model_that_cannot_be_had_is_said_before_anything_starts(
     assert not (box.home / "objects").exists() and not (box.home / "runs").exists()
 
 
+@pytest.mark.extended
 def test_model_without_weights_is_said_before_anything_starts(box: Box, tmp_path: Path) -> None:
     (tmp_path / "words").mkdir()
     for name in ("config.json", "tokenizer.json"):

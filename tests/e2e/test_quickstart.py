@@ -88,6 +88,7 @@ def test_a_second_apply_prints_unchanged_and_writes_no_file(served: Box) -> None
     assert served.pids() == pids
 
 
+@pytest.mark.extended
 def test_diff_exits_0_then_1_after_an_edit_and_names_op_cause_and_field(served: Box) -> None:
     assert served.areal("diff", "-f", served.manifest()).code == 0
     edited = served.manifest(model="engineArgs: {maxBatchSize: 4}", name="edited.yaml")

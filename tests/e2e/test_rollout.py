@@ -13,6 +13,7 @@ from tests.e2e.conftest import MODEL, Box
 from tests.e2e.traffic import Traffic
 
 
+@pytest.mark.extended
 def test_rolling_update_under_traffic_breaks_no_request(served: Box) -> None:
     before = served.pids()
     edited = served.manifest(model="engineArgs: {max-batch-size: 16}")

@@ -77,6 +77,7 @@ def test_deleted_model_keeps_what_nobody_exported_and_the_next_one_serves_it(box
     assert not folder.exists()
 
 
+@pytest.mark.extended
 def test_data_is_under_the_home_and_private(two: Box) -> None:
     folder = two.home / "data"
     assert [path.name for path in folder.iterdir()] == ["reverse"]

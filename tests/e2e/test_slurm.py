@@ -35,6 +35,7 @@ def apply(box: Box, model: str = "", *, name: str = "manifest.yaml") -> None:
     box.host = str(urlsplit(processes["gateway/0"]["url"]).hostname)
 
 
+@pytest.mark.extended
 def test_apply_chat_cancel_and_delete_on_slurm(box: Box, slurm_cluster: SlurmCluster) -> None:
     apply(box)
 

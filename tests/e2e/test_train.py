@@ -101,6 +101,7 @@ def test_interrupted_run_stops_its_driver(jobs: Box) -> None:
     assert status(jobs, "count-to-ten")["phase"] == "Stopped"
 
 
+@pytest.mark.extended
 def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     result = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "no.such.place:main")
     assert result.code == 2
@@ -165,6 +166,7 @@ def test_finished_job_is_deleted_by_a_reconcile_once_its_time_has_passed(jobs: B
     assert jobs.ok("get", "trainjobs", "-a", "-o", "name").out == "trainjob/kept\n"
 
 
+@pytest.mark.extended
 def test_job_that_replaces_another_runs_where_it_was_applied(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: moved}\nspec: {config: count.yaml}\n",
@@ -182,6 +184,7 @@ def test_job_that_replaces_another_runs_where_it_was_applied(jobs: Box) -> None:
     assert "of the other folder" in other.ok("train", "logs", "moved").out
 
 
+@pytest.mark.extended
 def test_job_that_was_applied_suspended_runs_where_it_was_applied(jobs: Box) -> None:
     manifest = jobs.write(
         "apiVersion: areal.dev/v1alpha1\nkind: TrainJob\nmetadata: {name: later}\n"

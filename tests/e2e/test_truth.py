@@ -103,6 +103,7 @@ def router_call(box: Box, path: str, body: dict[str, Any]) -> None:
         pass
 
 
+@pytest.mark.extended
 def test_model_that_is_not_routed_is_nowhere_ready(served: Box, areal: Areal) -> None:
     at_rest(areal)
     router_call(served, "/remove_model", {"model": "reverse"})
@@ -130,6 +131,7 @@ def test_get_of_live_processes_stays_light(served: Box) -> None:
         assert code == 0 and sorted(name for name in HEAVY if name in names) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("component", "service", "model"),
     [

@@ -42,6 +42,7 @@ def test_histories_of_one_data_proxy_agree_with_the_model(alone: Fleet) -> None:
     run_state_machine_as_test(machine_of(alone, kills=1), settings=profile(6, 25, derandomize=True))
 
 
+@pytest.mark.extended
 def test_histories_of_the_whole_data_plane_agree_with_the_model(fleet: Fleet) -> None:
     run_state_machine_as_test(machine_of(fleet, kills=1), settings=profile(5, 25, derandomize=True))
 

@@ -36,6 +36,7 @@ def scenes_of_both(fleet: Fleet) -> tuple[Scene, Scene]:
     return found[0], found[1]
 
 
+@pytest.mark.extended
 @fault(PART, "data proxy and its engine lost for good", "idle")
 def test_lost_replicas_sessions_go_on_at_its_sibling(fleet: Fleet, outcome: Outcome) -> None:
     scene, other = scenes_of_both(fleet)
@@ -91,6 +92,7 @@ def test_lost_engine_holds_its_sessions_until_another_comes(fleet: Fleet, outcom
     outcome.healed("served when an engine is back")
 
 
+@pytest.mark.extended
 @fault(PART, "every process killed at once", "in calls")
 def test_whole_service_killed_comes_back_with_everything(fleet: Fleet, outcome: Outcome) -> None:
     scenes = scenes_of_both(fleet)

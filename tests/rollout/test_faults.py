@@ -68,6 +68,7 @@ def test_replica_killed_under_completions_loses_no_batch(service: Service) -> No
         assert controller.export_stats()["failed"] == 0
 
 
+@pytest.mark.extended
 def test_replica_killed_under_agents_loses_no_batch(service: Service) -> None:
     script(service.engine, gate=1)
     with service.controller() as controller:
@@ -83,6 +84,7 @@ def test_replica_killed_under_agents_loses_no_batch(service: Service) -> None:
         assert all(each.trajectory["rewards"].tolist() == [1.0] for each in taken)
 
 
+@pytest.mark.extended
 def test_controls_name_who_failed(service: Service) -> None:
     with InferenceClient(service.gateway.url, service.processes.key, model="tiny", timeout_s=30) as client:
         workers = [each["worker_id"] for each in client.workers.list()]

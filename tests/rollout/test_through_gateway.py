@@ -115,6 +115,7 @@ def test_sync_client_from_several_threads(service: Service) -> None:
     assert sorted(found) == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_example_of_the_page_runs_as_it_is_printed(service: Service, tmp_path: Path, number: int) -> None:
     script = tmp_path / f"example_{number}.py"

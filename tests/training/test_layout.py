@@ -53,17 +53,20 @@ def ran(cwd: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]
 NAMES = ("experiment_name=e", "trial_name=t")
 
 
+@pytest.mark.extended
 def test_plain_driver_starts_as_many_ranks_as_its_configuration_says(tmp_path: Path, driver: Path) -> None:
     done = ran(tmp_path, "driver.py", *NAMES, "model.backend=fsdp:d2")
     assert done.returncode == 0, done.stderr
     assert sorted((tmp_path / "ran").read_text().split("\n")) == ["", "0 of 2", "1 of 2"]
 
 
+@pytest.mark.extended
 def test_plain_driver_of_one_process_runs_where_it_is(tmp_path: Path, driver: Path) -> None:
     done = ran(tmp_path, "driver.py", *NAMES, "allocation_mode=embedded:d1+fsdp:d1")
     assert (done.returncode, (tmp_path / "ran").read_text()) == (0, "0 of 1\n"), done.stderr
 
 
+@pytest.mark.extended
 def test_other_number_of_processes_is_refused(tmp_path: Path, driver: Path) -> None:
     started = ("-m", "areal.training.launch", "--processes", "2", "--", "--driver", "driver.py", "--")
     done = ran(tmp_path, *started, *NAMES, "model.backend=fsdp:d3")
@@ -125,6 +128,7 @@ def test_driver_that_is_none_is_refused(path: str, said: str) -> None:
         load_driver(path)
 
 
+@pytest.mark.extended
 def test_launcher_of_areal_is_train_run(tmp_path: Path, driver: Path) -> None:
     words = ("-m", "areal.infra.launcher.local", "driver.py", *NAMES, "allocation_mode=embedded:d1+fsdp:d1")
     (tmp_path / "config.yaml").write_text("")

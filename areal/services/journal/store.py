@@ -140,7 +140,9 @@ class JournalStore(Generic[J]):
                         _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
                 except ApiError as error:  # of this journal; the others still get their upkeep
                     _log.warning("no upkeep of the journal %s: %s", journal.folder.path.name, error)
-            if not self.leaving():
+            if self.leaving():
+                self.elsewhere = self.others()
+            else:
                 await self.adopt(self._adopt_after_s)
             await asyncio.sleep(until_beat(_SWEEP_S))
 
@@ -195,6 +197,7 @@ class JournalStore(Generic[J]):
     async def _leave(self, journal: J) -> None:
         await journal.wait_idle()
         del self.journals[journal.tag]
+        self.elsewhere = (*self.elsewhere, journal.tag)  # at once: the other processes may not have seen it yet
         self._departed.append(journal)
         self._left[journal.folder.path] = asyncio.get_running_loop().time()
         await asyncio.shield(asyncio.create_task(journal.close(), name=f"close-{journal.tag}"))

@@ -82,6 +82,7 @@ def crossing(bench: Bench) -> Iterator[Crossing]:
     server.server_close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("heard", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("prompts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_kill_9_anywhere_loses_nothing_and_doubles_nothing(

@@ -47,6 +47,7 @@ def test_data_proxy_killed_in_a_stream_is_an_error_event_and_ends_the_engines_wo
     assert engine_calls(service.engine, until="cancelled")[0]["ended"] == "cancelled"
 
 
+@pytest.mark.extended
 def test_data_proxy_that_comes_back_at_its_address_is_used_again(service: Service, tokenizer: Path) -> None:
     port = str(service.proxy.port)
     service.proxy.kill()

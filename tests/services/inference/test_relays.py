@@ -120,6 +120,7 @@ def test_relays_drain_together_and_the_supervisor_exits_0(service: Service) -> N
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+@pytest.mark.extended
 def test_supervisor_killed_takes_its_relays_along_and_leaves_no_folder(
     processes: Processes, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +172,7 @@ def test_supervisor_killed_while_it_starts_relays_leaves_none(service: Service) 
     wait_until(lambda: not any(child.is_running() for child in fresh), what="relays gone")
 
 
+@pytest.mark.extended
 def test_successor_on_the_same_port_takes_over_without_a_lost_call(service: Service, processes: Processes) -> None:
     port = str(service.gateway.port)
     successor = processes.gateway(service.router, "--port", port)

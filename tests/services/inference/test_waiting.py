@@ -280,6 +280,7 @@ def test_workers_are_told_with_their_load(service: Service) -> None:
     stream.close()
 
 
+@pytest.mark.extended
 async def test_client_of_a_model_that_is_not_there_is_told_at_once_unless_something_is_on_its_way(
     processes: Processes, tokenizer: Path
 ) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from areal.services.agent.data_proxy.journal import open_agent_journal
+from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_journal
 from areal.services.journal.keys import key_digest
 from areal.services.journal.storage import is_left
-from areal.services.journal.store import open_journal_store
+from areal.services.journal.store import JournalStore, open_journal_store, store_details
+
+
+def reported(store: JournalStore[AgentJournal]) -> list[str]:
+    details = store_details(store)
+    return [*details["journals"], *details["journals_elsewhere"]]
 
 
 async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_path: Path) -> None:
@@ -19,8 +24,9 @@ async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_pat
     (tag,) = await store.hand_over()
     while not is_left(left):
         assert store.holder_of_digest(digest) is not None or store.departed_journal(digest) == tag
+        assert tag in reported(store), "the router answers 404 for a journal that no process reports"
         await asyncio.sleep(0)
-    assert store.departed_journal(digest) == tag
+    assert store.departed_journal(digest) == tag and tag in reported(store)
     await store.close()
 
 

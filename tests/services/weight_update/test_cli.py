@@ -34,6 +34,7 @@ def new_lines_of(log: Path) -> str:
     return line
 
 
+@pytest.mark.extended
 def test_verbs_show_and_sync_the_pairs_of_a_job(
     processes: Processes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

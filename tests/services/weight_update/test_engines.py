@@ -25,6 +25,7 @@ def standin_worker(processes: Processes, kind: str, *flags: str, state: Path | N
     return engine, proxy
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [("vllm", "xccl"), pytest.param("sglang", "xccl", marks=pytest.mark.slow)]
@@ -55,6 +56,7 @@ def test_update_of_another_engine_is_what_a_plain_forward_pass_has_and_a_refusal
     pair.publish(4, weights(newer), probe_of(newer))
 
 
+@pytest.mark.extended
 def test_update_that_one_of_two_workers_refuses_leaves_one_version_serving(side: Build, tmp_path: Path) -> None:
     here = side(0)
     for number, flags in enumerate(((), ("--refuses", "1", "3"))):

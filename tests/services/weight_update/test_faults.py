@@ -66,6 +66,7 @@ def test_trainer_killed_in_the_middle_leaves_the_old_version_and_the_next_one_go
     assert version(here, proxy) == 3
 
 
+@pytest.mark.extended
 def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_ones_serve_on(side: Build) -> None:
     """Half of them is travelling by then."""
     here = side(1)
@@ -84,6 +85,7 @@ def test_weights_that_cannot_be_copied_to_their_end_are_an_error_and_the_old_one
     assert here.versions() == [3]
 
 
+@pytest.mark.extended
 def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")
@@ -108,6 +110,7 @@ def test_gateway_killed_in_the_middle_is_an_error_and_generation_goes_on(side: B
     assert here.versions() == [3]
 
 
+@pytest.mark.extended
 def test_disconnect_reaches_the_workers_and_leaves_them_what_they_compute_with(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")

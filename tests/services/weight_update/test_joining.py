@@ -92,6 +92,7 @@ def never_serves_older(at: Served, proxy: Process, version: int) -> None:
     assert at.version(proxy) == version
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", MODES)
 def test_worker_that_starts_has_the_published_version_before_it_is_ready(
     served: Callable[[str], Served], mode: str
@@ -140,6 +141,7 @@ def test_update_whose_engine_is_lost_succeeds_and_the_engine_catches_up(
     never_serves_older(at, proxy, 4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("which", ["data proxy", pytest.param("engine", marks=_SLOW)])
 def test_update_between_whose_steps_a_worker_restarts_is_repeated(
     served: Callable[[str], Served], which: str, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ def test_update_every_worker_computes_with_the_new_weights(side: Build, mode: st
     assert here.pairs() == []
 
 
+@pytest.mark.extended
 def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_what_sampled_it(side: Build) -> None:
     here = side(1)
     pair = here.pair("shm")
@@ -103,6 +104,7 @@ def test_update_during_sixteen_streams_breaks_none_and_stamps_each_token_with_wh
     assert swapped  # all of them on a quiet machine; how many had ended by then is the machine's
 
 
+@pytest.mark.extended
 def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
@@ -118,6 +120,7 @@ def test_update_that_an_engine_refuses_is_an_error_and_the_old_weights_serve_on(
     assert here.pairs()[0]["state"] == "connected"
 
 
+@pytest.mark.extended
 def test_update_whose_engine_computes_with_other_weights_is_an_error(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
@@ -168,6 +171,7 @@ def test_update_that_one_of_two_engines_cannot_compute_or_is_held_at_leaves_one_
     assert here.versions() == [5, 5]
 
 
+@pytest.mark.extended
 def test_update_with_a_dead_worker_is_an_error_and_the_others_go_on(side: Build) -> None:
     here = side(2)
     pair = here.pair("disk")
@@ -178,6 +182,7 @@ def test_update_with_a_dead_worker_is_an_error_and_the_others_go_on(side: Build)
     assert here.greedy(here.proxies[0])  # not held still
 
 
+@pytest.mark.extended
 def test_update_while_another_runs_waits_for_it_and_versions_only_grow(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
@@ -200,6 +205,7 @@ def test_update_while_another_runs_waits_for_it_and_versions_only_grow(side: Bui
     assert here.versions() == [2]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["shm", pytest.param("xccl", marks=pytest.mark.slow)])
 def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_done_then(
     side: Build, mode: str
@@ -238,6 +244,7 @@ def test_sync_carries_over_what_is_staged_and_the_trainers_own_update_of_it_is_d
     assert here.versions() == [39]
 
 
+@pytest.mark.extended
 def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_connected(side: Build) -> None:
     here = side(1)
     pair = here.pair("disk")
@@ -250,6 +257,7 @@ def test_connect_a_worker_that_sees_another_disk_is_refused_and_nothing_stays_co
     pair.connect()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", [pytest.param("disk", marks=pytest.mark.slow), "xccl"])
 def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: Build, mode: str) -> None:
     here = side(1)
@@ -268,6 +276,7 @@ def test_connect_of_a_second_trainer_is_refused_while_the_first_one_lives(side: 
     assert here.versions() == [3]
 
 
+@pytest.mark.extended
 def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(side: Build) -> None:
     here = side(2)
     router = here.processes.router()
@@ -296,6 +305,7 @@ def test_connect_through_the_inference_gateway_follows_workers_that_come_and_go(
     pair.publish(4, weights(model(4)))
 
 
+@pytest.mark.extended
 def test_worker_that_missed_the_connection_of_a_new_trainer_is_connected_to_it_by_the_update(side: Build) -> None:
     here = side(2)
     router = here.processes.router()

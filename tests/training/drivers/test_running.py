@@ -123,6 +123,7 @@ def test_dataset_that_is_not_there_exits_4(tmp_path: Path, config: Path) -> None
     assert "no.jsonl" in done.stderr
 
 
+@pytest.mark.extended
 def test_sigterm_stops_a_run_and_a_second_start_goes_on_from_its_checkpoint(tmp_path: Path, config: Path) -> None:
     words = ["--driver", "areal.training.drivers:sft", "--", "--config", str(config), "total_train_steps=100000"]
     process = subprocess.Popen(_command(*words), cwd=tmp_path, env=_environment(), stderr=subprocess.PIPE, text=True)

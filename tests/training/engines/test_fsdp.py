@@ -141,6 +141,7 @@ def two_ranks(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.extended
 def test_loss_agg_mode_has_one_gradient_on_one_rank_and_two_however_they_share_the_rows(
     model: Path, two_ranks: Path
 ) -> None:

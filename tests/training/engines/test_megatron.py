@@ -130,6 +130,7 @@ def test_layouts_of_four_ranks_compute_and_train_as_one(models: dict[str, Path],
     assert "a checkpoint with e1 and one with more are not read by each other" in told
 
 
+@pytest.mark.extended
 def test_megatron_conforms() -> None:
     """The suite of every engine, in a process that computes ``megatron_on_cpu``."""
     folder = Path(__file__).parent

@@ -76,6 +76,7 @@ def compare(model: Path, found: dict[str, Any], out: Path, *, shared: bool) -> N
         torch.testing.assert_close(found["values"][there], values[there], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_two_tensor_parallel_ranks_of_qwen3_are_one(tmp_path: Path) -> None:
     model = save_model(tmp_path / "start", kind="qwen3")
     compare(model, run(model, tmp_path, "fsdp:d1t2", 2), tmp_path, shared=True)

@@ -109,6 +109,7 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
     )
 
 
+@pytest.mark.extended
 def test_users_trajectories_are_acknowledged_once_their_step_is_done(tmp_path: Path, service: Service) -> None:
     config = _config(tmp_path, service, 3, recover=RecoverConfig(mode="auto", freq_steps=2))
     config.train_dataset.batch_size, config.gconfig = 2, ANSWERS.new(n_samples=1)
@@ -292,6 +293,7 @@ def test_default_penalty_without_a_reference_is_none_and_is_said(
     assert config.actor.kl_ctl == 0.0
 
 
+@pytest.mark.extended
 def test_critic_and_reference_take_part(tmp_path: Path, service: Service) -> None:
     config = _config(
         tmp_path,

@@ -121,6 +121,7 @@ def test_run_that_keeps_no_model_says_so(tmp_path: Path, capsys: pytest.CaptureF
         assert "no model will be kept: saver.freq_epochs=1" in capsys.readouterr().err
 
 
+@pytest.mark.extended
 def test_reward_model_tells_the_better_answer_apart(tmp_path: Path) -> None:
     config = RWConfig(**_common(tmp_path, 200), model=TrainEngineConfig(**engine(optimizer=optimizer(1e-3))))
     with RWTrainer(config, preferences(800), preferences(128, first=1000)) as trainer:

@@ -65,6 +65,7 @@ def two(processes: Processes, tmp_path: Path) -> Iterator[TwoPairs]:
     yield two
 
 
+@pytest.mark.extended
 def test_sessions_are_spread_and_those_of_a_dead_pair_go_on_at_the_other(two: TwoPairs) -> None:
     keys = [f"session/{number}" for number in range(12)]
     made = [two.gateway.call("POST", "/sessions", {}, key=two.key).json()["session_key"] for _ in range(8)]

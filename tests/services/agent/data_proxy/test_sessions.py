@@ -159,6 +159,7 @@ def test_closing_ends_running_and_waiting_turns_and_the_key_starts_anew(pair: Pa
     assert pair.say(session, "c") == "c 0"
 
 
+@pytest.mark.extended
 def test_key_of_an_ended_session_begins_no_other_one_also_after_a_restart_and_at_an_heir(own: Pair) -> None:
     made, chosen = own.start(), own.start("chosen")
     for session in (made, chosen):

@@ -29,6 +29,7 @@ def start(processes: Processes, folder: Path, tokenizer: Path, agent: str, *flag
     return service, engine
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("agent", ["using_tools", "sdk_agent"])
 def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
     processes: Processes, tmp_path: Path, agent: str

@@ -81,6 +81,7 @@ def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
     assert [turn["outcome"] for turn in shown["recorded_turns"]] == ["infra"]
 
 
+@pytest.mark.extended
 def test_turn_that_another_one_blocks_is_of_the_infrastructure(own: AgentService) -> None:
     own.call("POST", "/sessions", {"session_key": "waits"})
     configured = own.proxies[0].call("POST", "/configure", {"turn_timeout": 8}, key=own.key)

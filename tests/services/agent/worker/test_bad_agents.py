@@ -238,6 +238,7 @@ def test_agent_that_ignores_its_cancellation_does_not_keep_the_worker(start_work
     assert worker.wait(60) == 0
 
 
+@pytest.mark.extended
 def test_cancelled_turn_that_goes_on_to_block_the_loop_leaves_a_new_worker(start_worker: StartWorker) -> None:
     code = """
         import asyncio, threading
@@ -263,6 +264,7 @@ def test_cancelled_turn_that_goes_on_to_block_the_loop_leaves_a_new_worker(start
     assert worker.popen.poll() is None
 
 
+@pytest.mark.extended
 def test_plain_function_that_cannot_be_cancelled_leaves_a_new_worker(start_worker: StartWorker) -> None:
     code = """
         import threading

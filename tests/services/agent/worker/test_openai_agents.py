@@ -136,12 +136,14 @@ async def test_leaving_ends_the_models_call(worker: Process, model: ScriptedApi)
     await asyncio.wait_for(ended.wait(), 30)
 
 
+@pytest.mark.extended
 async def test_output_type_is_written_as_json(start_worker: StartWorker, model: ScriptedApi) -> None:
     worker = await asyncio.to_thread(start_worker, CODE + "\n    Agent = typed\n", "--kwargs", '{"max_turns": 3}')
     script(model, says('{ "value": 3 }'))
     assert (await turn(worker, model))[-1]["summary"] == '{ "value": 3 }'  # as the model said it
 
 
+@pytest.mark.extended
 def test_kwargs_but_max_turns_are_refused(processes: Processes, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("from agents import Agent\nAgent = Agent(name='a')\n")
     flags = ("--agent", f"{tmp_path / 'a.py'}:Agent", "--kwargs", '{"turns": 1}')

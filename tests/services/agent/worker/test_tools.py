@@ -112,6 +112,7 @@ def test_function_on_a_thread_calls_tools(processes: Processes, tmp_path: Path, 
     assert children and not alive
 
 
+@pytest.mark.extended
 def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Path, server: Path) -> None:
     def start(port: int) -> Process:
         process = processes.spawn(str(server), "streamable-http", str(port))
@@ -128,6 +129,7 @@ def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Pat
     wait_until(lambda: answer(worker, 'add {"a": 1, "b": 2}')["summary"] == "3")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("servers", "name", "error"),
     [

@@ -158,6 +158,7 @@ def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processe
         server.shutdown()
 
 
+@pytest.mark.extended
 def test_external_provider_gets_the_betas_that_its_client_asks_for(processes: Processes) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

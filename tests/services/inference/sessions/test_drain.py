@@ -44,6 +44,7 @@ def moved(service: RecordingService, rollout: Rollout) -> bool:
     return service.proxies[1].call("GET", path, key=service.key).status == 200
 
 
+@pytest.mark.extended
 def test_sessions_of_a_drained_worker_move_with_what_is_recorded(service: RecordingService) -> None:
     talking, idle, rewarded = on_first(service, 3)
     first = [rollout.chat("a")["id"] for rollout in (talking, idle, rewarded)]
@@ -63,6 +64,7 @@ def test_sessions_of_a_drained_worker_move_with_what_is_recorded(service: Record
     again.chat("a")
 
 
+@pytest.mark.extended
 def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(service: RecordingService) -> None:
     streaming, waiting = on_first(service, 2)
     waiting.chat("a")
@@ -87,6 +89,7 @@ def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(service:
     assert streaming.export()["traj"]["rewards"] == [1.0]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_sessions_that_cannot_move_are_refused_at_once_and_lose_nothing(build: Build, replicas: int) -> None:
     service = build(replicas=replicas)
@@ -103,6 +106,7 @@ def test_sessions_that_cannot_move_are_refused_at_once_and_lose_nothing(build: B
     assert rollout.reward(1.0)["trajectory_id"] == 1
 
 
+@pytest.mark.extended
 def test_drained_worker_killed_with_a_call_in_flight_loses_nothing_acknowledged(service: RecordingService) -> None:
     flying, idle = on_first(service, 2)
     flying.chat("a")
@@ -119,6 +123,7 @@ def test_drained_worker_killed_with_a_call_in_flight_loses_nothing_acknowledged(
     assert [len(rollout.export()["rows"]) for rollout in (flying, idle)] == [2, 1]
 
 
+@pytest.mark.extended
 def test_undrain_keeps_the_sessions_that_have_not_left(service: RecordingService) -> None:
     streaming, other = on_first(service, 2)
     other.chat("a")
@@ -136,6 +141,7 @@ def test_undrain_keeps_the_sessions_that_have_not_left(service: RecordingService
     assert not moved(service, other)
 
 
+@pytest.mark.extended
 def test_acknowledgement_that_is_repeated_once_the_moved_journal_is_gone_has_released_nothing(
     service: RecordingService,
 ) -> None:

@@ -123,6 +123,7 @@ def test_reward_by_interaction_reaches_the_other_replica(online: RecordingServic
     acknowledge(online, take(online))
 
 
+@pytest.mark.extended
 def test_reward_of_the_human_finds_the_conversation_after_its_replica_is_gone(build: Build) -> None:
     service = build()
     human = on_two_replicas(service)[0]
@@ -137,6 +138,7 @@ def test_reward_of_the_human_finds_the_conversation_after_its_replica_is_gone(bu
     assert item["rows"][-1]["interaction_id"] == human.ids[-1]
 
 
+@pytest.mark.extended
 def test_what_is_lent_comes_again_until_it_is_acknowledged(build: Build) -> None:
     service = build(proxy_flags=("--visibility-timeout", "0.3"))
     for rollout in service.on_each_replica():

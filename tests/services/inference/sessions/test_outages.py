@@ -28,6 +28,7 @@ def by_replica(service: RecordingService, rollouts: list[Rollout]) -> tuple[list
     return mine, [rollout for rollout in rollouts if rollout not in mine]
 
 
+@pytest.mark.extended
 def test_sessions_of_a_killed_data_proxy_come_back_with_it(service: RecordingService) -> None:
     rollouts = [service.begin() for _ in range(10)]
     said = {rollout.session_id: rollout.chat("a")["id"] for rollout in rollouts}
@@ -49,6 +50,7 @@ def test_sessions_of_a_killed_data_proxy_come_back_with_it(service: RecordingSer
     assert exported[mine[0].session_id]["traj"]["original_rewards"] == [0.5]
 
 
+@pytest.mark.extended
 def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(service: RecordingService) -> None:
     rollouts = [service.begin() for _ in range(4)]
     first = {rollout.session_id: rollout.chat("a")["id"] for rollout in rollouts}
@@ -62,6 +64,7 @@ def test_sessions_of_a_data_proxy_that_stays_away_are_adopted(service: Recording
         assert len(exported["rows"]) == 2
 
 
+@pytest.mark.extended
 def test_call_in_flight_at_a_killed_data_proxy_is_answered_and_recorded_once(service: RecordingService) -> None:
     rollout = service.begin()
     mine, _ = by_replica(service, [rollout])
@@ -80,6 +83,7 @@ def test_call_in_flight_at_a_killed_data_proxy_is_answered_and_recorded_once(ser
     assert row["interaction_id"] == answer["id"]
 
 
+@pytest.mark.extended
 def test_key_of_the_callers_own_is_found_again_by_its_digest(service: RecordingService) -> None:
     keys = [f"key-of-agent-{number}" for number in range(4)]
     rollouts = [service.begin(api_key=key) for key in keys]
@@ -89,6 +93,7 @@ def test_key_of_the_callers_own_is_found_again_by_its_digest(service: RecordingS
         rollout.chat("a")
 
 
+@pytest.mark.extended
 def test_session_survives_a_router_that_comes_back_empty(service: RecordingService) -> None:
     rollouts = service.on_each_replica()
     port = service.router.port
@@ -106,6 +111,7 @@ def test_session_survives_a_router_that_comes_back_empty(service: RecordingServi
         assert rollout.reward(1.0)["interaction_count"] == 3
 
 
+@pytest.mark.extended
 def test_own_key_is_asked_for_once_the_router_is_back(service: RecordingService) -> None:
     rollout = service.begin(api_key="a-key-of-my-own")
     port = service.router.port
@@ -128,6 +134,7 @@ def test_session_starts_once_a_data_proxy_is_there(build: Build) -> None:
     starting.result(60).chat("a")
 
 
+@pytest.mark.extended
 def test_every_relay_knows_every_session(service: RecordingService) -> None:
     """Each call may reach another relay: connections are new ones, and the kernel deals them out."""
     own = service.begin(api_key="the-key-of-somebody")

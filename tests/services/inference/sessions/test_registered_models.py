@@ -171,6 +171,7 @@ def test_registration_that_one_data_proxy_refuses_is_taken_back_everywhere(recor
     assert recording.proxy.call("GET", "/v1/models", key=recording.key).json()["models"] == ["tiny"]
 
 
+@pytest.mark.extended
 def test_registered_api_outlives_its_data_proxies_process(build: Build) -> None:
     service = build(replicas=1)
     assert register(service).status == 200
@@ -187,6 +188,7 @@ def test_registered_api_outlives_its_data_proxies_process(build: Build) -> None:
     assert rollout.reward(1.0)["interaction_count"] == 2
 
 
+@pytest.mark.extended
 def test_configured_backend_takes_over_while_calls_go_on(build: Build) -> None:
     service = build(replicas=2)
     first, second = service.engines

@@ -19,6 +19,7 @@ RAW = LogprobsMode(tempered=False, before_grammars=False)
 PROCESSED = LogprobsMode(before_filters=False, before_penalties=False, before_grammars=False)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("kind", "flags", "expected"),
     [

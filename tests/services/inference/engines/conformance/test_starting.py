@@ -31,6 +31,7 @@ async def test_model_that_cannot_be_served_ends_the_process_and_its_first_except
     assert "layers.1" in said or "size" in said or "not initialized" in said, said
 
 
+@pytest.mark.extended
 async def test_embedded_tells_its_stages_until_it_serves(
     models: Callable[[bool], Models],
     http: HttpClient,

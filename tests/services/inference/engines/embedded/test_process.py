@@ -150,6 +150,7 @@ async def test_client_that_leaves_frees_its_row(client: Client, stream: bool) ->
     await client.post("/resume")
 
 
+@pytest.mark.extended
 async def test_pause_of_open_streams_returns_after_their_last_old_token(tmp_path: Path) -> None:
     """1,000 tokens take long enough for a pause to come in between."""
     make_model(tmp_path / "old", seed=1, max_position_embeddings=2048)
@@ -211,6 +212,7 @@ async def test_metrics_count_tokens_of_ended_requests(client: Client) -> None:
     assert (values["areal_engine_running"], values["areal_engine_waiting"]) == ("0.0", "0.0")
 
 
+@pytest.mark.extended
 async def test_admin_key_guards_all_but_probes(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("s3cret\n")
@@ -228,6 +230,7 @@ async def test_admin_key_guards_all_but_probes(tmp_path: Path) -> None:
         process.kill()
 
 
+@pytest.mark.extended
 async def test_sigterm_lets_running_streams_finish_and_exits_0() -> None:
     process = EngineProcess().wait_ready()
     try:
@@ -244,6 +247,7 @@ async def test_sigterm_lets_running_streams_finish_and_exits_0() -> None:
         process.kill()
 
 
+@pytest.mark.extended
 async def test_sigterm_while_paused_answers_what_is_frozen_with_an_error() -> None:
     process = EngineProcess().wait_ready()
     try:

@@ -38,6 +38,7 @@ def draws(logits: torch.Tensor, count: int, **sampling: Any) -> torch.Tensor:
     return torch.bincount(tokens, minlength=VOCAB) / count
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "sampling",
     [
