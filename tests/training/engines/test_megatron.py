@@ -4,6 +4,7 @@ resumes what FSDP does on one rank with the same batch."""
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from areal.training.ranks import one_process
 from tests.training.engines.megatron_ranks import GRADIENT, file_name
 from tests.training.engines.models import batch, config, save_family, sft, tokens
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install areal[megatron]")
+pytestmark = pytest.mark.skipif(
+    find_spec("megatron") is None, reason="megatron-core is not installed: pip install areal[megatron]"
+)
 ALONE = one_process("cpu")
 TIED = {"Qwen2"}
 
