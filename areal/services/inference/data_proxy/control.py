@@ -6,7 +6,7 @@ journals and survives every process. A data proxy that starts, or whose engine w
 engine has that version; meanwhile it is not ready and refuses calls. Weights of another base model are ignored.
 
 One control runs at a time. A pause that fails, or whose client disconnects, is undone, since no client would resume the
-engine. While memory is released the proxy is not ready and refuses calls, so that they go to other replicas.
+engine. A resume that fails, there or after a weight swap, is repeated until it succeeds. While memory is released the proxy is not ready and refuses calls, so that they go to other replicas.
 """
 
 from __future__ import annotations
@@ -316,6 +316,7 @@ class WeightTracker:
 
 _T = TypeVar("_T")
 _BODY_BYTES = 64 * 1024
+_RESUME_PERIOD_S = 1.0
 _CONTROL_PATHS = (
     "/pause_generation",
     "/continue_generation",
@@ -349,6 +350,7 @@ class EngineControl:
         self._in_flight = in_flight
         self._tracker = tracker
         self._lock = asyncio.Lock()
+        self._resume_due = asyncio.Event()  # set while the engine is paused because a resume failed
         self.memory_released = False
 
     def add_to(self, service: Service) -> None:
@@ -392,7 +394,7 @@ class EngineControl:
     async def pause(self, request: Request) -> Response:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
-            was_paused = self._pause.active
+            was_paused = self._wants_pause
             self._pause.set(True)  # first, so that no deadline expires while the engine pauses
             try:
                 await self._engine.pause()
@@ -400,6 +402,7 @@ class EngineControl:
                 if not was_paused:
                     await self._undo_pause()
                 raise
+            self._resume_due.clear()
         return json_response({"status": "ok", "paused": True, "version": await self._engine.version()})
 
     async def _undo_pause(self) -> None:
@@ -407,16 +410,43 @@ class EngineControl:
 
         async def resume() -> None:
             with contextlib.suppress(EngineError):
-                await self._engine.resume()
-            self._pause.set(False)
+                await self._resume()
 
         await uninterrupted(resume(), "undo-pause")
+
+    @property
+    def _wants_pause(self) -> bool:
+        """Whether a client paused the engine: it is not resumed unasked."""
+        return self._pause.active and not self._resume_due.is_set()
+
+    async def _resume(self) -> None:
+        """Resume the engine; ``run`` repeats it if the engine fails. Raises EngineError."""
+        try:
+            await self._engine.resume()
+        except (EngineUnsupported, EngineRefused):  # the same request would fail again
+            self._resume_due.clear()
+            self._pause.set(False)
+            raise
+        except EngineError:
+            self._resume_due.set()
+            raise
+        self._resume_due.clear()
+        self._pause.set(False)
+
+    async def run(self) -> None:
+        """Repeat a resume that failed."""
+        while True:
+            await self._resume_due.wait()
+            await asyncio.sleep(_RESUME_PERIOD_S)
+            with contextlib.suppress(EngineError):
+                async with self.locked():
+                    if self._resume_due.is_set():  # no control has resumed or paused the engine meanwhile
+                        await self._resume()
 
     async def resume(self, request: Request) -> Response:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
-            await self._engine.resume()
-            self._pause.set(False)
+            await self._resume()
         return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
 
     async def set_version(self, request: Request) -> Response:
@@ -482,7 +512,7 @@ class EngineControl:
 
     async def _swap_locked(self, swap: Callable[[], Awaitable[None]], *, pausing: bool) -> float:
         async with self.locked():
-            was_paused, began = self._pause.active, time.monotonic()
+            was_paused, began = self._wants_pause, time.monotonic()
             self._pause.set(True)
             try:
                 if pausing:
@@ -490,7 +520,7 @@ class EngineControl:
                 await swap()
             finally:
                 if pausing and not was_paused:
-                    await self._engine.resume()
+                    await self._resume()
                 self._pause.set(was_paused)
             return (time.monotonic() - began) * 1e3
 

@@ -160,6 +160,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
             adapters=adapters,
         )
         control.add_to(service)
+        service.add_lifespan(lambda: background("engine-control", control.run))
         WeightRoutes(engine, control, tracker, http).add_to(service)
         weight_sync = WeightSync(tracker, engine, control, http, headers, lambda: service.address, config.model)
         service.add_lifespan(lambda: background("published-weights", weight_sync.run))

@@ -167,6 +167,31 @@ async def test_failed_pause_unpauses_and_released_memory_takes_no_calls(
     assert (await in_thread(proxy.call, "GET", "/ready")).json()["version"] == 5
 
 
+async def test_resume_that_failed_is_repeated(processes: Processes, api: ScriptedApi, tokenizer: Path) -> None:
+    """No client would resume an engine whose pause it was told has failed."""
+    proxy = await proxy_before(processes, api, tokenizer)
+    broken = (500, {"error": {"message": "half way"}})
+    api.replies |= {"POST /pause": broken, "POST /resume": broken}
+    assert (await in_thread(proxy.call, "POST", "/pause_generation", {}, key=processes.key)).status == 502
+    assert (await in_thread(proxy.call, "GET", "/ready")).json()["paused"] is True
+    resumed = asyncio.Event()
+    api.hooks["POST /resume"] = _set(resumed)
+    api.replies |= {"POST /pause": OK, "POST /resume": OK}
+    await asyncio.wait_for(resumed.wait(), 20)
+
+    async def is_paused() -> bool:
+        return bool((await in_thread(proxy.call, "GET", "/ready")).json()["paused"])
+
+    while await is_paused():
+        await asyncio.sleep(0.05)
+    # A pause that a client asked for stays.
+    assert (await in_thread(proxy.call, "POST", "/pause_generation", {}, key=processes.key)).status == 200
+    api.replies["GET /is_paused"] = (200, {"is_paused": True})
+    api.got.clear()
+    await asyncio.sleep(1.5)
+    assert await is_paused() and "POST /resume" not in [route for route, _, _ in api.got]
+
+
 async def test_external_model_has_no_controls(processes: Processes, api: ScriptedApi) -> None:
     api.replies["GET /v1/models"] = OK
     flags = ("--model", "ours", "--engine", "external", "--engine-url", f"{api.url}/v1")
