@@ -32,7 +32,7 @@ class ScriptedApi:
         reply = self.replies.get(route, (404, {"error": {"message": f"no {route}"}}))
         if isinstance(reply, tuple):
             status, body = reply
-            return web.json_response(body, status=status)
+            return web.json_response(body, status=status, dumps=_compact)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for item in reply:
@@ -45,6 +45,10 @@ class ScriptedApi:
 
     def bodies(self, route: str) -> list[Any]:
         return [body for name, body, _ in self.got if name == route]
+
+
+def _compact(body: Any) -> str:
+    return json.dumps(body, separators=(",", ":"))
 
 
 @contextlib.asynccontextmanager

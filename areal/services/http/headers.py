@@ -17,6 +17,7 @@ EXPORT_ID = "x-areal-export-id"  # beside an export's columns as .npz
 FINAL = "x-areal-final"  # data proxy to relay: do not retry, every worker would answer the same
 PROGRESS_TIMEOUT = "x-areal-progress-timeout"  # relay to data proxy: seconds without progress before a timeout
 CALL = "x-areal-call"  # relay to data proxy: the call's id, the same in all attempts
+JOURNAL = "x-areal-journal"  # relay to data proxy: the journal of the call's session
 AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt may have been recorded
 
 

@@ -25,7 +25,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, read_object
 from areal.services.http.service import Metrics, Service, json_response
-from areal.services.http.tasks import background, until_beat
+from areal.services.http.tasks import background, uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import (
     Journal,
@@ -54,7 +54,8 @@ class JournalStore(Generic[J]):
     """The journals of this process, by tag. Open with ``serve_journals``; ``run`` is the background work.
     ``open_journal`` opens the journal of a locked folder, and raises sqlite3.Error. ``elsewhere``: tags of the journals
     under ``root`` that this process does not hold. ``leaving``: whether the process is draining, and so adopts nothing.
-    ``on_left`` is awaited after a journal was given up."""
+    ``on_left`` is awaited after a journal was given up; ``on_change`` is called when other journals than before are
+    served."""
 
     def __init__(self, root: Path, own: J, open_journal: OpenJournal[J], adopt_after_s: float) -> None:
         self.root = root
@@ -63,6 +64,7 @@ class JournalStore(Generic[J]):
         self.elsewhere: tuple[str, ...] = ()
         self.leaving: Callable[[], bool] = lambda: False
         self.on_left: Callable[[J], Awaitable[None]] = _do_nothing
+        self.on_change: Callable[[], None] = lambda: None
         self._adopt_after_s = adopt_after_s
         self._free_since: dict[Path, float] = {}
         self._held_elsewhere: set[Path] = set()
@@ -136,6 +138,7 @@ class JournalStore(Generic[J]):
                         await self.own.inherit(journal)
                     if not await journal.sweep() and journal is not self.own and journal.is_spent():
                         del self.journals[journal.tag]
+                        self.on_change()
                         await journal.close(remove=True)
                         _log.info("the adopted journal %s is empty and gone", journal.folder.path.name)
                 except ApiError as error:  # of this journal; the others still get their upkeep
@@ -198,9 +201,10 @@ class JournalStore(Generic[J]):
         await journal.wait_idle()
         del self.journals[journal.tag]
         self.elsewhere = (*self.elsewhere, journal.tag)  # at once: the other processes may not have seen it yet
+        self.on_change()
         self._departed.append(journal)
         self._left[journal.folder.path] = asyncio.get_running_loop().time()
-        await asyncio.shield(asyncio.create_task(journal.close(), name=f"close-{journal.tag}"))
+        await uninterrupted(journal.close(), f"close-{journal.tag}")
         _log.info("left the journal %s to other processes", journal.folder.path.name)
         await self.on_left(journal)
 
@@ -209,6 +213,7 @@ class JournalStore(Generic[J]):
         journal.clock = self.own.clock
         journal.commits.observe = self.own.commits.observe
         self.journals[journal.tag] = journal
+        self.on_change()
 
     async def _adopt(self, path: Path, after_s: float) -> str | None:
         now = asyncio.get_running_loop().time()
@@ -274,9 +279,13 @@ async def open_journal_store(
 
 
 def _first_free(root: Path, uid: str) -> JournalFolder:
-    """Lock the folder ``uid``, or the first free ``uid-N``: another process may have adopted ours before a restart."""
+    """Lock the folder ``uid``, or the first free ``uid-N``: another process may have adopted ours before a restart.
+    Raises OSError."""
     names = [uid, *(f"{uid}-{number}" for number in range(2, _MOST_OWN_FOLDERS))]
-    return next(filter(None, (wait_for_lock(root / name, _LOOKED_AT_S) for name in names)))
+    for name in names:
+        if (folder := wait_for_lock(root / name, _LOOKED_AT_S)) is not None:
+            return folder
+    raise OSError(f"other processes hold all of {uid} to {names[-1]} under {root}")
 
 
 @contextlib.asynccontextmanager
@@ -343,6 +352,7 @@ class JournalRoutes(Generic[J]):
 
     def add_to(self, service: Service) -> None:
         self._store.leaving = lambda: service.lifetime.draining
+        self._store.on_change = service.lifetime.news.set
         track_journals(service.metrics, self._store)
         service.route("POST", "/drain", self.drain, Access.ADMIN)
         service.route("POST", "/undrain", self.undrain, Access.ADMIN)
@@ -360,11 +370,13 @@ class JournalRoutes(Generic[J]):
         return json_response({"status": "ok", "journals": list(self._store.journals)})
 
     async def find_key(self, request: Request) -> Response:
-        """The tag of the journal with the session whose key, chosen by the client, has this SHA-256 digest."""
+        """The tag of the journal with the session whose key, chosen by the client, has this SHA-256 digest, and the
+        ``journals`` that were searched."""
         digest = (await read_object(request, _BODY_BYTES)).get("digest")
         try:
             wanted = bytes.fromhex(digest if isinstance(digest, str) else "")
         except ValueError as error:
             raise bad_request("digest must be a key's SHA-256 in hexadecimal", param="digest") from error
         journal = self._store.holder_of_digest(wanted)
-        return json_response({"journal": journal.tag if journal else self._store.departed_journal(wanted)})
+        found = journal.tag if journal else self._store.departed_journal(wanted)
+        return json_response({"journal": found, "journals": list(self._store.journals)})

@@ -342,8 +342,12 @@ class Evaluation:
         self.log = MetricsLog(self.folder.metrics, self.folder.attempt, trackers)
         self._stack.callback(self.log.close)
         self.config.rollout.dump_to_file = True
-        self._stack.enter_context(own_service(self.config, self.folder))
-        self.controller = self._stack.enter_context(rollout_controller(self.config, self.folder))
+        try:
+            self._stack.enter_context(own_service(self.config, self.folder))
+            self.controller = self._stack.enter_context(rollout_controller(self.config, self.folder))
+        except BaseException:
+            self._stack.close()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:

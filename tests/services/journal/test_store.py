@@ -5,29 +5,45 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_journal
+from areal.services.journal import store
 from areal.services.journal.keys import key_digest
 from areal.services.journal.storage import is_left
 from areal.services.journal.store import JournalStore, open_journal_store, store_details
 
 
-def reported(store: JournalStore[AgentJournal]) -> list[str]:
-    details = store_details(store)
+def reported(process: JournalStore[AgentJournal]) -> list[str]:
+    details = store_details(process)
     return [*details["journals"], *details["journals_elsewhere"]]
 
 
 async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_path: Path) -> None:
-    store = await open_journal_store(tmp_path, "one", open_agent_journal)
-    left = store.own.folder.path
-    await store.own.start("mine", {}, None)
+    process = await open_journal_store(tmp_path, "one", open_agent_journal)
+    left = process.own.folder.path
+    await process.own.start("mine", {}, None)
     digest = key_digest(b"mine")
-    (tag,) = await store.hand_over()
+    changes: list[list[str]] = []
+    process.on_change = lambda: changes.append(list(process.journals))
+    (tag,) = await process.hand_over()
     while not is_left(left):
-        assert store.holder_of_digest(digest) is not None or store.departed_journal(digest) == tag
-        assert tag in reported(store), "the router answers 404 for a journal that no process reports"
+        assert process.holder_of_digest(digest) is not None or process.departed_journal(digest) == tag
+        assert tag in reported(process), "the router answers 404 for a journal that no process reports"
         await asyncio.sleep(0)
-    assert store.departed_journal(digest) == tag and tag in reported(store)
-    await store.close()
+    assert process.departed_journal(digest) == tag and tag in reported(process)
+    assert changes == [[tag, process.own.tag], [process.own.tag]], "the router is told at once"
+    await process.close()
+
+
+async def test_folders_that_are_all_held_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_MOST_OWN_FOLDERS", 3)
+    held = [await open_journal_store(tmp_path, "one", open_agent_journal) for _ in range(2)]
+    with pytest.raises(UsageFault, match="hold all of one to one-2"):
+        await open_journal_store(tmp_path, "one", open_agent_journal)
+    for each in held:
+        await each.close()
 
 
 async def test_drained_process_leaves_journals_to_those_that_get_calls(tmp_path: Path) -> None:

@@ -110,8 +110,9 @@ class RlSessions:
         return RlSession(self._access.addr, started["session_api_key"], self._access.model, started["session_id"])
 
     async def prepare(self, session: SessionEntry) -> dict[str, Any] | None:
-        """Ensure before a turn that the session's RL session records: start a missing one, replace a stale one. Returns
-        the turn metadata that reports a replacement, else None. Raises 502, 503."""
+        """Ensure before a turn that the session's RL session records: wait for an export to end, start a missing one,
+        replace a stale one. Returns the turn metadata that reports a replacement, else None. Raises 502, 503."""
+        await _exported(session)
         rl = session.inference
         if self._access is None or (rl is not None and rl.session_id is None):
             return None
@@ -160,9 +161,10 @@ class RlSessions:
         return reply
 
     async def export(self, session: SessionEntry, export: ExportSession) -> HttpReply:
-        """Export training rows, which may remove the RL session: the next turn checks it, and starts another if needed.
-        Raises 400 for a caller's RL session, 409 for one that has ended."""
-        rl = self._of(session)
+        """Export training rows, which may remove the RL session: the next turn waits for the end of the export, and
+        starts another RL session if needed. Raises 400 for a caller's RL session, 409 for one that has ended."""
+        await _exported(session)
+        held, rl = session.inference, self._of(session)
         if rl.session_id is None:
             message = "the session records into an RL session of its caller: export that at the inference service"
             raise bad_request(message, code="not_our_rl_session")
@@ -174,11 +176,16 @@ class RlSessions:
             "style": export.style,
             "reward": export.reward,
         }
-        reply = await self._send_as_admin("POST", rl.base_url, "/export_trajectories", body, _EXPORT_TIMEOUT_S)
+        session.exporting = asyncio.Event()
+        try:
+            reply = await self._send_as_admin("POST", rl.base_url, "/export_trajectories", body, _EXPORT_TIMEOUT_S)
+        finally:
+            session.exporting.set()
+            session.exporting = None
         if reply.status == 404 and reply.error().get("code") == "session_not_found":
             raise _rl_session_ended(rl)
         if reply.status == 200 and reply.body.endswith(_REMOVED):
-            session.exported = session.inference
+            session.exported = held
         return reply
 
     async def end(self, rl: RlSession | None, exported: RlSession | None = None) -> None:
@@ -230,6 +237,12 @@ class RlSessions:
             why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
             message = f"the inference service at {base} does not answer: {why}"
             raise ApiError(503, message, code=INFERENCE_AWAY, headers={"Retry-After": "1"}) from error
+
+
+async def _exported(session: SessionEntry) -> None:
+    """Wait until no export of the session runs."""
+    while (exporting := session.exporting) is not None:
+        await exporting.wait()
 
 
 def _bearer(rl: RlSession) -> dict[str, str]:

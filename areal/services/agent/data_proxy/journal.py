@@ -62,6 +62,7 @@ class RlSession:
 class SessionEntry:
     """An open session. ``turns``: the number of its last turn. ``used_at``: when that turn ended. ``checked_at``
     (monotonic): when the RL session was last known to record. ``exported``: the RL session that an export has removed.
+    ``exporting``: set when the running export ends; None while none runs.
     ``ran``: the worker has run a turn of the session, and its agent may hold state for it."""
 
     journal: AgentJournal
@@ -76,6 +77,7 @@ class SessionEntry:
     conversation: bytes | None = None  # the messages of complete turns, as JSON with commas between
     checked_at: float = -math.inf
     exported: RlSession | None = None
+    exporting: asyncio.Event | None = None
     ran: bool = False
     closing: asyncio.Task[None] | None = None
 

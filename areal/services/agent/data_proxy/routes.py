@@ -23,13 +23,14 @@ from areal.services.agent.data_proxy.journal import (
 )
 from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnMessage, TurnRunner, TurnSlots
 from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
+from areal.services.http import headers as names
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
 from areal.services.http.process import save_settings
 from areal.services.http.service import Service, json_response
-from areal.services.http.tasks import until_beat
+from areal.services.http.tasks import uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
 from areal.services.journal.store import JournalStore
@@ -105,12 +106,18 @@ class PairRoutes:
         await self._rl.check_brought(session, theirs)
         if session is None:
             journal = self._journal_for(body.api_key, reopen=body.reopen)
-            inference = theirs or await self._rl.start(body.metadata)
-            session, new = await journal.start(body.api_key, body.metadata, inference)
+            with journal.in_use():
+                inference = theirs or await self._rl.start(body.metadata)
+                try:
+                    session, new = await journal.start(body.api_key, body.metadata, inference)
+                except BaseException:
+                    if theirs is None:
+                        await uninterrupted(self._rl.end(inference), "end-rl-session")
+                    raise
             if new:
                 self._started.inc()
                 session.checked_at = time.monotonic()
-            else:
+            elif theirs is None:
                 await self._rl.end(inference)
         if not new and theirs is not None and session.inference != theirs:
             await session.journal.set_inference(session, theirs)
@@ -159,6 +166,9 @@ class PairRoutes:
         key = request.match_info["key"]
         if not is_session_key(key):
             raise bad_request("this is no session key", param="session_key")
+        journal = request.headers.get(names.JOURNAL)
+        if journal is not None and self._store.journal(journal) is None:
+            raise held_elsewhere()
         session = self._find(key)
         if session is not None and session.closing is None:
             return session

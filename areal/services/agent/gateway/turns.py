@@ -135,7 +135,7 @@ class TurnDispatcher:
                 if error.code == NO_SESSION:
                     self._sessions.forget(call.key)
                 raise
-            outcome = await self._attempt(call, body, worker, sink)
+            outcome = await self._attempt(call, body, tag, worker, sink)
             if not isinstance(outcome, ApiError):
                 return outcome
             refused = {worker.addr}
@@ -145,9 +145,12 @@ class TurnDispatcher:
                 self._sessions.forget(call.key)
                 raise outcome
 
-    async def _attempt(self, call: TurnCall, body: bytes, worker: WorkerEntry, sink: Sink) -> Event | ApiError:
+    async def _attempt(
+        self, call: TurnCall, body: bytes, tag: str, worker: WorkerEntry, sink: Sink
+    ) -> Event | ApiError:
         """The turn's last event, or the error of a data proxy that did not start the turn."""
-        path, headers = path_of(call.key, "/turn"), {**self._headers, names.REQUEST_ID: call.request_id}
+        path = path_of(call.key, "/turn")
+        headers = {**self._headers, names.REQUEST_ID: call.request_id, names.JOURNAL: tag}
         try:
             async with self._watchdog(call, worker) as watchdog:
                 async with self._http.call("POST", worker.addr, path, headers, body) as answer:

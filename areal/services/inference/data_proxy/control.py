@@ -6,7 +6,8 @@ journals and survives every process. A data proxy that starts, or whose engine w
 engine has that version; meanwhile it is not ready and refuses calls. Weights of another base model are ignored.
 
 One control runs at a time. A pause that fails, or whose client disconnects, is undone, since no client would resume the
-engine. A resume that fails, there or after a weight swap, is repeated until it succeeds. While memory is released the proxy is not ready and refuses calls, so that they go to other replicas.
+engine. A resume that fails, there or after a weight swap, is repeated until it succeeds. While memory is released the
+proxy is not ready and refuses calls, so that they go to other replicas.
 """
 
 from __future__ import annotations
@@ -297,18 +298,17 @@ class WeightTracker:
         if isinstance(path, str) and Path(path).is_dir():
             self._write(PublishedWeights(pair, record.version, path, None, record.base))
         else:
-            self.published, self._stamp = None, None
             if self.file is not None:
                 self.file.unlink(missing_ok=True)
+            self.published, self._stamp = None, None
 
     def record(self, pair: str, version: int, path: str | None, gateway: str | None) -> PublishedWeights:
         return PublishedWeights(pair, version, path, gateway, self._base)
 
     def _write(self, record: PublishedWeights) -> None:
+        if self.file is not None:
+            replace_file(self.file, json.dumps(asdict(record)).encode())
         self.published = record
-        if self.file is None:
-            return
-        replace_file(self.file, json.dumps(asdict(record)).encode())
         self.reload()
 
 
@@ -403,7 +403,7 @@ class EngineControl:
                     await self._undo_pause()
                 raise
             self._resume_due.clear()
-        return json_response({"status": "ok", "paused": True, "version": await self._engine.version()})
+        return json_response({"status": "ok", "paused": True, "version": self._watch.state.version})
 
     async def _undo_pause(self) -> None:
         """Resume the engine, since it may have received a pause that failed or whose client disconnected."""
@@ -447,7 +447,7 @@ class EngineControl:
         await request.read(_BODY_BYTES)
         async with self.exclusively():
             await self._resume()
-        return json_response({"status": "ok", "paused": False, "version": await self._engine.version()})
+        return json_response({"status": "ok", "paused": False, "version": self._watch.state.version})
 
     async def set_version(self, request: Request) -> Response:
         """Set the weight version, which only grows unless ``force`` sets it back."""

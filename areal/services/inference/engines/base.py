@@ -231,7 +231,7 @@ class TokenEngine(TokenGenerator, Protocol):
         """Tokens sampled from now on carry ``version``."""
 
     async def version(self) -> int | None:
-        """The engine's weight version; None where none was set."""
+        """The engine's weight version; None where none was set. Raises EngineUnavailable."""
 
     async def load_weights(self, folder: str, version: int) -> None:
         """Replace the model's weights in place by those in ``folder``, which the engine can read; tokens sampled from

@@ -98,8 +98,7 @@ class EmbeddedClient(EngineClient):
         await self._command("/set_version", {"version": version}, if_missing="this engine keeps no version")
 
     async def version(self) -> int | None:
-        _, running = await self._get("/get_version")
-        return int_field(running, "version")
+        return int_field(await self._read("/get_version"), "version")
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}

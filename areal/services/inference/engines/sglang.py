@@ -141,8 +141,7 @@ class SglangClient(EngineClient):
         await self._command("/update_weight_version", body, if_missing=_NO_VERSION)
 
     async def version(self) -> int | None:
-        _, model = await self._get("/get_model_info")
-        return weight_version(model.get("weight_version"))
+        return weight_version((await self._read("/get_model_info")).get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
         """Compares shapes with those of the served folder, if that can be read here."""

@@ -331,6 +331,13 @@ class EngineClient(ABC):
             return 0, {}
         return answer.status, answer.object()
 
+    async def _read(self, path: str) -> dict[str, Any]:
+        """The JSON object at ``path``. Raises EngineUnavailable without an answer of 200."""
+        status, answer = await self._get(path)
+        if status != 200:
+            raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET {path}")
+        return answer
+
     async def _health_problem(self, name: str) -> str | None:
         """Why the engine is not ready by its /health, or None."""
         status, _ = await self._get("/health")

@@ -19,7 +19,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response
-from areal.services.http.tasks import background
+from areal.services.http.tasks import background, uninterrupted
 from areal.services.inference.gateway.exports import ExportRoutes
 from areal.services.inference.gateway.relay import Admission, Relay, RelayMetrics
 from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
@@ -233,7 +233,7 @@ class Registration:
                 await self._put(model, addrs, external=external)
             except BaseException:
                 restore = self._restore(model, before, addrs if external else [])
-                await asyncio.shield(asyncio.create_task(restore, name="restore-registration"))
+                await uninterrupted(restore, "restore-registration")
                 raise
         return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
 
@@ -266,7 +266,7 @@ class Registration:
             await self._post_to_each(addrs, body)
         except BaseException:
             forget = self._forget_external(model, addrs)
-            await asyncio.shield(asyncio.create_task(forget, name="forget-external-model"))
+            await uninterrupted(forget, "forget-external-model")
             raise
 
     async def _forget_external(self, name: str, addrs: Sequence[str]) -> list[str]:

@@ -354,6 +354,8 @@ class Relay:
         ours = f"Content-Type: application/json\r\n{names.REQUEST_ID}: {call.request.id}\r\n{names.CALL}: {call.id}\r\n"
         if call.again:
             ours += f"{names.AGAIN}: 1\r\n"
+        if call.key.journal is not None:
+            ours += f"{names.JOURNAL}: {call.key.journal}\r\n"
         lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._idle_s():g}\r\n".encode())
         return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 

@@ -194,14 +194,15 @@ class JournalClient:
     ) -> WorkerReply:
         """The answer of the data proxy with journal ``tag``. Raises 404 for an unknown journal, 503 where its holder
         stays away."""
-        if not await self._keys.is_known(tag):
-            raise ApiError(404, "no data proxy has this session", code=NO_SESSION)
+        headers = {**headers, names.JOURNAL: tag}
         since = asyncio.get_running_loop().time()
         refused: set[str] = set()
         while True:
             model = self._table.model_of_journal(tag)
             if model is None:
-                raise ApiError(404, "no data proxy has this session any more", code=NO_SESSION)
+                if not await self._keys.is_known(tag):
+                    raise ApiError(404, "no data proxy has this session", code=NO_SESSION)
+                continue
             if not self._table.routable(model, even_suspects=True, journal=tag):
                 # Rewards and exports need no engine: a data proxy without one can still answer.
                 workers = [worker for model in self._table.snapshot.models.values() for worker in model.workers]
@@ -296,8 +297,9 @@ class HitlSessions:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE_S
         while True:
-            answers = await self._journals.each("/rl/human", headers, _ASK_S, model)
-            listed = [reply.object() for reply in answers.values() if reply.status == 200]
+            replies = await self._journals.each("/rl/human", headers, _ASK_S, model)
+            answers = {addr: reply for addr, reply in replies.items() if reply.status == 200}
+            listed = [reply.object() for reply in answers.values()]
             held = {tag for each in listed for tag in each["journals"]}
             away = {*self._journals.away(answers, model), *(tag for each in listed for tag in each["elsewhere"])} - held
             if listed and not away:
@@ -316,16 +318,17 @@ _LOOK_AGAIN_S = 0.5
 async def place_sessions(
     table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str
 ) -> tuple[int, bytes]:
-    """The router's answer, once a data proxy can take the sessions. Retried are 503, with which nothing was started,
-    and 404 for a known model, of which a restarted router has yet to hear. An agent service without an inference
-    service is refused at once."""
+    """The router's answer, once a data proxy can take the sessions. Retried are 503 and 421 (a journal moves), which
+    mean that nothing was started, and 404 for a known model, of which a restarted router has yet to hear. An agent
+    service without an inference service is refused at once."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + table.limits.request_timeout_seconds
     while True:
         try:
             reply = await router.send("POST", "/register_session", body, request_id)
             forgot = b'"model_not_found"' in reply[1] and model in table.snapshot.models
-            away = (reply[0] == 503 and b'"inference_unavailable"' not in reply[1]) or (reply[0] == 404 and forgot)
+            away = reply[0] == 503 and b'"inference_unavailable"' not in reply[1]
+            away = away or reply[0] == 421 or (reply[0] == 404 and forgot)
             if not away or loop.time() >= deadline:
                 return reply
         except ApiError as error:

@@ -376,12 +376,15 @@ class WorkerRegistry:
         known = not self.learning and (bool(workers) or self.synced)
         return known and all(worker.health.seen for worker in workers)
 
-    def orphans(self) -> frozenset[str]:
-        """Journals that no worker serves now."""
+    def journals(self) -> frozenset[str]:
+        """All journals of which a worker has reported, served now or not."""
         for name in self._models:
             self._update_journals(name)
-        held = {tag for worker in self.workers() for tag in worker.report.journals}
-        return frozenset().union(*(model.journals for model in self._models.values())) - held
+        return frozenset().union(*(model.journals for model in self._models.values()))
+
+    def orphans(self) -> frozenset[str]:
+        """Journals that no worker serves now."""
+        return self.journals() - {tag for worker in self.workers() for tag in worker.report.journals}
 
     def configure(self, strategy: str | None, limits: Mapping[str, Any]) -> None:
         """Raises ValueError for an unknown limit, or a wrong value."""

@@ -197,7 +197,7 @@ class SessionPlacing:
     async def _find(self, digest: bytes) -> SessionLocation | None:
         """The location of the session with this key, asked of the replicas: first those where it would have been
         started, then all others. Raises 503 where none has it, but a replica does not answer or has not reported yet,
-        or some journal has no replica."""
+        or some journal was not searched: it has no replica, or moves."""
         workers = {worker.addr: worker for worker in self._registry.workers() if worker.report.journals}
         # The workers where each model starts sessions with this key while all its replicas are there.
         models: dict[str | None, list[WorkerEntry]] = {}
@@ -206,24 +206,32 @@ class SessionPlacing:
                 models.setdefault(worker.model, []).append(worker.entry)
         homes = {rendezvous(digest, entries)[0].addr for entries in models.values()}
         unanswered = not self._registry.all_heard  # a replica that reports only later is not asked below
+        searched: set[str] = set()
         for group in (homes, workers.keys() - homes):
             asked = [workers[addr] for addr in group]
             answers = await asyncio.gather(*(self._journal_of_key(worker, digest) for worker in asked))
-            for worker, journal in zip(asked, answers, strict=True):
-                if journal:
-                    return SessionLocation(worker, journal)
-            unanswered = unanswered or None in answers
-        if unanswered or self._registry.orphans() or not self._registry.all_heard:
+            for worker, answer in zip(asked, answers, strict=True):
+                if answer is None:
+                    unanswered = True
+                elif answer["journal"]:
+                    return SessionLocation(worker, answer["journal"])
+                else:
+                    searched.update(answer["journals"])
+        if unanswered or not self._registry.all_heard or not searched.issuperset(self._registry.journals()):
             raise _session_away("no data proxy has a session with this key, but one of them is away")
         return None
 
-    async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> str | None:
-        """The journal's tag; empty where the worker has no such session, None where it does not answer."""
+    async def _journal_of_key(self, worker: WorkerRecord, digest: bytes) -> dict[str, Any] | None:
+        """The ``journal`` with the session of this key, None where the worker has no such session, and the ``journals``
+        that it searched. None where it does not answer."""
         try:
             reply = await self._post(worker, "/rl/find_key", {"digest": digest.hex()}, timeout_s=_FIND_TIMEOUT_S)
-            return (orjson.loads(reply.body)["journal"] or "") if reply.status == 200 else None
-        except (CallFailed, TimeoutError, ValueError, KeyError, TypeError):
+        except (CallFailed, TimeoutError):
             return None
+        found = reply.object()
+        if reply.status != 200 or "journal" not in found:
+            return None
+        return {"journals": worker.report.journals, **found}  # a data proxy of an earlier version names none
 
     # -- moving
 

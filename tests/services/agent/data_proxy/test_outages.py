@@ -6,6 +6,7 @@ import resource
 import sqlite3
 from typing import Any
 
+from areal.services.http.headers import JOURNAL
 from areal.services.journal.keys import key_digest
 from tests.services.agent.data_proxy.pair import Pair, start_proxy, start_worker
 from tests.services.processes import TERM, Process, wait_ready, wait_until
@@ -118,6 +119,9 @@ def test_session_is_never_unknown_while_its_journal_changes_hands(own: Pair) -> 
     assert heir.call("POST", "/rl/find_key", digest).json()["journal"] == tag
     assert own.call("POST", "/rl/find_key", digest).json()["journal"] is None
     assert own.call("GET", own.path(session)).status == 404
+    # The gateway names the journal: it asks again elsewhere, and answers no 404.
+    refused = own.proxy.call("GET", own.path(session), key=own.key, headers={JOURNAL: tag})
+    assert (refused.status, refused.json()["error"]["code"]) == (421, "session_elsewhere")
 
 
 def test_stopped_data_proxy_lets_its_turns_end(own: Pair) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from errno import ENOSPC
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -222,6 +224,22 @@ async def test_tracker_after_the_trainer_is_what_it_left_or_nothing(tmp_path: Pa
     tracker.end("actor", {"path": str(tmp_path), "version": 6})
     assert tracker.published is None
     assert not (tmp_path / PUBLISHED).exists()
+
+
+async def test_commit_that_cannot_be_written_leaves_the_version_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker = WeightTracker(EngineWatch(Engine().state), tmp_path, None)
+    old, new = (tracker.record("actor", version, "/weights", None) for version in (4, 5))
+    tracker.commit(old)
+    with monkeypatch.context() as full:
+        full.setattr(control, "replace_file", Mock(side_effect=OSError(ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            tracker.commit(new)
+    tracker.reload()
+    assert tracker.published == old
+    tracker.commit(new)
+    assert tracker.published == new
 
 
 async def test_tracker_with_a_file_that_is_no_record_serves(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -51,17 +52,23 @@ def test_workers_that_keep_no_sessions_get_none() -> None:
 class NoKeys:
     """Data proxies that know no key. ``meanwhile`` happens while they are asked."""
 
-    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, meanwhile: Callable[[], None], answer: Mapping[str, Any]) -> None:
         self._meanwhile = meanwhile
+        self._answer = json.dumps(answer).encode()
 
     async def fetch(self, *args: Any, **options: Any) -> HttpReply:
         self._meanwhile()
-        return HttpReply(200, Headers({}), b'{"journal": ""}')
+        return HttpReply(200, Headers({}), self._answer)
 
 
-async def refusal(registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None) -> int:
+OLD = {"journal": ""}  # an earlier version's answer
+
+
+async def refusal(
+    registry: WorkerRegistry, meanwhile: Callable[[], None] = lambda: None, answer: Mapping[str, Any] = OLD
+) -> int:
     """The status with which the router refuses a key that no data proxy has."""
-    placing = SessionPlacing(registry, cast(HttpClient, NoKeys(meanwhile)), {})
+    placing = SessionPlacing(registry, cast(HttpClient, NoKeys(meanwhile, answer)), {})
     with pytest.raises(ApiError) as caught:
         await placing.holder(RouteCall(api_key_digest="00" * 16))
     return caught.value.status
@@ -79,6 +86,15 @@ async def test_unknown_key_is_404_when_every_data_proxy_was_asked() -> None:
     registry, _, second = two_workers()
     registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",)))
     assert await refusal(registry) == 404
+
+
+async def test_key_is_not_unknown_while_some_journal_was_not_searched() -> None:
+    """The data proxy that reported ``tag-0`` has left it meanwhile, and no other one has adopted it yet."""
+    registry, _, second = two_workers()
+    registry.observe(second, ProbeResult.READY, WorkerReport(journals=("tag-1",), elsewhere=("tag-0",)))
+    left = {"journal": None, "journals": ["tag-1"]}
+    assert await refusal(registry, answer=left) == 503
+    assert await refusal(registry, answer={"journal": None, "journals": ["tag-0", "tag-1"]}) == 404
 
 
 async def test_key_is_unknown_only_after_a_data_proxy_that_was_heard_from_meanwhile_was_asked() -> None:

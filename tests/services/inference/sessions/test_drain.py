@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from areal.services.http.headers import JOURNAL
 from areal.services.inference.recorder.session import LeaseName
 from tests.services.inference.recorder.rollouts import Rollout
 from tests.services.inference.running_service import CHAT, later
@@ -87,6 +88,20 @@ def test_stream_in_flight_ends_and_is_recorded_before_its_session_moves(service:
     assert waiting.reward(0.75)["trajectory_id"] == 1
     assert waiting.export()["traj"]["original_rewards"] == [0.25, 0.75]
     assert streaming.export()["traj"]["rewards"] == [1.0]
+
+
+def test_rewards_by_keys_of_the_callers_own_are_accepted_while_their_journal_moves(service: RecordingService) -> None:
+    """Such a key does not name its journal: a data proxy that has just left it does not know the key."""
+    rollouts = [service.begin(api_key=f"a-key-of-my-own-{number}") for number in range(24)]
+    for rollout in rollouts:
+        rollout.chat("a")
+    leaving = by_replica(service, rollouts)[0]
+    drain(service, "tiny-0")
+    assert len(leaving) > 4 and all(rollout.reward(1.0)["trajectory_ready"] for rollout in leaving)
+    wait_until(lambda: all(moved(service, rollout) for rollout in leaving), what="all have moved")
+    tag = tag_of(leaving[0].session_id)
+    gone = service.proxy.call("POST", "/rl/set_reward", {"reward": 1.0}, key=leaving[0].key, headers={JOURNAL: tag})
+    assert refused(gone, 421)["code"] == "session_elsewhere"
 
 
 @pytest.mark.extended

@@ -31,6 +31,7 @@ from areal.services.inference.engines.embedded.requests import (
     read_adapter,
     read_grammar,
     read_interval,
+    read_prompt,
     read_prompts,
     read_sampling,
 )
@@ -162,7 +163,7 @@ class EngineRoutes:
         """``input_ids`` of one prompt, ``top_logprobs``, ``adapter?`` -> ``logprobs`` and ``top_logprobs`` of all
         tokens but the first."""
         loaded, body = self._model(), await read_object(request)
-        (prompt,) = read_prompts([body.get("input_ids")], loaded)
+        prompt = read_prompt(body.get("input_ids"), loaded)
         sampling = read_sampling({"top_logprobs": body.get("top_logprobs")}, loaded.engine.vocab_size)
         adapter = read_adapter(body.get("adapter"), loaded)
         logprobs, tops = await _result_of(loaded.engine.score(prompt, sampling.top_logprobs, adapter))

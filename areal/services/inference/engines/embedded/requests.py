@@ -189,10 +189,10 @@ class Streams:
 def read_prompts(raw: Any, loaded: LoadedModel) -> list[list[int]]:
     """The token ids of a request's prompts. Raises 400 for an invalid prompt, or one without room for another token."""
     several = isinstance(raw, list) and bool(raw) and isinstance(raw[0], list)
-    return [_read_prompt(each, loaded) for each in raw] if several else [_read_prompt(raw, loaded)]
+    return [read_prompt(each, loaded) for each in raw] if several else [read_prompt(raw, loaded)]
 
 
-def _read_prompt(raw: Any, loaded: LoadedModel) -> list[int]:
+def read_prompt(raw: Any, loaded: LoadedModel) -> list[int]:
     if not isinstance(raw, list) or not raw:
         raise bad_request("input_ids must be a list of at least one token id", param="input_ids")
     vocab_size, most = loaded.engine.vocab_size, loaded.engine.limits.max_length

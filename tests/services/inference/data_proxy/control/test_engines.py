@@ -16,12 +16,13 @@ from areal.services.inference.engines.base import (
     EngineError,
     EngineFailed,
     EngineRefused,
+    EngineUnavailable,
     EngineUnsupported,
     TokenEngine,
     WeightStager,
 )
 from tests.services.inference.running_service import in_thread
-from tests.services.processes import Answer, Process, Processes, wait_ready
+from tests.services.processes import Answer, Process, Processes, wait_ready, wait_until
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 MODELS = (200, {"data": [{"id": "tiny", "root": "/models/tiny", "max_model_len": 4096}]})
@@ -121,6 +122,19 @@ async def test_vllm_keeps_the_version_until_the_engine_is_gone(http: HttpClient,
     assert (state.version, state.root, state.paused) == (4, "/models/tiny", False)
 
 
+@pytest.mark.parametrize(("kind", "route"), [("embedded", "/get_version"), ("sglang", "/get_model_info")])
+async def test_version_of_an_engine_that_does_not_answer_is_unknown(
+    http: HttpClient, api: ScriptedApi, kind: str, route: str
+) -> None:
+    """It is not "none was set", which would let a lower version in."""
+    engine = client(kind, http, api)
+    api.replies[f"GET {route}"] = (500, {})
+    with pytest.raises(EngineUnavailable, match="500"):
+        await engine.version()
+    api.replies[f"GET {route}"] = (200, {"version": 3, "weight_version": "3"})
+    assert await engine.version() == 3
+
+
 @pytest.mark.parametrize(("results", "error"), [(["no", "no"], EngineRefused), (["None", "no"], EngineFailed)])
 async def test_weights_that_some_of_vllms_workers_refuse_are_a_failure(
     http: HttpClient, api: ScriptedApi, results: list[str], error: type[EngineError]
@@ -179,17 +193,16 @@ async def test_resume_that_failed_is_repeated(processes: Processes, api: Scripte
     api.replies |= {"POST /pause": OK, "POST /resume": OK}
     await asyncio.wait_for(resumed.wait(), 20)
 
-    async def is_paused() -> bool:
-        return bool((await in_thread(proxy.call, "GET", "/ready")).json()["paused"])
+    def is_paused() -> bool:
+        return bool(proxy.call("GET", "/ready").json()["paused"])
 
-    while await is_paused():
-        await asyncio.sleep(0.05)
+    await in_thread(wait_until, lambda: not is_paused())
     # A pause that a client asked for stays.
     assert (await in_thread(proxy.call, "POST", "/pause_generation", {}, key=processes.key)).status == 200
     api.replies["GET /is_paused"] = (200, {"is_paused": True})
     api.got.clear()
     await asyncio.sleep(1.5)
-    assert await is_paused() and "POST /resume" not in [route for route, _, _ in api.got]
+    assert await in_thread(is_paused) and "POST /resume" not in [route for route, _, _ in api.got]
 
 
 async def test_external_model_has_no_controls(processes: Processes, api: ScriptedApi) -> None:

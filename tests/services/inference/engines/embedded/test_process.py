@@ -79,6 +79,12 @@ async def test_generate_of_several_prompts_one_of_them_wrong_is_refused(client: 
     assert (status, body["error"]["param"]) == (400, "input_ids")
 
 
+@pytest.mark.parametrize("prompt", [5, [], [10**8], [PROMPT], None])
+async def test_score_of_what_is_no_prompt_is_refused(client: Client, prompt: object) -> None:
+    status, body = await client.post("/score", {"input_ids": prompt})
+    assert (status, body["error"]["param"]) == (400, "input_ids")
+
+
 async def test_generate_with_stream_gives_the_same_tokens_in_lines(client: Client) -> None:
     body = {"input_ids": PROMPT, "sampling": {"n": 2, "seed": 1, **LONG}, "stream": True}
     async with client.http.post("/generate", json=body) as response:
