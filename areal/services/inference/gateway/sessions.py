@@ -98,6 +98,8 @@ class SessionKeys:
     async def _custom_key_journal(self, digest: bytes) -> str | None:
         loop = asyncio.get_running_loop()
         known = self._custom_keys.get(digest)
+        if known is not None and known[0] is not None and self._table.model_of_journal(known[0]) is None:
+            known = None  # that journal is gone; another relay may have started a session with this key since
         if known is not None and known[1] > loop.time():
             return known[0]
         try:

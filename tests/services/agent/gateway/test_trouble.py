@@ -60,6 +60,26 @@ def test_lost_pair_is_adopted_and_the_others_never_notice(two: AgentService) -> 
     assert [said(two, key) for key in keys] == [["one", "two"]] * 8
 
 
+def test_session_that_another_relay_started_again_in_another_journal_is_found(two: AgentService) -> None:
+    """What the other relay does is done at the data proxies here."""
+    two.respond("one", "again")
+    before = holder(two, "again")
+    leaves, stays = two.proxies[before], two.proxies[1 - before]
+    (tag,) = leaves.call("GET", "/ready").json()["journals"]
+    assert leaves.call("POST", "/session/again/close", {}, key=two.key).status == 200
+    tell_router(two, "/drain", before)
+    wait_until(lambda: tag not in two.router.call("GET", "/table", key=two.key).body.decode(), what="the journal goes")
+    body = {"api_key": "again", "reopen": True}
+    assert stays.call("POST", "/rl/start_session", body, key=two.key).status == 201
+    serial = two.router.call("GET", "/table", key=two.key).json()["serial"]
+    wait_until(
+        lambda: two.gateway.call("GET", "/health").json()["table"]["serial"] >= serial, what="the gateway follows"
+    )
+    assert said(two, "again") == []
+    assert two.respond("two", "again").status == 200
+    assert said(two, "again") == ["two"]
+
+
 def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
     made = own.call("POST", "/sessions", {}).json()["session_key"]
     for key in (made, "chosen"):
