@@ -219,12 +219,11 @@ class DeclaredFile:
         """Write the file if something has changed. Raises OSError."""
         if self._path is None or self._url is None or self._serial == self._registry.serial:
             return
-        self._serial = self._registry.serial
         content = {"url": self._url, "declared": self._registry.declared()}
-        if content == self._written:
-            return
-        replace_file(self._path, orjson.dumps(content), mode=0o600, durable=True)
-        self._written = content
+        if content != self._written:
+            replace_file(self._path, orjson.dumps(content), mode=0o600, durable=True)
+            self._written = content
+        self._serial = self._registry.serial
 
     async def run(self) -> None:
         """Write changes by leases once a period, and end the learning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -157,6 +158,27 @@ def test_router_goes_on_from_what_was_declared_to_the_one_before(tmp_path: Path)
     renewed(after, 0)
     assert states(after) == {"w0": DRAINING}
     assert not renewed(after, 1), "who was removed stays out"
+
+
+def test_declaration_that_could_not_be_written_is_written_when_it_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, registry = tmp_path / "routes.json", WorkerRegistry()
+    kept = DeclaredFile(path, registry)
+    kept.announce("http://127.0.0.1:1")
+
+    def refuse(*args: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
+    with monkeypatch.context() as disk:
+        disk.setattr("areal.services.inference.router.app.replace_file", refuse)
+        with pytest.raises(OSError, match="No space"):
+            kept.write()
+
+    registry.register_model("m", [("w0", "http://h:1")], expected=1, external=False)
+    kept.write()
+    assert json.loads(path.read_text())["declared"] == json.loads(json.dumps(registry.declared()))
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"declared": {"limits": {"nonsense": 1}}}', "\x00"])
