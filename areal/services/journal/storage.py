@@ -116,6 +116,10 @@ class JournalFolder:
         """Release the lock, as if this process had never held it."""
         os.close(self.descriptor)
 
+    def give_back(self) -> None:
+        """Release the lock, and leave the folder as it was: given up, or its holder's."""
+        (self.leave if self.left else self.release)()
+
     def leave(self) -> None:
         """Give the folder up and release the lock: another process may adopt it at once."""
         os.ftruncate(self.descriptor, 0)
@@ -134,17 +138,19 @@ def lock_folder(path: Path) -> JournalFolder | None:
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        still_there = os.fstat(descriptor).st_ino == lock.stat().st_ino
+        about = os.fstat(descriptor)
+        if about.st_ino == lock.stat().st_ino:
+            holder = f"{os.getpid()}\n".encode()
+            os.pwrite(descriptor, holder, 0)  # before it is cut: an empty file tells that the folder was given up
+            os.ftruncate(descriptor, len(holder))
+            return JournalFolder(path, descriptor, left=about.st_size == 0)
     except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
         os.close(descriptor)
-        return None
-    if not still_there:
-        os.close(descriptor)
-        return None
-    left = os.fstat(descriptor).st_size == 0
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return JournalFolder(path, descriptor, left)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def wait_for_lock(path: Path, patience_s: float) -> JournalFolder | None:

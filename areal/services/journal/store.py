@@ -159,7 +159,12 @@ class JournalStore(Generic[J]):
             for path in candidates:
                 if adopted and self._siblings:
                     break  # the rest is for the other processes
-                if (tag := await self._adopt(path, after_s)) is not None:
+                try:
+                    tag = await self._adopt(path, after_s)
+                except (OSError, sqlite3.Error) as error:
+                    self._note_failure(path, error)
+                    continue
+                if tag is not None:
                     adopted.append(tag)
             self._siblings = any(path in self._held_elsewhere for path in candidates)
             self.elsewhere = self.others() if adopted else self._tags(candidates)
@@ -229,22 +234,24 @@ class JournalStore(Generic[J]):
         if self._drained and path not in self._left:
             patience_s = max(patience_s, _TAKE_BACK_S)
         if now - self._free_since.setdefault(path, now) < patience_s:
-            (folder.leave if folder.left else folder.release)()
+            folder.give_back()
             return None
         try:
             journal = await self._open_journal(folder)
-        except sqlite3.Error as error:
-            if path not in self.unreadable:
-                _log.error("the journal %s cannot be read: %s", path, error)
-            self.unreadable[path] = str(error)
-            folder.release()
-            return None
+        except BaseException:
+            folder.give_back()
+            raise
         self.unreadable.pop(path, None)
         self._free_since.pop(path, None)
         self._left.pop(path, None)
         self._serve(journal)
         _log.info("adopted the journal %s with %d sessions", path.name, journal.live_sessions())
         return journal.tag
+
+    def _note_failure(self, path: Path, error: OSError | sqlite3.Error) -> None:
+        if path not in self.unreadable:
+            _log.error("the journal %s cannot be read: %s", path, error)
+        self.unreadable[path] = str(error)
 
     async def close(self) -> None:
         """Close every journal: delete empty ones, and give the others up to other processes."""

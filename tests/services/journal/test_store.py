@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_journal
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
-from areal.services.journal.storage import is_left
+from areal.services.journal.storage import is_left, lock_folder
 from areal.services.journal.store import JournalStore, open_journal_store, store_details
 
 
@@ -59,3 +61,47 @@ async def test_drained_process_leaves_journals_to_those_that_get_calls(tmp_path:
     await drained.keep()
     assert await drained.adopt() == [dead.own.tag]
     await drained.close()
+
+
+class FullDisk:
+    """``os.pwrite`` of a disk that takes nothing until ``room``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = False
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "pwrite", self)
+
+    def __call__(self, *args: object) -> int:
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._pwrite(*args)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given_up", [True, False])
+def test_folder_that_could_not_be_locked_on_a_full_disk_is_locked_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool
+) -> None:
+    folder = lock_folder(tmp_path / "a")
+    assert folder is not None
+    (folder.leave if given_up else folder.release)()
+    disk = FullDisk(monkeypatch)
+    with pytest.raises(OSError, match="No space left"):
+        lock_folder(tmp_path / "a")
+    disk.room = True
+    again = lock_folder(tmp_path / "a")
+    assert again is not None and again.left == given_up
+    again.release()
+
+
+async def test_journal_that_could_not_be_adopted_on_a_full_disk_is_adopted_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = await open_journal_store(tmp_path, "dead", open_agent_journal)
+    await dead.own.start("mine", {}, None)
+    await dead.close()
+    heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
+    disk = FullDisk(monkeypatch)
+    assert await heir.adopt() == []
+    disk.room = True
+    assert await heir.adopt(after_s=3600.0) == [dead.own.tag], "it is known to be given up all the same"
+    await heir.close()
