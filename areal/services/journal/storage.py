@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Self, TypeVar
 
+from areal.files import replace_file
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
 
@@ -43,6 +44,17 @@ class CorruptRecord(Exception):
     code = "record_corrupted"
 
 
+class OtherFormat(sqlite3.DatabaseError):
+    """The journal was written by another version."""
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether a journal that was not opened because of ``error`` cannot be read, however often it is tried. A full
+    disk, too many open files or a busy file pass."""
+    name = getattr(error, "sqlite_errorname", "")
+    return isinstance(error, OtherFormat) or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
 def open_writer(file: Path, tables: str, version: int) -> sqlite3.Connection:
     """Open the journal's only writing connection, and create ``tables`` in a new file. Raises sqlite3.Error, also for a
     file of another format ``version``."""
@@ -57,7 +69,7 @@ def open_writer(file: Path, tables: str, version: int) -> sqlite3.Connection:
     if found == 0:
         db.executescript(f"BEGIN; {_ABOUT} {tables} PRAGMA user_version={version}; COMMIT")
     elif found != version:
-        raise sqlite3.DatabaseError(f"{file} has format {found}; this version reads format {version}")
+        raise OtherFormat(f"{file} has format {found}; this version reads format {version}")
     return db
 
 
@@ -109,8 +121,9 @@ class JournalFolder:
         return self.path / DATABASE
 
     def show_tag(self, tag: str) -> None:
-        """Publish the journal's tag for processes that do not hold the folder."""
-        (self.path / _TAG).write_text(tag, encoding="ascii")
+        """Publish the journal's tag for processes that do not hold the folder. Raises OSError."""
+        if read_tag(self.path) != tag:
+            replace_file(self.path / _TAG, tag.encode("ascii"), mode=0o600, durable=True)
 
     def release(self) -> None:
         """Release the lock, as if this process had never held it."""
@@ -251,8 +264,8 @@ class CommitQueue:
         self._settled = settled
         self._waiting: deque[_PendingChange] = deque()
         self._wake = asyncio.Event()
-        self._thread = CommitThread(db, f"commit-{name}")
-        self._task = asyncio.create_task(self._run(), name=f"commit-{name}")
+        self._name = f"commit-{name}"
+        self._task: asyncio.Task[None] | None = None  # from the first change on: a failed opening leaves none
         self._closing = False
         self.failing: str | None = None
         self.commits = 0
@@ -263,6 +276,8 @@ class CommitQueue:
         if the write fails, and 421 after ``close``."""
         if self._closing:
             raise held_elsewhere()
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(CommitThread(self._db, self._name)), name=self._name)
         change = _PendingChange(apply, asyncio.get_running_loop().create_future())
         self._waiting.append(change)
         self._wake.set()
@@ -273,23 +288,24 @@ class CommitQueue:
         """Commit the waiting changes, then stop."""
         self._closing = True
         self._wake.set()
-        await self._task
-        self._thread.close()
+        if self._task is not None:
+            await self._task
 
-    async def _run(self) -> None:
+    async def _run(self, thread: CommitThread) -> None:
         while self._waiting or not self._closing:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                await self._commit()
+                await self._commit(thread)
+        thread.close()
 
-    async def _commit(self) -> None:
+    async def _commit(self, thread: CommitThread) -> None:
         batch: list[_PendingChange] = []
         began = time.perf_counter()
         try:
             self._db.execute("BEGIN IMMEDIATE")
             await self._apply(batch)
-            await self._thread.commit()
+            await thread.commit()
         except sqlite3.Error as error:
             self._fail(batch, error)
             return
@@ -366,6 +382,7 @@ class Journal(ABC):
         tag: str,
         settled: Callable[[bool], None] = lambda committed: None,
     ) -> None:
+        folder.show_tag(tag)
         self.folder = folder
         self.tag = tag
         self.clock: Callable[[], float] = time.time
@@ -379,7 +396,6 @@ class Journal(ABC):
         self._idle = asyncio.Event()
         self._idle.set()
         self._closed = False
-        folder.show_tag(tag)
 
     @abstractmethod
     def session_by_key(self, digest: bytes) -> int | None:

@@ -30,6 +30,7 @@ from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import (
     Journal,
     JournalFolder,
+    is_damage,
     is_left,
     lock_folder,
     other_folders,
@@ -75,7 +76,8 @@ class JournalStore(Generic[J]):
         self._handing: asyncio.Task[None] | None = None
         self._drained = False
         self.journals: dict[str, J] = {own.tag: own}
-        self.unreadable: dict[Path, str] = {}
+        self.unreadable: set[Path] = set()
+        self._failures: dict[Path, str] = {}  # why journals could not be opened, as it was logged
         self._news = asyncio.Event()
         self._adopting = asyncio.Lock()
         own.on_news = self._wake
@@ -241,7 +243,8 @@ class JournalStore(Generic[J]):
         except BaseException:
             folder.give_back()
             raise
-        self.unreadable.pop(path, None)
+        self.unreadable.discard(path)
+        self._failures.pop(path, None)
         self._free_since.pop(path, None)
         self._left.pop(path, None)
         self._serve(journal)
@@ -249,9 +252,12 @@ class JournalStore(Generic[J]):
         return journal.tag
 
     def _note_failure(self, path: Path, error: OSError | sqlite3.Error) -> None:
-        if path not in self.unreadable:
-            _log.error("the journal %s cannot be read: %s", path, error)
-        self.unreadable[path] = str(error)
+        """Log it once, and go on trying. Only a damaged journal's sessions are nowhere."""
+        if self._failures.get(path) != str(error):
+            self._failures[path] = str(error)
+            _log.error("the journal %s cannot be opened: %s", path, error)
+        if is_damage(error):
+            self.unreadable.add(path)
 
     async def close(self) -> None:
         """Close every journal: delete empty ones, and give the others up to other processes."""

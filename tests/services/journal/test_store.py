@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,13 +17,21 @@ from areal.errors import UsageFault
 from areal.services.agent.data_proxy.journal import AgentJournal, open_agent_journal
 from areal.services.journal import store
 from areal.services.journal.keys import key_digest
-from areal.services.journal.storage import is_left, lock_folder
+from areal.services.journal.storage import DATABASE, is_left, lock_folder
 from areal.services.journal.store import JournalStore, open_journal_store, store_details
 
 
 def reported(process: JournalStore[AgentJournal]) -> list[str]:
     details = store_details(process)
     return [*details["journals"], *details["journals_elsewhere"]]
+
+
+async def left_behind(root: Path) -> str:
+    """The tag of a journal in the folder ``dead`` with a session, whose process has ended."""
+    dead = await open_journal_store(root, "dead", open_agent_journal)
+    await dead.own.start("mine", {}, None)
+    await dead.close()
+    return dead.own.tag
 
 
 async def test_session_is_known_at_each_moment_while_its_journal_is_left(tmp_path: Path) -> None:
@@ -96,12 +108,75 @@ def test_folder_that_could_not_be_locked_on_a_full_disk_is_locked_once_there_is_
 async def test_journal_that_could_not_be_adopted_on_a_full_disk_is_adopted_once_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead = await open_journal_store(tmp_path, "dead", open_agent_journal)
-    await dead.own.start("mine", {}, None)
-    await dead.close()
+    tag = await left_behind(tmp_path)
     heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
     disk = FullDisk(monkeypatch)
     assert await heir.adopt() == []
     disk.room = True
-    assert await heir.adopt(after_s=3600.0) == [dead.own.tag], "it is known to be given up all the same"
+    assert await heir.adopt(after_s=3600.0) == [tag], "it is known to be given up all the same"
     await heir.close()
+
+
+async def test_journal_that_cannot_be_opened_for_a_moment_stays_known_and_is_adopted_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tag = await left_behind(tmp_path)
+    heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
+    log = tmp_path / "dead" / f"{DATABASE}-wal"
+    log.mkdir()  # SQLite cannot open it, as with too many open files
+    for _ in range(3):
+        assert await heir.adopt() == []
+        assert tag in reported(heir), "its sessions would be 404"
+    assert store_details(heir)["journal_damaged"] == 0
+    assert [record.levelname for record in caplog.records if "cannot be opened" in record.message] == ["ERROR"]
+    log.rmdir()
+    assert await heir.adopt(after_s=3600.0) == [tag]
+    await heir.close()
+
+
+def overwrite(database: Path) -> None:
+    with database.open("r+b") as file:
+        file.write(b"x" * 100)
+
+
+def make_newer(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as db:
+        db.execute("PRAGMA user_version=99")
+
+
+@pytest.mark.parametrize("damage", [overwrite, make_newer])
+async def test_journal_that_can_never_be_opened_is_reported_as_damage(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    tag = await left_behind(tmp_path)
+    damage(tmp_path / "dead" / DATABASE)
+    heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
+    assert await heir.adopt() == []
+    assert tag not in reported(heir)
+    assert store_details(heir)["journal_damaged"] == 1
+    await heir.close()
+
+
+async def test_journal_that_fails_to_open_leaves_no_thread_and_no_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await left_behind(tmp_path)
+    heir = await open_journal_store(tmp_path, "heir", open_agent_journal)
+    before = threading.active_count(), len(asyncio.all_tasks())
+
+    def refuse(file: Path) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("unable to open database file")
+
+    monkeypatch.setattr("areal.services.journal.storage.open_reader", refuse)
+    assert await heir.adopt() == []
+    assert (threading.active_count(), len(asyncio.all_tasks())) == before
+    await heir.close()
+
+
+async def test_tag_is_not_written_again_when_a_journal_is_opened_again(tmp_path: Path) -> None:
+    await left_behind(tmp_path)
+    shown = tmp_path / "dead" / "tag"
+    before = shown.stat().st_mtime_ns
+    again = await open_journal_store(tmp_path, "dead", open_agent_journal)
+    assert shown.stat().st_mtime_ns == before, "on a full disk it would be empty now"
+    await again.close()
