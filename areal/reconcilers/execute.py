@@ -34,7 +34,7 @@ from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
 from areal.runtime.backends.base import NODE_HOST, Phase
 from areal.runtime.leases import PortOwner, port_owner
-from areal.runtime.probes import ProbeFailed, ProbeResponse, failure, http_get, wait_ready
+from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.records import new_uid
 from areal.wire.agents import ConfigureSessions
 from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
@@ -351,6 +351,7 @@ def give_up(context: EffectContext, runs: tuple[str, ...]) -> None:
 # -- effects on routes, through the router's admin routes
 
 ROUTED_S = 10.0
+DRAIN_PROBE_S = 2.0
 DRAIN_SETTLE_S = 0.3  # a relay may have picked the worker just before it heard of the drain
 
 
@@ -390,31 +391,35 @@ def sync(context: EffectContext, op: Op, number: int) -> None:
 
 
 def drain(context: EffectContext, op: Op, number: int) -> None:
-    """Stop new requests to the data proxy, then wait until it has none in flight or its drain deadline passes."""
+    """Stop new requests to the data proxy, then wait until it has none in flight, is gone, or its deadline passes. A
+    silent one may only be slow or halted: it is waited for."""
     body = NameWorker(worker_id=op.run, stopping=True)
     _post(context, op, "/drain", write_fields(body), missing_is_fine=True)
     url, seconds, began = context.url(op, op.run), float(op.args["seconds"]), time.monotonic()
     headers = key_headers(key_file(context.state(op.run).spec))
     while True:
         waited_s = time.monotonic() - began
-        busy = _in_flight(url, headers)
-        if busy is None or (busy == 0 and waited_s >= min(DRAIN_SETTLE_S, seconds)):
+        try:
+            busy = _in_flight(url, headers)
+            left = f"{busy} requests in flight"
+        except NoAnswer:
+            busy, left = None, "no answer"
+        except (ProbeFailed, ValueError):
+            return
+        if busy == 0 and waited_s >= min(DRAIN_SETTLE_S, seconds):
             return
         if waited_s >= seconds:
-            context.event(op.ref, "Warning", "DrainTimeout", f"{op.run} still had {busy} requests after {seconds:g} s")
+            context.event(op.ref, "Warning", "DrainTimeout", f"{op.run}: still {left} after {seconds:g} s")
             return
-        context.report(op, f"draining, {busy} requests in flight")
+        context.report(op, f"draining, {left}")
         context.pause(op, SLOW_POLL_S)
 
 
-def _in_flight(url: str, headers: Mapping[str, str]) -> int | None:
-    """Requests in flight at a data proxy, or turns of agents whose callers have disconnected; None when it does not
-    answer, and so is gone."""
-    try:
-        health = json.loads(http_get(f"{url}/health", 2.0, headers).body)
-        return max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
-    except (ProbeFailed, ValueError):
-        return None
+def _in_flight(url: str, headers: Mapping[str, str]) -> int:
+    """Requests in flight at a data proxy, or turns of agents whose callers have disconnected. Raises ProbeFailed, or
+    ValueError for an answer that is not a data proxy's."""
+    health = json.loads(http_get(f"{url}/health", DRAIN_PROBE_S, headers).body)
+    return max(int(health.get("in_flight", 0)), int(health.get("busy_sessions", 0)))
 
 
 def settle(context: EffectContext, op: Op, number: int) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from areal.client.http import AdminClient
 from areal.errors import ArealError, TargetFailed
+from areal.reconcilers import execute as execution
 from areal.reconcilers.execute import Report, execute
 from areal.reconcilers.launch import Interrupted
 from areal.reconcilers.plan import Op, Plan, Verb
+from areal.runtime.backends.base import RunSpec
 
 NEVER = threading.Event()
 
@@ -170,3 +179,96 @@ def test_object_is_unfinished_where_one_of_its_ops_was_skipped() -> None:
     report, _ = run(op(1), op(2, needs=[1], ref="Model/b"), op(3, ref="Model/c"), failing=[1])
     assert [report.is_unfinished(ref) for ref in ("Model/a", "Model/b", "Model/c")] == [False, True, False]
     assert Interrupted(op(1)).exit_code == 130
+
+
+class DrainedProxy(ThreadingHTTPServer):
+    """A data proxy that answers each look at its health with the next number of requests in flight; None: not at all,
+    as one that is halted or busy."""
+
+    def __init__(self, in_flight: Iterable[int | None]) -> None:
+        self.in_flight, self.over = iter(in_flight), threading.Event()
+        super().__init__(("127.0.0.1", 0), DrainedProxyHandler)
+
+
+class DrainedProxyHandler(BaseHTTPRequestHandler):
+    server: DrainedProxy
+
+    def do_GET(self) -> None:
+        busy = next(self.server.in_flight)
+        if busy is None:
+            self.server.over.wait()
+        else:
+            self.answer({"in_flight": busy})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer({})
+
+    def answer(self, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@dataclass
+class DrainContext:
+    address: str
+    reports: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+    def url(self, item: Op, run: str) -> str:
+        return self.address
+
+    def state(self, run: str) -> Any:
+        return SimpleNamespace(spec=RunSpec(uid=run, argv=(), owner="Model/a", component="data-proxy", replica=0))
+
+    def admin(self, service: str, url: str) -> AdminClient:
+        return AdminClient(url, "key")
+
+    def report(self, item: Op, stage: str) -> None:
+        self.reports.append(stage)
+
+    def event(self, ref: str, kind: str, reason: str, message: str) -> None:
+        self.events.append(f"{reason}: {message}")
+
+    def pause(self, item: Op, seconds: float) -> None:
+        pass
+
+
+@pytest.fixture
+def drained(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., DrainContext]]:
+    """Drain a data proxy that answers as given."""
+    monkeypatch.setattr(execution, "DRAIN_PROBE_S", 0.2)
+    monkeypatch.setattr(execution, "DRAIN_SETTLE_S", 0.0)
+    proxies: list[DrainedProxy] = []
+
+    def drain(*in_flight: int | None, seconds: float = 60.0) -> DrainContext:
+        proxies.append(DrainedProxy(in_flight))
+        threading.Thread(target=proxies[-1].serve_forever, name="drained-proxy", daemon=True).start()
+        context = DrainContext(f"http://127.0.0.1:{proxies[-1].server_port}")
+        args = {"seconds": seconds, "router": "router"}
+        execution.drain(context, Op(1, Verb.DRAIN, "Model/a", "data-proxy/0", "test", run="r1", args=args), 1)  # type: ignore[arg-type]
+        return context
+
+    yield drain
+    for proxy in proxies:
+        proxy.over.set()
+        proxy.shutdown()
+        proxy.server_close()
+
+
+def test_drain_of_a_silent_data_proxy_goes_on_until_its_requests_have_ended(
+    drained: Callable[..., DrainContext],
+) -> None:
+    context = drained(1, None, 1, 0)
+    one = "draining, 1 requests in flight"
+    assert (context.reports, context.events) == ([one, "draining, no answer", one], [])
+
+
+def test_drain_of_a_data_proxy_that_stays_silent_ends_at_its_deadline(drained: Callable[..., DrainContext]) -> None:
+    assert drained(None, None, None, seconds=0.3).events == ["DrainTimeout: r1: still no answer after 0.3 s"]

@@ -103,7 +103,7 @@ class SessionJournal(Journal):
 
     async def close(self, *, remove: bool = False) -> None:
         self._closed = True
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)  # it waits for a running export
         await super().close(remove=remove)
 
     # -- changes

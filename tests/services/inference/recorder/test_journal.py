@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -481,3 +482,14 @@ async def test_sessions_are_counted_anew_only_when_one_may_have_begun_or_ended(
     assert journal.live_sessions() == 1
     await journal.end(number)
     assert journal.live_sessions() == 0
+
+
+async def test_close_waits_for_a_running_export_beside_the_event_loop(tmp_path: Path) -> None:
+    journal = await journal_in(tmp_path / "run")
+    release = threading.Event()
+    export = asyncio.create_task(journal._read_in_thread(lambda tables: release.wait(1.0)))
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(journal.close())
+    asyncio.get_running_loop().call_soon(release.set)
+    assert await export, "the loop ran while the journal waited for the export"
+    await closing
