@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -152,6 +153,7 @@ T = TypeVar("T")
 
 LEASE_DIR_VARIABLE = "AREAL_LEASE_DIR"
 _DEFAULT = "/dev/shm/areal-leases"
+_GPU = "gpu-"
 _GUARD_TIMEOUT_S = 10.0
 _PROBE_TRIES = 40  # a reader that looks at a lease holds it for an instant, or for as long as it is not scheduled
 _PROBE_PAUSE_S = 0.005
@@ -286,12 +288,21 @@ class LeaseDir:
             return None
 
     def is_held(self, name: str) -> bool:
+        """A GPU's lease has one holder, which a shared lock tells: looks do not disturb each other. A port's may be
+        shared: it is tried alone, for longer than another's look takes."""
         try:
             fd = os.open(self._file(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return False
         try:
-            return not _try_lock(fd, fcntl.LOCK_SH) or not _try_lock(fd, fcntl.LOCK_EX)
+            if name.startswith(_GPU):
+                return not _try_lock(fd, fcntl.LOCK_SH)
+            for attempt in range(_PROBE_TRIES):
+                if attempt:
+                    time.sleep(_PROBE_PAUSE_S)
+                if _try_lock(fd, fcntl.LOCK_EX):
+                    return False
+            return True
         finally:
             os.close(fd)
 
@@ -387,7 +398,7 @@ def port_lease(port: int) -> str:
 
 
 def gpu_lease(uuid: str) -> str:
-    return f"gpu-{uuid}"
+    return f"{_GPU}{uuid}"
 
 
 class Claims:
@@ -400,27 +411,31 @@ class Claims:
 
     def choose_ports(self, count: int, owner: str, prefer: Sequence[int]) -> tuple[int, ...]:
         """``count`` ports without a lease and without a listener, ``prefer`` first. Raises NoCapacity."""
-        wanted = (*prefer, *candidates(owner, self._leases.scope))
-        return self._choose(count, owner, wanted, port_lease, "ports", lambda port: bind_error(port) is None)
+        others = candidates(owner, self._leases.scope)
+        return self._choose(count, owner, prefer, others, port_lease, "ports", lambda port: bind_error(port) is None)
 
     def choose_gpus(self, count: int, owner: str, uuids: Sequence[str]) -> tuple[str, ...]:
         """The first ``count`` of ``uuids`` without a lease. Raises NoCapacity, and then holds none."""
-        return self._choose(count, owner, uuids, gpu_lease, "GPUs", lambda uuid: True)
+        return self._choose(count, owner, uuids, (), gpu_lease, "GPUs", lambda uuid: True)
 
     def _choose(
         self,
         count: int,
         owner: str,
         wanted: Sequence[T],
+        others: Iterable[T],
         lease_name: Callable[[T], str],
         noun: str,
         is_usable: Callable[[T], bool],
     ) -> tuple[T, ...]:
+        """From ``wanted`` as far as they are free, whoever looks at them now, then from ``others``."""
         found: dict[T, ResourceLease] = {}
-        for item in wanted:
+        for item, tries in chain(((each, _PROBE_TRIES) for each in wanted), ((each, 1) for each in others)):
             if len(found) == count:
                 break
-            lease = self._leases.try_acquire(lease_name(item), owner=owner) if item not in found else None
+            if item in found:
+                continue
+            lease = self._leases.try_acquire(lease_name(item), owner=owner, tries=tries)
             if lease is not None and is_usable(item):
                 found[item] = lease
             elif lease is not None:

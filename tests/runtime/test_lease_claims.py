@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import socket
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,8 @@ import pytest
 from areal.errors import NoCapacity
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
-from areal.runtime.leases import FIRST_PORT, LAST_PORT, bind_error, candidates, port_owner
+from areal.runtime.gpus import Gpu, GpuListing
+from areal.runtime.leases import FIRST_PORT, LAST_PORT, _try_lock, bind_error, candidates, port_owner
 
 from .conftest import MakeBackend, Spawn
 from .support import run_spec
@@ -83,6 +88,18 @@ def test_start_on_a_strangers_port_names_pid_command_and_user(
     assert f"of user {user}" in caught.value.message
     assert local.observe() == {}
     assert not local.leases.is_held(f"port-{port}")
+
+
+def test_preferred_port_that_somebody_looks_at_is_claimed(local: LocalBackend, lease_dir: Path) -> None:
+    ports = local.claim_ports(1, owner="Model/a")
+    local.release_claims()
+    looking = os.open(lease_dir / f"port-{ports[0]}", os.O_RDONLY)
+    fcntl.flock(looking, fcntl.LOCK_EX)
+    look = threading.Timer(0.03, os.close, [looking])
+    look.start()
+
+    assert local.claim_ports(1, owner="Model/a", prefer=ports) == ports
+    look.join()
 
 
 def test_claim_skips_a_strangers_port(local: LocalBackend, stranger: tuple[int, subprocess.Popen[bytes]]) -> None:
@@ -162,3 +179,58 @@ def test_start_that_gets_only_some_of_its_leases_keeps_none(make_local: MakeBack
     assert not one.leases.is_held("gpu-GPU-a")
     assert not one.leases.is_held(f"port-{ports[0]}")
     assert other.observe() == {}
+
+
+def machine(count: int) -> GpuListing:
+    return GpuListing(tuple(Gpu(f"GPU-{index}", index, "H200", 141 << 30, 0, ()) for index in range(count)))
+
+
+@pytest.fixture
+def interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread runs between any two locks."""
+
+    def lock_and_yield(fd: int, kind: int) -> bool:
+        locked = _try_lock(fd, kind)
+        time.sleep(0.0005)
+        return locked
+
+    monkeypatch.setattr("areal.runtime.leases._try_lock", lock_and_yield)
+
+
+@pytest.mark.usefixtures("interleaved")
+@pytest.mark.parametrize("claimed", [1, 2])
+def test_claims_at_the_same_time_get_all_the_gpus_there_are(make_local: MakeBackend, claimed: int) -> None:
+    listing = machine(8)
+    backends = [make_local(f"home-{number}", list_gpus=lambda: listing) for number in range(8 // claimed)]
+    together = threading.Barrier(len(backends))
+
+    def claim(backend: LocalBackend) -> tuple[str, ...]:
+        together.wait()
+        return backend.claim_gpus(claimed, owner="Model/a")
+
+    with ThreadPoolExecutor(len(backends)) as threads:
+        for _ in range(20):
+            taken = list(threads.map(claim, backends))
+            for backend in backends:
+                backend.release_claims()
+            assert len({uuid for each in taken for uuid in each}) == 8
+
+
+@pytest.mark.usefixtures("interleaved")
+def test_one_of_two_claims_of_more_than_half_the_gpus_is_met(make_local: MakeBackend) -> None:
+    listing = machine(8)
+    backends = [make_local(f"home-{number}", list_gpus=lambda: listing) for number in range(2)]
+    together = threading.Barrier(2)
+
+    def claim(backend: LocalBackend) -> int:
+        together.wait()
+        try:
+            return len(backend.claim_gpus(5, owner="Model/a"))
+        except NoCapacity:
+            return 0
+
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(20):
+            assert sorted(threads.map(claim, backends)) == [0, 5]
+            for backend in backends:
+                backend.release_claims()

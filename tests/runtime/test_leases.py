@@ -184,6 +184,22 @@ def test_looking_at_a_lease_disturbs_no_claim(leases: LeaseDir, lease_dir: Path,
         leases.acquire("port-1", owner="Model/a").close()
 
 
+@pytest.mark.parametrize("name", ["port-1", "gpu-GPU-1"])
+def test_looking_at_a_free_lease_disturbs_no_other_look(
+    leases: LeaseDir, lease_dir: Path, spawn: Spawn, name: str
+) -> None:
+    leases.acquire(name, owner="Model/a").close()
+    source = (
+        "import sys; from pathlib import Path; from areal.runtime.leases import LeaseDir\n"
+        "leases = LeaseDir(Path(sys.argv[1]), scope='x'); print('go', flush=True)\n"
+        "while True: leases.is_held(sys.argv[2])"
+    )
+    watcher = spawn([sys.executable, "-c", source, str(lease_dir), name], stdout=subprocess.PIPE)
+    assert watcher.stdout is not None and watcher.stdout.readline() == b"go\n"
+
+    assert not any(leases.is_held(name) for _ in range(2000))
+
+
 def test_lease_folder_and_files_serve_every_user(leases: LeaseDir, lease_dir: Path) -> None:
     old = os.umask(0o077)
     try:

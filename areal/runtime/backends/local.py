@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,6 +126,7 @@ def end_stray(folder: str) -> str:
 
 
 _ENDING_S = 5.0
+_claiming = threading.Lock()  # all or nothing: two claims that hold a part each would both be refused
 
 
 class LocalBackend:
@@ -151,10 +153,13 @@ class LocalBackend:
     # -- capacity
 
     def capacity(self) -> Capacity:
+        return self._capacity(self._list_gpus())
+
+    def _capacity(self, listing: gpus.GpuListing) -> Capacity:
         free: list[str] = []
         leased: list[str] = []
         squatters: dict[str, str] = {}
-        for gpu in gpus.visible(self._list_gpus().gpus):
+        for gpu in gpus.visible(listing.gpus):
             if self.leases.is_held(gpu_lease(gpu.uuid)):
                 leased.append(gpu.uuid)
             elif who := gpus.squatter(gpu):
@@ -170,9 +175,11 @@ class LocalBackend:
         return self._claims.choose_ports(count, owner, prefer)
 
     def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
-        free = self.capacity().gpus
-        preferred = [uuid for uuid in prefer if uuid in free]
-        return self._claims.choose_gpus(count, owner, [*preferred, *(uuid for uuid in free if uuid not in preferred)])
+        listing = self._list_gpus()
+        with _claiming:
+            free = self._capacity(listing).gpus
+            wanted = [*(uuid for uuid in prefer if uuid in free), *(uuid for uuid in free if uuid not in prefer)]
+            return self._claims.choose_gpus(count, owner, wanted)
 
     def release_claims(self, ports: Iterable[int] | None = None) -> None:
         self._claims.release(None if ports is None else [port_lease(port) for port in ports])
