@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -357,3 +360,63 @@ def test_stop_with_a_full_disk_still_ends_the_process(local: LocalBackend) -> No
     local.stop("r1")
 
     assert not alive(state.pid or 0)
+
+
+@contextmanager
+def full_disk(pid: int) -> Iterator[None]:
+    """``RLIMIT_FSIZE`` stands for it: the process's writes to files fail."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, -1))
+    yield
+    with suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+UNTIL_TOLD = 'until [ -e "$0" ]; do sleep 0.01; done'
+
+
+def test_end_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend, tmp_path: Path) -> None:
+    done, told = tmp_path / "done", tmp_path / "told"
+    argv = ("sh", "-c", UNTIL_TOLD, str(done))
+    state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(told))))
+    with full_disk(state.shim_pid or 0):
+        done.touch()
+        until(lambda: procfs.read_stat(state.pid or 0) is None, "the component to end")
+        os.kill(state.shim_pid or 0, signal.SIGUSR1)  # starts nothing any more
+        assert local.observe()["r1"].phase is Phase.BACKOFF, "not lost"
+
+    ended = until_phase(local, "r1", Phase.EXITED, Phase.DEAD)
+
+    assert ended.phase is Phase.EXITED and ended.last_exit is not None and ended.last_exit.code == 0
+    until(told.exists, "the command of its end")
+
+
+def test_run_that_ended_on_a_full_disk_is_stopped_at_once(local: LocalBackend, tmp_path: Path) -> None:
+    done, told = tmp_path / "done", tmp_path / "told"
+    argv = ("sh", "-c", UNTIL_TOLD, str(done))
+    state = local.start(run_spec(argv=argv, restart=NEVER, on_end=("touch", str(told)), stop_grace_s=1000.0))
+    with full_disk(state.shim_pid or 0):
+        done.touch()
+        until(lambda: procfs.read_stat(state.pid or 0) is None, "the component to end")
+
+        report = local.stop("r1")
+
+    assert report.was_alive
+    assert not alive(state.shim_pid or 0)
+    assert (local.observe()["r1"].phase, told.exists()) == (Phase.EXITED, False)
+
+
+def test_restart_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBackend) -> None:
+    state = local.start(run_spec(restart=FAST))
+    with full_disk(state.shim_pid or 0):
+        os.kill(state.pid or 0, signal.SIGKILL)
+        until(lambda: {*children(state.shim_pid or 0)} - {state.pid}, "the next start")
+        assert local.observe()["r1"].phase is Phase.BACKOFF
+
+    again = until_phase(local, "r1", Phase.RUNNING)
+
+    assert (again.restarts, again.pid) == (1, children(state.shim_pid or 0)[0])
+    assert again.last_exit is not None and again.last_exit.signal == signal.SIGKILL
+
+
+def children(pid: int) -> list[int]:
+    return [stat.pid for stat in procfs.processes() if stat.ppid == pid]

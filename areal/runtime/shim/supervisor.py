@@ -6,7 +6,8 @@ dispositions, and none of the shim's descriptors.
 
 States: a component lives; or one is due at ``_restart_at`` (back-off); or the run is over. ``SIGTERM`` stops,
 ``SIGUSR1`` ends a back-off now. Within one turn of the loop the dead are reaped before signals are acted on, so a
-kick that races with a death restarts the component.
+kick that races with a death restarts the component. A record that the disk does not take is written again each second:
+the newest one only. The last one, of the end, is tried for ``_PATIENCE_S``.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ _READ_SIZE = 65536
 _READS_PER_TURN = 32
 _PIPE_SIZE = 1 << 20
 _F_SETPIPE_SZ = 1031
+_WRITE_AGAIN_S = 1.0
+_PATIENCE_S = 300.0
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -156,6 +159,9 @@ class RunSupervisor:
         self._kill_at: float | None = None
         self._stopping = False
         self._swept: list[int] = []
+        self._unwritten: tuple[str, dict[str, object]] | None = None  # the file and content of a record
+        self._write_at: float | None = None
+        self._leave_by: float | None = None  # the run has ended, and only its record is missing
         self._over = False
 
     def _environment(self) -> dict[str, str]:
@@ -231,7 +237,7 @@ class RunSupervisor:
 
     def _patience_ms(self) -> float | None:
         probe_due = self._probe.due if self._probe and self._child else None
-        times = [at for at in (self._restart_at, self._kill_at, probe_due) if at is not None]
+        times = [at for at in (self._restart_at, self._kill_at, self._write_at, probe_due) if at is not None]
         if not times:
             return None
         return max(0.0, min(times) - time.monotonic()) * 1000 + 1
@@ -274,6 +280,8 @@ class RunSupervisor:
             self._probe.tick(now)
             if self._probe.failed:
                 self._terminate("liveness probe failed", float(self._intent["stop_grace_s"]))
+        if self._unwritten and self._write_at is not None and now >= self._write_at:
+            self._write(*self._unwritten)
 
     # -- the component
 
@@ -325,7 +333,11 @@ class RunSupervisor:
         with suppress(OSError, ValueError):
             order = records.read_object(self._run_dir, records.STOP) or order
         grace_s = float(order.get("grace_s", self._intent["stop_grace_s"]))
-        if self._child is None:
+        if self._leave_by is not None:
+            self._stopping = True
+            self._leave_by = self._write_at = time.monotonic()  # a last try: whoever stops it records the end itself
+        elif self._child is None:
+            self._stopping = True
             self._finish("exited", "stopped")
         elif self._stopping and self._kill_at is not None:
             self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
@@ -355,33 +367,47 @@ class RunSupervisor:
         }
         if self._child:
             record.update(pid=self._child.pid, start_ticks=self._child.start_ticks, started_at=self._child.started_at)
+        self._write(records.CHILD, record)
+
+    def _write(self, name: str, record: dict[str, object]) -> None:
         try:
-            records.write_json(self._run_dir, records.CHILD, record, durable=False)
+            records.write_json(self._run_dir, name, record, durable=name == records.EXIT)
         except OSError as error:
-            self._log.mark(f"cannot write {records.CHILD}: {error}")
+            if self._unwritten is None or self._unwritten[0] != name:
+                self._log.mark(f"cannot write {name}: {error}")
+            self._unwritten, self._write_at = (name, record), time.monotonic() + _WRITE_AGAIN_S
+        else:
+            self._unwritten = self._write_at = None
+        if self._leave_by is not None and (self._unwritten is None or time.monotonic() >= self._leave_by):
+            self._leave()
 
     def _finish(self, phase: str, reason: str) -> None:
-        """Leave nothing: sweep, close the log, release the leases, and only then say that it is over."""
+        """Leave nothing: sweep, release the leases, and only then say that it is over."""
         self._sweep()
         self._copy_output()
         self._log.mark(reason)
-        self._log.close()
         records.remove(os.path.join(self._run_dir, records.SECRET))
-        life_fd, *lease_fds = self._held_fds
-        for fd in lease_fds:
-            os.close(fd)
-        record = {
+        while len(self._held_fds) > 1:
+            os.close(self._held_fds.pop())
+        self._restart_at = self._kill_at = None
+        record: dict[str, object] = {
             "phase": phase,
             "reason": reason,
             "restarts": self._restarts,
             "last_exit": self._last_exit.to_record() if self._last_exit else None,
             "swept": self._swept,
         }
-        if not self._has_lost_its_job():  # how that ended is its scheduler's word
-            records.write_json(self._run_dir, records.EXIT, record)
-        os.close(life_fd)
+        self._leave_by = time.monotonic() + _PATIENCE_S
+        if self._has_lost_its_job():  # how that ended is its scheduler's word
+            self._leave()
+        else:
+            self._write(records.EXIT, record)
+
+    def _leave(self) -> None:
+        self._log.close()
+        os.close(self._held_fds.pop())  # the life lock
         self._over = True
-        if self._intent.get("on_end") and not self._stopping and reason != "stopped":
+        if self._intent.get("on_end") and not self._stopping:
             self._start_on_end()
 
     def _has_lost_its_job(self) -> bool:
