@@ -335,7 +335,7 @@ class RunSupervisor:
         grace_s = float(order.get("grace_s", self._intent["stop_grace_s"]))
         if self._leave_by is not None:
             self._stopping = True
-            self._leave_by = self._write_at = time.monotonic()  # a last try: whoever stops it records the end itself
+            self._leave_by = self._write_at = time.monotonic()  # a last try
         elif self._child is None:
             self._stopping = True
             self._finish("exited", "stopped")
@@ -372,6 +372,8 @@ class RunSupervisor:
     def _write(self, name: str, record: dict[str, object]) -> None:
         try:
             records.write_json(self._run_dir, name, record, durable=name == records.EXIT)
+        except FileNotFoundError:  # the run's folder is gone, and nobody reads its records
+            self._unwritten = self._write_at = None
         except OSError as error:
             if self._unwritten is None or self._unwritten[0] != name:
                 self._log.mark(f"cannot write {name}: {error}")
@@ -397,7 +399,8 @@ class RunSupervisor:
             "last_exit": self._last_exit.to_record() if self._last_exit else None,
             "swept": self._swept,
         }
-        self._leave_by = time.monotonic() + _PATIENCE_S
+        # Whoever stops it records the end where the shim cannot.
+        self._leave_by = time.monotonic() + (0.0 if self._stopping else _PATIENCE_S)
         if self._has_lost_its_job():  # how that ended is its scheduler's word
             self._leave()
         else:
