@@ -25,7 +25,6 @@ from areal.runtime.backends.ray_job import (
     brief,
     is_lost,
     job_request,
-    parse_bytes,
     parse_job,
     parse_load,
     resolve_address,
@@ -56,6 +55,13 @@ def test_request_of_a_run_is_the_node_program_with_its_resources() -> None:
     assert (body["entrypoint_num_cpus"], body["entrypoint_num_gpus"]) == (4.0, 2.0)
     assert (body["entrypoint_memory"], body["entrypoint_resources"]) == (64 * 2**30, {"h100": 2})
     assert body["runtime_env"]["env_vars"]["AREAL_HOME"] == "/home/me/.areal"
+
+
+def test_request_of_several_processes_on_a_node_asks_for_all_of_them() -> None:
+    resources = {"cpus": 4, "memory": "1Gi", "processesPerNode": 8}
+    body = request(component="driver", spec={"resources": resources})
+
+    assert (body["entrypoint_num_cpus"], body["entrypoint_memory"]) == (32.0, 8 * 2**30)
 
 
 def test_request_of_a_process_in_front_asks_for_a_little_so_that_any_node_may_have_it() -> None:
@@ -95,11 +101,6 @@ def test_request_quotes_whatever_stands_in_it(folder: str, python: str) -> None:
     body = request(folder, scheduler={"ray": {"python": python}})
 
     assert shlex.split(body["entrypoint"]) == ["exec", python, "-m", "areal.runtime.backends.node", folder, "--watch"]
-
-
-@pytest.mark.parametrize(("text", "size"), [("64Gi", 64 * 2**30), ("500M", 500_000_000), ("1.5k", 1500), ("7", 7)])
-def test_parse_bytes(text: str, size: int) -> None:
-    assert parse_bytes(text) == size
 
 
 @pytest.mark.parametrize(

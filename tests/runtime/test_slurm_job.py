@@ -24,7 +24,6 @@ from areal.runtime.backends.slurm_job import (
     newest,
     parse_sacct,
     parse_squeue,
-    size_bytes,
     submit_options,
 )
 
@@ -127,11 +126,6 @@ def test_job_reserves_for_each_of_its_processes() -> None:
 
 def test_percent_of_a_folder_is_no_pattern_of_slurm() -> None:
     assert "--output=/a%%b/log/job.log" in submit_options(run_spec(), Slurm(), "/a%b", HOME)
-
-
-@pytest.mark.parametrize(("size", "found"), [("64Gi", 64 * 2**30), ("1.5M", 1.5e6), ("12", 12)])
-def test_sizes(size: str, found: float) -> None:
-    assert size_bytes(size) == found
 
 
 def test_step_is_used_for_containers_and_several_nodes() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import threading
 import time
@@ -46,6 +47,27 @@ LIVING = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
 _PORTS = range(FIRST_PORT, LAST_PORT + 1)
 _SUBMITTING_S = 60.0  # an intent that is younger may be about to be submitted
 _KNOWN_S = 1.0  # a scheduler is asked at most once in it by one command
+
+_SIZE = re.compile(r"([0-9.]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def reserved(spec: RunSpec) -> tuple[float, float]:
+    """CPU cores and bytes of memory that the run reserves on each of its nodes; 0 where the manifest says nothing. The
+    manifest says what each process of the component that computes needs. Other components are small."""
+    if spec.component not in ("engine", "driver"):
+        return 0, 0
+    resources = spec.spec.get("resources") or {}
+    processes = resources.get("processesPerNode") or 1
+    return processes * (resources.get("cpus") or 0), processes * size_bytes(resources.get("memory") or "0")
+
+
+def size_bytes(size: str) -> float:
+    """Bytes of a quantity such as ``64Gi``. Raises ValueError."""
+    match = _SIZE.fullmatch(size)
+    if match is None:
+        raise ValueError(f"{size!r} is not a size")
+    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 class ClusterBackend(ABC):

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from areal.errors import InvalidManifest
 from areal.runtime.backends.base import Cause, Job, JobState, RunSpec
+from areal.runtime.backends.cluster import reserved
 
 DRIVER_FILE = str(Path(__file__).with_name("ray_driver.py"))
 HOME_KEY, RUN_KEY, WANTS_KEY = "areal_home", "areal_run", "areal_wants"  # of a job's metadata
@@ -27,8 +28,6 @@ _JOB_MANAGER = re.compile(r"^(?:.*\sINFO job_manager\.py|Running entrypoint for 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 _SMALL_CPUS = 0.1  # of a process that declares none: without any Ray would start it on the head
 _OWN_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_QUANTITIES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, **_BINARY}
 
 
 # -- requests
@@ -47,20 +46,13 @@ class RayWants:
 
 
 def wants_of(spec: RunSpec) -> RayWants:
-    """CPUs and memory are those of a replica: of the processes that compute, not of those in front of them."""
-    declared = spec.spec.get("resources") or {} if spec.component in ("engine", "driver") else {}
-    wanted: dict[str, float] = {"CPU": float(declared.get("cpus") or _SMALL_CPUS)}
+    cpus, memory_bytes = reserved(spec)
+    wanted = {"CPU": float(cpus or _SMALL_CPUS)}
     if spec.gpus:
         wanted["GPU"] = float(len(spec.gpus))
-    if memory := declared.get("memory"):
-        wanted["memory"] = float(parse_bytes(str(memory)))
+    if memory_bytes:
+        wanted["memory"] = memory_bytes
     return RayWants({**wanted, **settings_of(spec.scheduler).get("resources", {})}, spec.nodes)
-
-
-def parse_bytes(quantity: str) -> int:
-    """``64Gi`` to bytes; the manifest has checked its form."""
-    unit = quantity.lstrip("0123456789.")
-    return int(float(quantity[: len(quantity) - len(unit)]) * _QUANTITIES[unit])
 
 
 def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from areal.runtime.backends.base import FIRST_NODE_VARIABLE, Cause, Job, JobState, RunSpec
+from areal.runtime.backends.cluster import reserved
 
 if TYPE_CHECKING:
     from areal.resources.fields import Slurm
@@ -61,6 +62,7 @@ def _launcher(options: Slurm, nodes: int, home: str) -> list[str]:
 
 def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> list[str]:
     """Options of ``sbatch``. The manifest's own extra ones come last, so they win."""
+    cpus, memory_bytes = reserved(spec)
     return [
         "--parsable",
         f"--job-name={spec.uid}",
@@ -69,7 +71,7 @@ def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> li
         "--open-mode=append",
         "--chdir=/",
         "--no-requeue",  # areal starts its successor
-        *resource_options(gpus=len(spec.gpus), nodes=spec.nodes, **_reserved(spec)),
+        *resource_options(gpus=len(spec.gpus), nodes=spec.nodes, cpus=cpus, memory_bytes=memory_bytes),
         *placement_options(options),
     ]
 
@@ -102,35 +104,9 @@ def comment(home: str) -> str:
     return f"areal:{home}"
 
 
-def _reserved(spec: RunSpec) -> dict[str, float]:
-    """Resources of each process of the component that computes, on each node, from ``spec.resources``. Other components
-    are small and reserve none."""
-    if spec.component not in ("engine", "driver"):
-        return {}
-    resources = spec.spec.get("resources") or {}
-    processes = resources.get("processesPerNode") or 1
-    memory = resources.get("memory")
-    return {
-        "cpus": processes * (resources.get("cpus") or 0),
-        "memory_bytes": processes * size_bytes(memory) if memory else 0,
-    }
-
-
 def _minutes(seconds: float) -> str:
     whole = max(1, math.ceil(seconds))
     return f"{whole // 60}:{whole % 60:02}"
-
-
-_SIZE = re.compile(r"([0-9.]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-def size_bytes(size: str) -> float:
-    """Bytes of a quantity such as ``64Gi``. Raises ValueError."""
-    match = _SIZE.fullmatch(size)
-    if match is None:
-        raise ValueError(f"{size!r} is not a size")
-    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 # -- Slurm's words as values
