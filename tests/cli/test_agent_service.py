@@ -81,6 +81,15 @@ def test_service_that_goes_takes_the_note_of_its_current_session_along(
     assert not home.current_sessions.exists()
 
 
+def test_service_goes_where_the_note_of_its_current_session_is_damaged(
+    areal: Areal, record: Callable[..., Any], home: Home
+) -> None:
+    record("AgentService", "default", {"agent": "a:B"})
+    home.current_sessions.write_text("{")
+    deleted = areal("delete", "agentservice/default", "--yes")
+    assert deleted.code == 0, deleted.err
+
+
 def test_run_again_changes_only_what_it_names(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "pairs": 3, "env": {"A": "1"}})
     assert printed(areal, "--agent", "a:C")["spec"] == {"agent": "a:C", "pairs": 3, "env": {"A": "1"}}

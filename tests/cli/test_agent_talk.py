@@ -264,6 +264,15 @@ def test_current_session_is_remembered_in_a_private_file(agent: Agent, tmp_path:
     assert session not in file.read_text()
 
 
+def test_damaged_file_of_current_sessions_counts_as_none(agent: Agent, tmp_path: Path) -> None:
+    file = tmp_path / "home" / "current-sessions.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{")
+    assert agent("sessions", "list").code == 0
+    assert agent("chat", "-m", "hello").out == "hello\n"
+    assert agent("chat", "-m", "history").out == "2\n"
+
+
 def test_remote_service_is_listed_and_its_health_told(agent: Agent) -> None:
     (row,) = agent("ps", "--json").json
     assert row["phase"] == "Ready"
