@@ -168,14 +168,22 @@ class Invocation:
     def lock_timeout_s(self) -> float:
         if self.lock_timeout_flag is not None:
             return self.lock_timeout_flag
-        return parse_seconds(self.default("lockTimeout") or 0)
+        return self._default_seconds("lockTimeout", 0.0)
 
     def deadline_s(self, default: float = 600.0, *, flagged: bool = False) -> float:
         """Returns ``--timeout``, else the user's default, else ``default``, in seconds. ``flagged``: ``default`` is
         from a flag of the command and takes precedence over the user's default."""
         if self.timeout_s is not None:
             return self.timeout_s
-        return default if flagged else parse_seconds(self.default("timeout") or default)
+        return default if flagged else self._default_seconds("timeout", default)
+
+    def _default_seconds(self, name: str, otherwise: float) -> float:
+        given = self.default(name) or otherwise
+        try:
+            return parse_seconds(given)
+        except ValueError:
+            where = f"{home_path(self.home_flag)}/config.yaml: defaults.{name}"
+            raise _config_error(f'{where}: "{given}" is not a duration', "write 90, 90s, 5m") from None
 
     def info(self, text: str) -> None:
         """Prints a hint or progress to stderr, unless -q is given."""

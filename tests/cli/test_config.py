@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,6 +58,19 @@ def test_config_that_is_wrong_is_an_error_naming_the_file(areal: Areal, home: Ho
     result = areal("get")
     assert result.code == 1
     assert said in result.err and str(home.config) in result.err
+
+
+@pytest.mark.parametrize("name", ["timeout", "lockTimeout"])
+def test_default_that_is_no_duration_is_an_error_naming_its_place(
+    areal: Areal, record: Callable[..., Any], home: Home, name: str
+) -> None:
+    record("Model", "m", {})
+    home.config.write_text(f"defaults: {{{name}: soon}}\n")
+    result = areal("delete", "model/m", "--yes")
+    assert result.code == 1
+    assert (
+        f'{home.config}: defaults.{name}: "soon" is not a duration' in result.err and "write 90, 90s, 5m" in result.err
+    )
 
 
 def test_defaults_are_used_and_flags_win(areal: Areal) -> None:
