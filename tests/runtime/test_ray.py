@@ -136,6 +136,12 @@ def test_pack_leaves_out_caches_and_is_the_same_for_the_same_files(tmp_path: Pat
         pack(tmp_path / "nowhere")
 
 
+def test_package_of_a_folder_is_compressed(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("areal " * 10_000)
+
+    assert len(pack(tmp_path)) < 1_000
+
+
 # -- answers
 
 

@@ -161,7 +161,7 @@ def pack(folder: Path) -> bytes:
     buffer, size = io.BytesIO(), 0
     if not folder.is_dir():
         raise InvalidManifest(f"spec.scheduler.ray.workingDir {folder} is not a folder")
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         for file in sorted(folder.rglob("*")):
             name = file.relative_to(folder)
             if not file.is_file() or _LEFT_OUT.intersection(name.parts):
@@ -174,7 +174,7 @@ def pack(folder: Path) -> bytes:
                 )
             entry = zipfile.ZipInfo(str(name))
             entry.external_attr = file.stat().st_mode << 16
-            archive.writestr(entry, file.read_bytes())
+            archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
 
 
