@@ -190,3 +190,14 @@ def test_ports_are_those_that_no_run_of_the_home_has(cluster: ClusterBackend) ->
     again = cluster.claim_ports(50, owner="Model/b", prefer=ports)
 
     assert again[:49] == ports[1:] and again[49] not in ports
+
+
+def test_ports_are_distinct_where_there_are_fewer_than_runs(
+    cluster: ClusterBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("areal.runtime.backends.cluster._PORTS", range(9001, 9051))
+    assert cluster.claim_ports(1, owner="Model/a", prefer=[9001]) == (9001,)
+
+    ports = cluster.claim_ports(50, owner="Model/b", prefer=range(9002, 9051))
+
+    assert sorted(ports) == list(range(9001, 9051))

@@ -99,8 +99,8 @@ class ClusterBackend(ABC):
             taken = self._taken | self._claimed
             ports = list(dict.fromkeys(port for port in prefer if port not in taken))[:count]
             others = [port for port in _PORTS if port not in taken and port not in ports]
-            if len(others) < count:  # more runs than ports: they are spread over many nodes
-                others = list(_PORTS)
+            if len(others) < count - len(ports):  # more runs than ports: they are spread over many nodes
+                others = [port for port in _PORTS if port not in ports]
             ports += random.SystemRandom().sample(others, count - len(ports))
             self._claimed.update(ports)
         return tuple(ports)
