@@ -430,19 +430,22 @@ class Claims:
     ) -> tuple[T, ...]:
         """From ``wanted`` as far as they are free, whoever looks at them now, then from ``others``."""
         found: dict[T, ResourceLease] = {}
-        for item, tries in chain(((each, _PROBE_TRIES) for each in wanted), ((each, 1) for each in others)):
-            if len(found) == count:
-                break
-            if item in found:
-                continue
-            lease = self._leases.try_acquire(lease_name(item), owner=owner, tries=tries)
-            if lease is not None and is_usable(item):
-                found[item] = lease
-            elif lease is not None:
-                lease.close()
-        if len(found) < count:
+        try:
+            for item, tries in chain(((each, _PROBE_TRIES) for each in wanted), ((each, 1) for each in others)):
+                if len(found) == count:
+                    break
+                if item in found:
+                    continue
+                lease = self._leases.try_acquire(lease_name(item), owner=owner, tries=tries)
+                if lease is not None and is_usable(item):
+                    found[item] = lease
+                elif lease is not None:
+                    lease.close()
+            if len(found) < count:
+                raise NoCapacity(f"{owner} needs {count} {noun} and only {len(found)} are free", hint="areal doctor")
+        except BaseException:
             _close(found.values())
-            raise NoCapacity(f"{owner} needs {count} {noun} and only {len(found)} are free", hint="areal doctor")
+            raise
         with self._lock:
             self._chosen.update((lease.name, lease) for lease in found.values())
         return tuple(found)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.errors import NoCapacity
+from areal.errors import ArealError, NoCapacity
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.gpus import Gpu, GpuListing
@@ -144,6 +144,19 @@ def test_claim_of_more_ports_than_there_are_holds_none(
         one.claim_ports(4, owner="Model/a")
 
     assert len(other.claim_ports(3, owner="Model/b")) == 3
+
+
+def test_claim_that_fails_halfway_holds_none(make_local: MakeBackend, lease_dir: Path) -> None:
+    one, other = make_local("one"), make_local("other")
+    free, broken = one.claim_ports(2, owner="Model/a")
+    one.release_claims()
+    (lease_dir / f"port-{broken}").unlink(missing_ok=True)
+    (lease_dir / f"port-{broken}").mkdir()
+
+    with pytest.raises(ArealError, match="cannot open the lease"):
+        one.claim_ports(2, owner="Model/a", prefer=[free, broken])
+
+    assert other.claim_ports(1, owner="Model/b", prefer=[free]) == (free,)
 
 
 def test_shared_port_is_held_by_old_and_new_run_of_one_owner(local: LocalBackend) -> None:
