@@ -77,6 +77,8 @@ def gateway(cli: Invocation) -> GatewayClient | None:
     if file is None and given:
         key: str | None = given.strip()
     else:
+        from areal.state.home import read_key
+
         file = file or context.get("apiKeyFile")
         key = read_key(str(file)) if file else None
     cli.detail(f"asking {url}" + ("" if key else ", without a key"))
@@ -142,18 +144,6 @@ def _context(cli: Invocation) -> Mapping[str, Any]:
     return found
 
 
-def read_key(path: str) -> str:
-    """Returns the key in a file, without surrounding space. Raises ArealError with the name of the file."""
-    try:
-        with open(os.path.expanduser(path), encoding="utf-8") as file:  # noqa: PTH111 - stays light
-            key = file.read().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArealError(f"cannot read the key file {path}: {error}") from error
-    if not key:
-        raise ArealError(f"the key file {path} is empty")
-    return key
-
-
 def _reason(document: Any) -> str | None:
     if isinstance(document, dict):
         error = document.get("error", document)
@@ -183,6 +173,7 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
     """Returns the client of the remote gateway, else of a service of this home. Raises NotFound for an unknown service,
     ArealError for a service that does not run or has no key here."""
     from areal.cli.objects import HomeView
+    from areal.state.home import read_key
 
     chosen = gateway(cli)
     if chosen is not None:

@@ -17,7 +17,7 @@ from areal.cli.logs import LogQuery, log_options, print_lines
 from areal.cli.objects import service_option
 from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
-from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at, read_key
+from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.resources.addresses import is_loopback
 
@@ -128,11 +128,15 @@ def ps(cli: Invocation, all_: bool) -> int:
     """List weight-update gateways."""
     rows = []
     for found in _gateways(cli):
-        health = _health(_gateway_of(found))
-        if health["healthy"] or all_:
-            state = "running" if health["healthy"] else "dead"
+        try:
+            health = _health(_gateway_of(found))
+            state, pairs = "running" if health["healthy"] else "dead", len(health["pairs"])
+        except ArealError as error:  # its key file cannot be read
+            cli.info(f"warning: {found.name}: {error.message}")
+            state, pairs = "unknown", 0
+        if state != "dead" or all_:
             about = {"name": found.name, "pid": found.pid, "url": found.url, "folder": str(found.folder)}
-            rows.append({**about, "pairs": len(health["pairs"]), "state": state})
+            rows.append({**about, "pairs": pairs, "state": state})
     emit_rows(cli, rows, _GATEWAYS, name="{name}".format_map, empty="no weight-update gateway runs")
     return 0
 
@@ -213,6 +217,8 @@ def _chosen(cli: Invocation, service: str) -> GatewayClient:
 
 
 def _gateway_of(found: GatewayRecord) -> GatewayClient:
+    from areal.state.home import read_key
+
     has_key = found.key_file is not None and Path(found.key_file).exists()
     return GatewayClient(found.url, read_key(str(found.key_file)) if has_key else None)
 

@@ -119,20 +119,20 @@ def ensure_admin_key(home: Home, service: str, kind: str = INFERENCE_SERVICE) ->
     path = admin_key_path(home, service, kind)
     if not path.exists():
         _create_key(path, base64.urlsafe_b64encode(os.urandom(_KEY_BYTES)).rstrip(b"=") + b"\n")
-    read_key(path)
+    read_key(path, hint=f"remove it to have a new key generated: rm {path}")
     return path
 
 
-def read_key(path: Path) -> str:
-    """The key in a file. Raises ArealError when it cannot be read or is empty."""
+def read_key(path: Path | str, *, hint: str | None = None) -> str:
+    """The key in a file. Raises ArealError when it cannot be read or is empty; ``hint``: what to do about it then."""
     try:
-        key = path.read_text("utf-8").strip()
+        key = Path(path).expanduser().read_text("utf-8").strip()
     except UnicodeDecodeError as error:
-        raise ArealError(f"{path} does not hold a key: it is not text") from error
+        raise ArealError(f"{path} does not hold a key: it is not text", hint=hint) from error
     except OSError as error:
         raise explain(error, path, "read the key in") from error
     if not key:
-        raise ArealError(f"{path} holds no key: it is empty", hint=f"remove it to have a new key generated: rm {path}")
+        raise ArealError(f"{path} holds no key: it is empty", hint=hint)
     return key
 
 

@@ -34,6 +34,24 @@ def new_lines_of(log: Path) -> str:
     return line
 
 
+def test_gateway_whose_key_cannot_be_read_is_listed_beside_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AREAL_HOME", str(tmp_path))
+    for name, key in (("a", ""), ("b", "0123456789abcdef")):
+        job = tmp_path / "jobs" / name
+        job.mkdir(parents=True)
+        (job / "key").write_text(key)
+        about = {"url": "http://127.0.0.1:1", "pid": 1, "admin_key_file": str(job / "key")}
+        (job / "weight_update.json").write_text(json.dumps(about))
+
+    assert run(["weight-update", "ps", "--all", "-o", "json"]) == 0
+
+    captured = capsys.readouterr()
+    assert [(row["name"], row["state"]) for row in json.loads(captured.out)] == [("a", "unknown"), ("b", "dead")]
+    assert "warning: a: " in captured.err and "holds no key" in captured.err and "rm " not in captured.err
+
+
 @pytest.mark.extended
 def test_verbs_show_and_sync_the_pairs_of_a_job(
     processes: Processes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
