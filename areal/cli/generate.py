@@ -19,7 +19,9 @@ from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
 from areal.cli.output import emit_one, write_file
 from areal.errors import Conflict, UsageFault
+from areal.resources.addresses import is_loopback
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
+from areal.runtime.backends.base import LOOPBACK
 
 if TYPE_CHECKING:
     from areal.state.records import StoredObject
@@ -296,7 +298,7 @@ def docker(
             if (scheduler := (item.spec.get("scheduler") or {}).get("type", "local")) != "local":
                 needs = "the image's home and Python under the same paths on its nodes, and its commands in the image"
                 cli.info(f"warning: {item.ref} runs on {scheduler}, which needs {needs}")
-            elif str(gateway.get("host", "127.0.0.1")) in ("127.0.0.1", "localhost", "::1"):
+            elif is_loopback(str(gateway.get("host", LOOPBACK))):
                 setting = f"--set {str(item.ref).lower()}:spec.gateway.host=0.0.0.0"
                 cli.info(f"warning: {item.ref} is reached inside the container only: {setting}")
     needed = {extra for item in found for extra in _extras(item.kind, item.spec)}

@@ -19,9 +19,10 @@ from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import controllers, started_again_by
 from areal.reconcilers.observe import LIVE_PHASES, setting
+from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Phase, RunState, Trouble
+from areal.runtime.backends.base import LOOPBACK, Phase, RunState, Trouble
 from areal.state import upkeep
 from areal.state.files import crash_point
 from areal.state.journal import orphans
@@ -30,7 +31,6 @@ from areal.state.objects import ObjectStore
 
 FIX = "areal doctor --fix"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs", "9p")
-LOOPBACKS = ("127.0.0.1", "localhost", "::1")
 _LEAST_FREE_BYTES = 64 << 20
 
 
@@ -187,8 +187,8 @@ def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         finding = Finding("error", what, why, f"chmod {mode & 0o700:o} {path}")
         yield _Diagnosis(finding, partial(upkeep.tighten, path))
     for uid, state in sorted(backend.observe().items()):
-        host = setting(state.spec, "host") or LOOPBACKS[0]
-        if state.phase in LIVE_PHASES and host not in LOOPBACKS and not state.job_id:  # on a cluster they must
+        host = setting(state.spec, "host") or LOOPBACK
+        if state.phase in LIVE_PHASES and not is_loopback(host) and not state.job_id:  # on a cluster they must
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"

@@ -22,7 +22,7 @@ from areal.reconcilers.observe import ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
-from areal.runtime.backends.base import NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
+from areal.runtime.backends.base import LOOPBACK, NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
 from areal.runtime.runs import is_placed
 from areal.state.events import EventLog
 from areal.state.files import explain, write_atomic
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from areal.state.journal import Transaction
     from areal.state.objects import ObjectStore
 
-LOOPBACK = "127.0.0.1"
 ADMIN_TIMEOUT_S = 10.0
 PLACEMENT_POLL_S = 0.2
 SUBMITTED_S = 10.0  # until a scheduler lists what it has accepted

@@ -128,6 +128,14 @@ def test_dockerfile_installs_what_its_manifests_need(
     assert "reached inside the container only" in found.err
 
 
+def test_dockerfile_of_a_service_on_any_loopback_address_warns_that_none_reaches_it(
+    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.yaml").write_text(SERVICE % "{gateway: {host: 127.0.0.2}}")
+    monkeypatch.chdir(tmp_path)
+    assert "reached inside the container only" in areal("generate", "docker", "-f", "a.yaml").err
+
+
 def test_dockerfile_of_a_service_on_a_cluster_warns_of_what_that_needs(
     areal: Areal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from areal.errors import UsageFault
 from areal.reconcilers.observe import Health, best_run, judge, serves
 from areal.resources.kinds import KINDS, Ref, load
-from areal.runtime.backends.base import RestartPolicy
+from areal.runtime.backends.base import LOOPBACK, RestartPolicy
 
 if TYPE_CHECKING:
     from areal.errors import ArealError
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from areal.state.objects import ObjectStore
     from areal.state.records import StoredObject
 
-LOOPBACK = "127.0.0.1"
 StageReporter = Callable[[str, str], None]
 """Called before a slow step, with the object's reference and the step in words."""
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+LOOPBACK = "127.0.0.1"
 NODE_HOST = "node.areal.invalid"
 """The host of a run whose node is not known yet, in argv, env, config and URLs (RFC 6761: never resolved)."""
 

@@ -19,6 +19,7 @@ from typing import Any
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import gpus, procfs, records
 from areal.runtime.backends.base import (
+    LOOPBACK,
     Capacity,
     Phase,
     Problem,
@@ -133,7 +134,7 @@ class LocalBackend:
     """See ``base.Backend``. One instance may be used from several threads."""
 
     name = "local"
-    host = "127.0.0.1"
+    host = LOOPBACK
 
     def __init__(
         self,

@@ -33,6 +33,7 @@ from types import FrameType
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NoCapacity, NotFound
+from areal.resources.addresses import is_loopback
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     FIRST_NODE_VARIABLE,
@@ -66,7 +67,7 @@ def node_address(environ: Mapping[str, str]) -> str:
     if any(scheduler):
         usable = found[:1]  # the scheduler's word, be it a loopback address
     else:
-        usable = [*(address for address in found if not _is_loopback(address)), *_routed_address()]
+        usable = [*(address for address in found if not is_loopback(address)), *_routed_address()]
     if not usable:
         raise ArealError(
             f"the address of node {socket.gethostname()} cannot be told",
@@ -99,11 +100,7 @@ def _resolve(host: str) -> str:
     except OSError:
         return ""
     addresses = sorted({str(each[4][0]) for each in found}, key=lambda address: (":" in address, address))
-    return next((each for each in addresses if not _is_loopback(each)), addresses[0])
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
+    return next((each for each in addresses if not is_loopback(each)), addresses[0])
 
 
 def _routed_address(towards: str = "192.0.2.1", port: int = 9) -> list[str]:  # TEST-NET-1
