@@ -1,5 +1,5 @@
 """Files that are replaced whole: a reader, or a crash at any instant, sees the old bytes or the new ones. A draft that
-a killed process left has a name beginning with a dot, and ``.tmp-`` in it.
+a killed process left has a name beginning with a dot, and ``.tmp-`` in it. Locks of files.
 
 Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
 """
@@ -9,6 +9,7 @@ Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from contextlib import suppress
 
@@ -43,6 +44,15 @@ def write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def try_lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock an open file now; False when another holds it. Raises OSError where the file system has no locks."""
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sync_folder(path: Path | str) -> None:

@@ -33,7 +33,7 @@ from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND
 from areal.resources.kinds import Ref, parse_ref
-from areal.runtime.backends.base import Phase, RestartPolicy, RunControl, RunSpec, RunState
+from areal.runtime.backends.base import ENDED, Phase, RestartPolicy, RunControl, RunSpec, RunState
 from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import lock_objects
@@ -328,7 +328,7 @@ def take_over(backend: RunControl, touched: Collection[Ref]) -> frozenset[Ref]:
     for uid, state in backend.observe().items():
         if state.spec.component != BACKGROUND or uid == os.environ.get("AREAL_RUN_UID"):
             continue
-        if state.phase in (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP):
+        if state.phase in ENDED:
             backend.forget(uid)
             continue
         refs = frozenset(map(parse_ref, state.spec.inputs.get("refs", ())))

@@ -18,11 +18,11 @@ from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import controllers, started_again_by
-from areal.reconcilers.observe import LIVE_PHASES, setting
+from areal.reconcilers.observe import setting
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import LOOPBACK, Phase, RunState, Trouble
+from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, RunState, Trouble
 from areal.state import upkeep
 from areal.state.files import crash_point
 from areal.state.journal import orphans
@@ -135,7 +135,7 @@ def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Itera
     owner = state.spec.owner
     if holder(ctx.home, parse_ref(owner)) is not None:
         return  # another command holds its lock
-    if state.phase in LIVE_PHASES:
+    if state.phase in LIVE:
         what, why = f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid or state.shim_pid}"
         yield _Diagnosis(Finding("error", what, why, FIX), lambda: _end(backend, uid))
     elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
@@ -188,7 +188,7 @@ def _security(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(finding, partial(upkeep.tighten, path))
     for uid, state in sorted(backend.observe().items()):
         host = setting(state.spec, "host") or LOOPBACK
-        if state.phase in LIVE_PHASES and not is_loopback(host) and not state.job_id:  # on a cluster they must
+        if state.phase in LIVE and not is_loopback(host) and not state.job_id:  # on a cluster they must
             what = f"run {uid} of {state.spec.owner} listens on {host}"
             why = "reachable from outside: every route but health wants a key, and traffic is not encrypted"
             hint = "spec.gateway.host: 127.0.0.1, or a TLS proxy in front"

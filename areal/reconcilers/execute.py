@@ -267,11 +267,7 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
 def _accepts(op: Op, response: ProbeResponse) -> bool:
     """Whether the process is ready, or a data proxy that only waits for weights which its model's trainer will bring.
     Raises TargetFailed when the process reports a fault that waiting does not clear."""
-    try:
-        body = json.loads(response.body)
-    except ValueError:
-        body = None
-    said = body if isinstance(body, dict) else {}
+    said = response.json()
     if response.status == 200 or (op.args.get("trainer") and said.get("awaits_version") is not None):
         return True
     if fault := said.get("fault"):

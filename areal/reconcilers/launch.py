@@ -22,7 +22,7 @@ from areal.reconcilers.observe import ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
-from areal.runtime.backends.base import LOOPBACK, NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
+from areal.runtime.backends.base import ENDED, LOOPBACK, NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
 from areal.runtime.runs import is_placed
 from areal.state.events import EventLog
 from areal.state.files import explain, write_atomic
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 ADMIN_TIMEOUT_S = 10.0
 PLACEMENT_POLL_S = 0.2
 SUBMITTED_S = 10.0  # until a scheduler lists what it has accepted
-ENDED = frozenset({Phase.EXITED, Phase.CRASHLOOP, Phase.DEAD, Phase.INTENDED})
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,8 @@ class EffectContext:
         while True:
             state = self.state(run)
             unknown_yet = state.phase is Phase.INTENDED and time.monotonic() < submitted_by
-            if state.phase is not Phase.QUEUED and (is_placed(state.spec) or state.phase in ENDED) and not unknown_yet:
+            is_over = state.phase in ENDED or state.phase is Phase.INTENDED
+            if state.phase is not Phase.QUEUED and (is_placed(state.spec) or is_over) and not unknown_yet:
                 break
             on = f" on node {state.node}" if state.node else ""
             waits = queued_for(state) if state.phase is Phase.QUEUED else f"{state.phase}{on}"

@@ -6,7 +6,6 @@ observe in the same way.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,12 +17,10 @@ from typing import Any
 
 from areal.errors import ArealError
 from areal.runtime import procfs
-from areal.runtime.backends.base import NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
+from areal.runtime.backends.base import LIVE, NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, halted_note, http_get_all
 from areal.state.home import read_key
 from areal.state.records import StoredObject
-
-LIVE_PHASES = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
 
 
 class Seen(StrEnum):
@@ -64,7 +61,7 @@ class ObservedRun:
 
     @property
     def is_live(self) -> bool:
-        return self.state.phase in LIVE_PHASES
+        return self.state.phase in LIVE
 
     @property
     def may_live(self) -> bool:
@@ -200,7 +197,7 @@ def key_headers(path: str | None) -> dict[str, str]:
 
 
 def _settings(answer: ProbeResponse | ProbeFailed) -> Mapping[str, Any]:
-    found = {} if isinstance(answer, ProbeFailed) else _object(answer.body).get("settings")
+    found = {} if isinstance(answer, ProbeFailed) else answer.json().get("settings")
     return found if isinstance(found, dict) else {}
 
 
@@ -210,7 +207,7 @@ def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen,
         return Seen.SILENT, f"GET {path}: {answer}{halted_note(state)}"
     if isinstance(answer, ProbeFailed):
         return Seen.REFUSING, f"GET {path}: {answer}"
-    data = _object(answer.body)
+    data = answer.json()
     if answer.status == 200:
         pid = data.get("pid")
         stat = procfs.read_stat(pid) if isinstance(pid, int) and not state.node else None
@@ -226,7 +223,7 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed) -> RouteTable 
     why = f"{router.spec.owner} router/0: its table cannot be read: "
     if isinstance(answer, ProbeFailed):
         return f"{why}{answer}"
-    data = _object(answer.body)
+    data = answer.json()
     if answer.status != 200 or not data:
         return f"{why}GET /table answers {answer.status}"
     models = {
@@ -235,14 +232,6 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed) -> RouteTable 
     }
     readiness = {model: entry["readiness"] for model, entry in data.get("models", {}).items() if "readiness" in entry}
     return RouteTable(models, data.get("strategy", ""), data.get("limits", {}), bool(data.get("synced")), readiness)
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        data = json.loads(body)
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
 
 
 # -- health and conditions. Pure.

@@ -13,7 +13,7 @@ from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import converge
 from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
 from areal.reconcilers.kinds import Completion, controller_of, host_of
-from areal.reconcilers.observe import LIVE_PHASES, ObservedRun
+from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
@@ -21,7 +21,7 @@ from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
 from areal.resources.kinds import Ref
 from areal.resources.render import RenderRequest
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import RunState
+from areal.runtime.backends.base import LIVE, RunState
 from areal.state.objects import ObjectStore
 from areal.state.records import StoredObject
 
@@ -309,7 +309,7 @@ def stop_processes(ctx: Context) -> None:
     """End every process of the home when its machine shuts down. Objects stay recorded, and the next reconcile starts
     their processes again. Raises ArealError of the first process that could not be ended, after ending the others."""
     backend = Backends(ctx.home.root)
-    living = [uid for uid, state in backend.observe().items() if state.phase in LIVE_PHASES]
+    living = [uid for uid, state in backend.observe().items() if state.phase in LIVE]
     with ThreadPoolExecutor(max_workers=max(1, len(living))) as pool:
         ends = [pool.submit(backend.stop, uid) for uid in living]
     for end in ends:

@@ -27,16 +27,15 @@ from areal.resources.kinds import KINDS
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
 from areal.resources.validation import effective, update_class
-from areal.runtime.backends.base import Phase
+from areal.runtime.backends import LOCAL
+from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
 
 # -- one process: what is wanted, what was seen, what to do
 
-LOCAL = "local"
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
 KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep a key that is no longer declared
-_ENDED = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP, Phase.INTENDED)
 
 
 class Action(StrEnum):
@@ -87,7 +86,7 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
     if live:
         run, changed = max(live, key=lambda each: _preference(each[0]))
         return Decision(Action.REPLACE, f"{changed} changed", run)
-    ended = [run for run in runs if run.state.phase in _ENDED]
+    ended = [run for run in runs if run.state.phase in (*ENDED, Phase.INTENDED)]
     dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
     if dead is None:
         return Decision(Action.SPAWN, "no process")
@@ -185,7 +184,7 @@ def unseen(runs: Sequence[ObservedRun]) -> list[ObservedRun]:
 
 def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
     """Runs whose records can be deleted: all ended ones but the last ``kept``, and those that never started."""
-    ended = [run for run in slot if run.state.phase in _ENDED and run.state.phase is not Phase.INTENDED]
+    ended = [run for run in slot if run.state.phase in ENDED]
     unstarted = [run for run in slot if run.state.phase is Phase.INTENDED]
     return [*unstarted, *sorted(ended, key=lambda run: (run.ended_at, run.uid))[:-kept]]
 

@@ -15,7 +15,7 @@ from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import Condition, Health, Observed, ObservedRun, conditions_of, iso, look
 from areal.resources.kinds import API_VERSION, Ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Phase
+from areal.runtime.backends.base import ENDED
 from areal.state.home import Home
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
@@ -274,8 +274,7 @@ def _fail_if_stalled(home: Home, ref: Ref, status: ObjectStatus, conditions: Con
 
 def _converges_in_background(ref: Ref, runs: Runs) -> bool:
     """Whether a background command converges the object."""
-    ended = (Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP)
-    commands = [run for run in runs.values() if run.spec.component == BACKGROUND and run.phase not in ended]
+    commands = [run for run in runs.values() if run.spec.component == BACKGROUND and run.phase not in ENDED]
     return any(str(ref) in run.spec.inputs["refs"] for run in commands)
 
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from areal.errors import ArealError, NoCapacity, TimedOut
+from areal.files import try_lock
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
@@ -117,7 +118,7 @@ def _all_listeners(tables: str) -> Iterator[tuple[int, int, int]]:
     """(port, socket inode, user id) of each listening socket of a network namespace."""
     for table in ("tcp", "tcp6"):
         try:
-            text = procfs.read_table(f"{tables}/{table}").decode()
+            text = Path(tables, table).read_text()
         except OSError:
             continue
         for line in text.splitlines()[1:]:
@@ -234,9 +235,9 @@ class LeaseDir:
                 if not alone:
                     holder = self.holder(name)
                     same = holder is not None and (holder.owner, holder.scope) == (owner, self.scope)
-                    if same and self._locked(name, fd, fcntl.LOCK_SH):
+                    if same and self._locked(name, fd, shared=True):
                         alone = self._locked(name, fd)  # who held it alone has left: the name in it is a former one's
-                        if not alone and self._locked(name, fd, fcntl.LOCK_SH):  # a failed lock has lost the other
+                        if not alone and self._locked(name, fd, shared=True):  # a failed lock has lost the other
                             return lease, False
                 if alone:
                     self.describe(lease, owner=owner, uid=uid)
@@ -257,9 +258,9 @@ class LeaseDir:
                 finally:
                     os.close(fd)
 
-    def _locked(self, name: str, fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    def _locked(self, name: str, fd: int, *, shared: bool = False) -> bool:
         """Lock ``fd``; False when another process holds the lock, or the file of that name is another one."""
-        if not _try_lock(fd, kind):
+        if not try_lock(fd, shared=shared):
             return False
         try:
             return os.path.samestat(os.fstat(fd), os.stat(self._file(name)))
@@ -296,11 +297,11 @@ class LeaseDir:
             return False
         try:
             if name.startswith(_GPU):
-                return not _try_lock(fd, fcntl.LOCK_SH)
+                return not try_lock(fd, shared=True)
             for attempt in range(_PROBE_TRIES):
                 if attempt:
                     time.sleep(_PROBE_PAUSE_S)
-                if _try_lock(fd, fcntl.LOCK_EX):
+                if try_lock(fd):
                     return False
             return True
         finally:
@@ -382,14 +383,6 @@ class LeaseDir:
             )
 
 
-def _try_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 # -- claims
 
 
@@ -450,12 +443,11 @@ class Claims:
             self._chosen.update((lease.name, lease) for lease in found.values())
         return tuple(found)
 
-    def release(self, names: Iterable[str] | None = None) -> None:
-        """Give back chosen leases that will not be started (all of them when None)."""
+    def release(self) -> None:
+        """Give back chosen leases that will not be started."""
         with self._lock:
-            for name in list(self._chosen) if names is None else list(names):
-                if lease := self._chosen.pop(name, None):
-                    lease.close()
+            _close(self._chosen.values())
+            self._chosen.clear()
 
     def take(self, spec: RunSpec) -> list[ResourceLease]:
         """Every lease of the run; the caller closes its copies once the shim has them. Raises NoCapacity."""

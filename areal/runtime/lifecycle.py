@@ -29,7 +29,7 @@ from typing import Any
 
 from areal.errors import ArealError, Conflict, TimedOut
 from areal.runtime import gpus, procfs, records
-from areal.runtime.backends.base import STOPPED_DEAD, Phase, RunSpec, StopReport
+from areal.runtime.backends.base import STOPPED_DEAD, RunSpec, StopReport
 from areal.runtime.procfs import (
     NO_SESSION,
     RUN_DIR_VARIABLE,
@@ -48,8 +48,8 @@ from areal.runtime.runs import (
     liveness,
     read_identity,
     read_intent,
+    record_end,
     same_boot,
-    this_host,
     where,
 )
 from areal.runtime.shim import ACK, GO
@@ -235,7 +235,7 @@ def session_is_ours(identity: ProcessIdentity) -> bool:
 
 
 def _is_here(identity: ProcessIdentity) -> bool:
-    return same_boot(identity) and identity.pid_namespace == this_host().pid_namespace
+    return same_boot(identity) and identity.pid_namespace == procfs.pid_namespace()
 
 
 def _is_foreign(stat: procfs.Stat, identity: ProcessIdentity, run_dir: str) -> bool:
@@ -332,16 +332,9 @@ def _record_end(folder: str, swept: tuple[int, ...]) -> tuple[int, ...]:
         child = records.read_object(folder, records.CHILD) or {}
     except DAMAGED:
         pass  # replaced below
-    record = {
-        "phase": Phase.EXITED,
-        "reason": STOPPED_DEAD,
-        "restarts": child.get("restarts", 0),
-        "last_exit": child.get("last_exit"),
-        "logged_at": records.logged_at(folder),
-        "swept": list(swept),
-    }
+    restarts, last_exit = child.get("restarts", 0), child.get("last_exit")
     with suppress(OSError):  # without the record it is reported as dead, which it is
-        records.write_json(folder, records.EXIT, record)
+        record_end(folder, STOPPED_DEAD, restarts, last_exit, logged_at=records.logged_at(folder), swept=swept)
     return ()
 
 

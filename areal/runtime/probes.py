@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from areal.errors import NotFound, TargetFailed, TimedOut
 from areal.runtime import procfs
-from areal.runtime.backends.base import Phase, RunControl, RunState
+from areal.runtime.backends.base import ENDED, Phase, RunControl, RunState
 
 MOST_BYTES = 1 << 20
 _BLOCK = 1 << 16
@@ -49,6 +49,16 @@ class ProbeRequest:
 class ProbeResponse:
     status: int
     body: bytes  # at most ``most_bytes`` of it
+
+    def json(self) -> dict[str, Any]:
+        """The JSON object of the body; {} where it holds none."""
+        import json
+
+        try:
+            found = json.loads(self.body)
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def http_get(url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> ProbeResponse:
@@ -223,17 +233,6 @@ def _unchunked(body: bytes) -> tuple[bytes, bool]:
         body = rest[size + 2 :]
 
 
-def http_json_field(response: ProbeResponse, name: str) -> Any:
-    """A field of a component's JSON answer; None where the answer has no such field."""
-    import json
-
-    try:
-        record = json.loads(response.body)
-    except ValueError:
-        return None
-    return record.get(name) if isinstance(record, dict) else None
-
-
 # -- wait until a run is ready, or say at once and in full why it will not be
 #
 # Ready means: the run's own component lives, a process of its session owns the port, and its probe answers 200. The
@@ -245,7 +244,6 @@ _LONGEST_PAUSE_S = 0.5
 _PAUSE_SHARE = 0.03  # of the time waited so far: a start of seconds is noticed at once, one of minutes costs little
 _PROBE_TIMEOUT_S = 5.0
 _QUOTED_LINES = 20
-_TERMINAL = frozenset({Phase.CRASHLOOP, Phase.EXITED, Phase.DEAD})
 
 
 def wait_ready(
@@ -255,7 +253,6 @@ def wait_ready(
     path: str = "/ready",
     timeout_s: float,
     headers: Mapping[str, str] | None = None,
-    tolerated_restarts: int = 0,
     on_wait: Callable[[RunState, float], None] = lambda state, elapsed_s: None,
     interrupted: threading.Event | None = None,
     accept: Callable[[ProbeResponse], bool] = lambda response: response.status == 200,
@@ -263,8 +260,8 @@ def wait_ready(
     """The run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
     ``accept`` judges an answer of the probe.
 
-    Raises TargetFailed when the component died more than ``tolerated_restarts`` times since the wait began,
-    TimedOut at the deadline, KeyboardInterrupt once ``interrupted`` is set.
+    Raises TargetFailed when the component died since the wait began, TimedOut at the deadline, KeyboardInterrupt once
+    ``interrupted`` is set.
     """
     began = time.monotonic()
     interrupted = interrupted or threading.Event()
@@ -273,7 +270,7 @@ def wait_ready(
     while True:
         state = _observe(backend, uid)
         deaths = state.restarts - first.restarts + (state.phase is Phase.BACKOFF)
-        if state.phase in _TERMINAL or deaths > tolerated_restarts:
+        if state.phase in ENDED or deaths > 0:
             raise failure(backend, state)
         elapsed_s = time.monotonic() - began
         why = _obstacle(state, path, headers, min(_PROBE_TIMEOUT_S, max(0.1, timeout_s - elapsed_s)), accept)
@@ -342,7 +339,7 @@ def _obstacle(
     except ProbeFailed as error:
         return str(error)
     if not accept(response):
-        reason = http_json_field(response, "reason")
+        reason = response.json().get("reason")
         return f"{path} answers {response.status}" + (f" ({reason})" if reason else "")
     return _impostor(state, response)
 
@@ -355,7 +352,7 @@ def _impostor(state: RunState, response: ProbeResponse) -> str:
     assert state.shim_pid is not None and state.spec.url is not None
     if state.node:
         return ""
-    pid = http_json_field(response, "pid")
+    pid = response.json().get("pid")
     if isinstance(pid, int):
         stat = procfs.read_stat(pid)
         if stat is None or stat.session != state.shim_pid:

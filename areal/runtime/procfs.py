@@ -18,8 +18,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-
-from areal.runtime import procfs
+from functools import cache
 
 _DEAD_STATES = frozenset("ZXx")
 
@@ -51,18 +50,6 @@ def read_bytes(path: str) -> bytes:
         if len(data) < 65536:
             return data
         parts = [data]
-        while part := os.read(fd, 1 << 20):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
-
-
-def read_table(path: str) -> bytes:
-    """The whole of a file that the kernel gives out in pieces: a short read of a table is not its end."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
         while part := os.read(fd, 1 << 20):
             parts.append(part)
         return b"".join(parts)
@@ -139,10 +126,12 @@ def autogroup(pid: int) -> str:
         return ""
 
 
+@cache  # constant for the life of the process
 def boot_id() -> str:
     return read_bytes("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
+@cache
 def machine_id() -> str:
     """``/etc/machine-id``; images without one fall back to the host name, which is at least local."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
@@ -155,6 +144,7 @@ def machine_id() -> str:
     return f"host:{os.uname().nodename}"
 
 
+@cache
 def pid_namespace() -> str:
     return os.readlink("/proc/self/ns/pid")
 
@@ -192,7 +182,7 @@ def open_verified(pid: int, start_ticks: int) -> int | None:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    stat = procfs.read_stat(pid)
+    stat = read_stat(pid)
     if stat is None or not stat.alive or stat.start_ticks != start_ticks:
         os.close(fd)
         return None
@@ -217,20 +207,20 @@ def wait_gone(fds: list[int], timeout_s: float) -> bool:
     return True
 
 
-def run_members(sid: int, run_dir: str, exclude: frozenset[int]) -> Callable[[procfs.Stat], bool]:
+def run_members(sid: int, run_dir: str, exclude: frozenset[int]) -> Callable[[Stat], bool]:
     """Tells whether a process belongs to a run: by session, or by the run's folder in its first environment."""
 
-    def belongs(stat: procfs.Stat) -> bool:
+    def belongs(stat: Stat) -> bool:
         if stat.pid in exclude or stat.pid == 1:
             return False
         if stat.session == sid:
             return True
-        return stat.session != 0 and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) == run_dir
+        return stat.session != 0 and environment(stat.pid).get(RUN_DIR_VARIABLE) == run_dir
 
     return belongs
 
 
-def sweep(belongs: Callable[[procfs.Stat], bool], timeout_s: float = 10.0) -> tuple[list[int], list[int]]:
+def sweep(belongs: Callable[[Stat], bool], timeout_s: float = 10.0) -> tuple[list[int], list[int]]:
     """Kill every process that ``belongs``. Returns the pids killed, and those still there at the deadline."""
     deadline = time.monotonic() + timeout_s
     killed: list[int] = []
@@ -247,10 +237,10 @@ def sweep(belongs: Callable[[procfs.Stat], bool], timeout_s: float = 10.0) -> tu
             for fd in held.values():
                 os.close(fd)
         if time.monotonic() >= deadline:
-            return killed, sorted({*refused, *(stat.pid for stat in procfs.processes() if belongs(stat))})
+            return killed, sorted({*refused, *(stat.pid for stat in processes() if belongs(stat))})
 
 
-def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], list[int]]:
+def _freeze(belongs: Callable[[Stat], bool]) -> tuple[dict[int, int], list[int]]:
     """Stop members until a scan finds no new one; returns pidfds by pid, and the pids we may not signal.
 
     A process that forks and leaves during a scan is in neither its old place nor, yet, in its new one: only a scan
@@ -266,13 +256,13 @@ def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], lis
     strangers: set[int] = set()
     while True:
         found = vanished = 0
-        listed = procfs.pids()
+        listed = pids()
         once.intersection_update(listed)  # a number that was free may be a member's next
         strangers.intersection_update(listed)
         for pid in listed:
             if pid in held or pid in refused or pid in strangers:
                 continue
-            stat = procfs.read_stat(pid)
+            stat = read_stat(pid)
             vanished += stat is None
             if stat is None:
                 continue
@@ -292,7 +282,7 @@ def _freeze(belongs: Callable[[procfs.Stat], bool]) -> tuple[dict[int, int], lis
             return held, refused
 
 
-def _hold(stat: procfs.Stat, refused: list[int]) -> int | None:
+def _hold(stat: Stat, refused: list[int]) -> int | None:
     """A pidfd of the process, now stopped; None when it is gone or may not be signalled."""
     fd = open_verified(stat.pid, stat.start_ticks)
     if fd is None:

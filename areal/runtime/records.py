@@ -45,11 +45,11 @@ CURRENT_LOG = "current.log"
 SHIM_LOG = "shim.log"
 
 
-def write_json(folder: str, name: str, value: object, *, durable: bool = True, mode: int = 0o600) -> None:
+def write_json(folder: str, name: str, value: object, *, durable: bool = True) -> None:
     """Replace ``folder/name`` in one step. ``durable`` survives a power cut; what only describes a live process
     need not: after a reboot the boot id says that it is dead."""
     data = json.dumps(value, separators=(",", ":")).encode()
-    replace_file(f"{folder}/{name}", data, mode=mode, durable=durable)
+    replace_file(f"{folder}/{name}", data, mode=0o600, durable=durable)
 
 
 def read_object(folder: str, name: str) -> dict[str, Any] | None:

@@ -17,15 +17,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
-from areal.files import sync_folder
+from areal.files import sync_folder, try_lock
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
     NODE_HOST,
@@ -75,20 +74,6 @@ class ProcessIdentity:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """This machine, boot and pid namespace: constant for the life of the calling process."""
-
-    machine_id: str
-    boot_id: str
-    pid_namespace: str
-
-
-@lru_cache(maxsize=1)
-def this_host() -> Host:
-    return Host(procfs.machine_id(), procfs.boot_id(), procfs.pid_namespace())
-
-
 def identify(pid: int) -> ProcessIdentity:
     """The identity of a live process; raises ProcessLookupError when there is none."""
     return ProcessIdentity.from_record(procfs.identity_fields(pid))
@@ -96,17 +81,15 @@ def identify(pid: int) -> ProcessIdentity:
 
 def same_boot(identity: ProcessIdentity) -> bool:
     """True when the process lived under the kernel that runs us now."""
-    host = this_host()
-    return identity.machine_id == host.machine_id and identity.boot_id == host.boot_id
+    return identity.machine_id == procfs.machine_id() and identity.boot_id == procfs.boot_id()
 
 
 def liveness(identity: ProcessIdentity) -> Liveness:
-    host = this_host()
-    if identity.machine_id != host.machine_id:
+    if identity.machine_id != procfs.machine_id():
         return Liveness.UNKNOWN
-    if identity.boot_id != host.boot_id:
+    if identity.boot_id != procfs.boot_id():
         return Liveness.DEAD
-    if identity.pid_namespace != host.pid_namespace:
+    if identity.pid_namespace != procfs.pid_namespace():
         return Liveness.UNKNOWN
     stat = procfs.read_stat(identity.pid)
     if stat is None or not stat.alive or stat.start_ticks != identity.start_ticks:
@@ -116,10 +99,9 @@ def liveness(identity: ProcessIdentity) -> Liveness:
 
 def where(identity: ProcessIdentity) -> str:
     """The reason that its liveness cannot be told from here, in words."""
-    host = this_host()
-    if identity.machine_id != host.machine_id:
+    if identity.machine_id != procfs.machine_id():
         return f"recorded on another machine (machine-id {identity.machine_id})"
-    return f"recorded in another pid namespace ({identity.pid_namespace}, here {host.pid_namespace})"
+    return f"recorded in another pid namespace ({identity.pid_namespace}, here {procfs.pid_namespace()})"
 
 
 # -- the folder
@@ -143,16 +125,8 @@ def check_uid(uid: str) -> str:
 
 def spec_to_record(spec: RunSpec) -> dict[str, Any]:
     """All of the spec but the secrets."""
-    record = {name: getattr(spec, name) for name in _SPEC_FIELDS if name != "secret_env"}
-    record.update(
-        env=dict(spec.env),
-        scheduler=dict(spec.scheduler),
-        spec=dict(spec.spec),
-        inputs=dict(spec.inputs),
-        config=dict(spec.config),
-        restart=asdict(spec.restart),
-        liveness=asdict(spec.liveness) if spec.liveness else None,
-    )
+    record = asdict(spec)
+    del record["secret_env"]
     return record
 
 
@@ -222,6 +196,20 @@ def last_exit_from_record(record: Mapping[str, Any] | None) -> LastExit | None:
     return LastExit(record["code"], record["signal"], record["at"], record["reason"])
 
 
+def record_end(
+    folder: str,
+    reason: str,
+    restarts: int,
+    last_exit: Mapping[str, Any] | None,
+    *,
+    logged_at: float | None = None,
+    swept: Sequence[int] = (),
+) -> None:
+    """Write the exit record of a run whose supervisor has written none. Raises OSError."""
+    record = {"phase": Phase.EXITED, "reason": reason, "restarts": restarts, "last_exit": last_exit}
+    records.write_json(folder, records.EXIT, {**record, "logged_at": logged_at, "swept": list(swept)})
+
+
 class RunStore:
     """The folder ``runs/`` of one home."""
 
@@ -239,6 +227,12 @@ class RunStore:
             return []
         except OSError as error:
             raise ArealError(f"cannot read {self.root}: {error.strerror}", hint="choose your own folder with --home")
+
+    def with_config(self, spec: RunSpec) -> RunSpec:
+        """The spec whose command gets the file of its configuration, in the caller's working folder unless it names
+        one."""
+        argv = (*spec.argv, "--config", f"{self.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
+        return replace(spec, argv=argv, cwd=spec.cwd or os.getcwd())
 
     def create(self, spec: RunSpec, **facts: object) -> int:
         """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the
@@ -281,7 +275,7 @@ class RunStore:
         records.write_json(folder, records.INTENT_COPY, intent, durable=False)
         records.write_json(folder, records.INTENT, intent)
         life = os.open(f"{folder}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)  # new, so it is free
         return life
 
     def place(self, uid: str, address: str) -> RunSpec:
@@ -307,15 +301,7 @@ class RunStore:
         if records.read_object(folder, records.EXIT) is None:
             reason = STOPPED_DEAD if state.phase is Phase.DEAD else "stopped"
             last = asdict(state.last_exit) if state.last_exit else None
-            ended = {
-                "phase": Phase.EXITED,
-                "reason": reason,
-                "restarts": state.restarts,
-                "last_exit": last,
-                "logged_at": state.logged_at,
-                "swept": [],
-            }
-            records.write_json(folder, records.EXIT, ended)
+            record_end(folder, reason, state.restarts, last, logged_at=state.logged_at)
 
     def remove(self, uid: str) -> None:
         """Forget the run in one step. After a death here the next ``create`` removes the files."""
@@ -334,12 +320,9 @@ class RunStore:
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not try_lock(fd, shared=True)
         finally:
             os.close(fd)
-        return False
 
     def is_provably_over(self, uid: str, identity: ProcessIdentity) -> bool:
         """Whether a run of another pid namespace has ended: on the same kernel, with its life lock free."""
@@ -450,27 +433,20 @@ def _living(folder: str, spec: RunSpec, identity: ProcessIdentity) -> RunState:
         child = records.read_object(folder, records.CHILD)
     if child is None:
         return RunState(spec, Phase.STARTING, shim_pid=identity.pid)
-    last_exit = last_exit_from_record(child["last_exit"])
     stat = _living_child(child) if child["state"] == "running" else None
-    if stat is not None:
-        return RunState(
-            spec,
-            Phase.RUNNING,
-            pid=int(child["pid"]),
-            shim_pid=identity.pid,
-            started_at=float(child["started_at"]),
-            restarts=int(child["restarts"]),
-            last_exit=last_exit,
-            halted=stat.state in _HALTED,
-        )
-    return RunState(
-        spec,
-        Phase.BACKOFF,
-        shim_pid=identity.pid,
-        restarts=int(child["restarts"]),
-        last_exit=last_exit,
-        reason=_backoff_reason(child, last_exit),
-    )
+    return _of_child(spec, identity, child, runs=stat is not None, halted=stat is not None and stat.state in _HALTED)
+
+
+def _of_child(
+    spec: RunSpec, identity: ProcessIdentity, child: Mapping[str, Any], *, runs: bool, halted: bool = False
+) -> RunState:
+    """The state of a run whose supervisor lives and has started the component."""
+    restarts, last_exit = int(child["restarts"]), last_exit_from_record(child["last_exit"])
+    if runs:
+        pid, started_at = int(child["pid"]), float(child["started_at"])
+        return RunState(spec, Phase.RUNNING, pid, identity.pid, started_at, restarts, last_exit, halted=halted)
+    reason = _backoff_reason(child, last_exit)
+    return RunState(spec, Phase.BACKOFF, None, identity.pid, None, restarts, last_exit, reason)
 
 
 def _living_child(child: Mapping[str, Any]) -> procfs.Stat | None:
@@ -548,11 +524,7 @@ def _of_job(
         return RunState(spec, phase, shim_pid=shim_pid, restarts=restarts, last_exit=last_exit, reason=reason)
     if identity is None or not child:
         return RunState(spec, Phase.STARTING, shim_pid=shim_pid)
-    if child["state"] == "running":
-        pid, started_at = int(child["pid"]), float(child["started_at"])
-        return RunState(spec, Phase.RUNNING, pid, shim_pid, started_at, restarts, last_exit)
-    reason = _backoff_reason(child, last_exit)
-    return RunState(spec, Phase.BACKOFF, None, shim_pid, None, restarts, last_exit, reason)
+    return _of_child(spec, identity, child, runs=child["state"] == "running")
 
 
 def _unreadable(uid: str, reason: str) -> RunState:

@@ -158,18 +158,6 @@ def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> No
     crash_point("write-after")
 
 
-def write_unsynced(path: Path, text: str) -> None:
-    """Replace ``path`` by ``text``, whole or not at all, without making it durable. Raises ArealError."""
-    temp = path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")
-    try:
-        write_new(temp, text.encode(), 0o600, sync=False)
-        temp.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temp.unlink()
-        raise explain(error, path, "write") from error
-
-
 def make_folder(path: Path) -> None:
     """``mkdir -p`` with mode 0700, each new entry made durable. Raises OSError."""
     if path.is_dir():
@@ -267,7 +255,7 @@ def is_temp(name: str) -> bool:
     return name.startswith(".") and _TEMP in name
 
 
-def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> None:
+def write_new(temp: Path, content: bytes, mode: int) -> None:
     """Write a file that does not exist yet, creating missing folders. Raises OSError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -277,8 +265,7 @@ def write_new(temp: Path, content: bytes, mode: int, *, sync: bool = True) -> No
         fd = os.open(temp, flags, mode)
     try:
         write_all(fd, content)
-        if sync:
-            os.fsync(fd)
+        os.fsync(fd)
     finally:
         os.close(fd)
 

@@ -24,7 +24,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from areal.files import sync_folder, write_all
+from areal.files import sync_folder, try_lock, write_all
 from areal.state.files import (
     GroupCommit,
     crash_point,
@@ -33,7 +33,7 @@ from areal.state.files import (
     names_in,
 )
 from areal.state.home import Home
-from areal.state.locks import actor, still_named, try_lock
+from areal.state.locks import actor, still_named
 
 # -- lines as entries, entries as operations. A line is one JSON entry with the CRC-32 of its own bytes. An unreadable
 # tail was not written; an unreadable line before readable ones is damage, and counted.

@@ -11,7 +11,6 @@ removed while it is held, so whoever gets a lock checks that the name still lead
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -24,23 +23,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from areal.errors import Locked
+from areal.files import replace_file, try_lock
 from areal.resources.kinds import Ref
-from areal.state.files import explain, write_unsynced
+from areal.state.files import explain
 from areal.state.home import Home
 
 # -- ``flock`` belongs to the open file: it is freed when the last descriptor closes, so by any death of its owner.
 # Descriptors are close-on-exec: a child that a command starts never keeps the command's locks.
 
 _POLL_S = (0.01, 0.2)  # a waiter asks again after this long, growing from the first to the second
-
-
-def try_lock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file now; False when another holds it. Raises OSError where the file system has no locks."""
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def acquire(path: Path, timeout_s: float, pause: Callable[[float], object] = time.sleep) -> int | None:
@@ -127,8 +118,11 @@ class Held:
         who, _, host = actor().partition("@")
         body = json.dumps(asdict(LockHolder(who, host, os.getpid(), self._command, time.time())))
         self._announced = True
-        for ref in self._fds:
-            write_unsynced(_holder_path(self._home, ref), body + "\n")
+        for path in (_holder_path(self._home, ref) for ref in self._fds):
+            try:
+                replace_file(path, f"{body}\n".encode(), mode=0o600)
+            except OSError as error:
+                raise explain(error, path, "write") from error
 
     def _acquire(self, ref: Ref, timeout_s: float, wait: _Wait) -> None:
         """Housekeeping after a job is waited for, whatever the timeout: its user knows nothing of it."""
@@ -207,10 +201,10 @@ def lock_objects(
 
 
 @contextlib.contextmanager
-def lock_store(home: Home, timeout_s: float = _STORE_TIMEOUT_S) -> Iterator[None]:
-    """The short lock around a change of object files and of the serial. Raises Locked after ``timeout_s``."""
+def lock_store(home: Home) -> Iterator[None]:
+    """The short lock around a change of object files and of the serial. Raises Locked."""
     path = store_lock_path(home)
-    fd = _acquire(path, timeout_s, lambda: _refusal("the store", _seen(path)), _Wait())
+    fd = _acquire(path, _STORE_TIMEOUT_S, lambda: _refusal("the store", _seen(path)), _Wait())
     try:
         yield
     finally:

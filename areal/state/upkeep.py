@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from areal.files import try_lock
 from areal.resources.kinds import KINDS, Ref, name_problem
 from areal.state.files import Unreadable, explain, is_temp, names_in, quarantine
 from areal.state.home import Home
-from areal.state.locks import lock_store, try_lock
+from areal.state.locks import lock_store
 from areal.state.objects import ObjectStore, is_trash, read_serial, serial_path, sweep_trash
 
 STALE_TEMP_S = 900.0  # no write of a small file lasts this long: its writer is gone

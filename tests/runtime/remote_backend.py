@@ -44,7 +44,7 @@ class RemoteBackend(ClusterBackend):
     name = NAME
 
     def __init__(self, home_root: Path, lease_dir: Path | None, crash: Callable[[str], None]) -> None:
-        super().__init__(home_root, crash)
+        super().__init__(home_root, lease_dir, crash)
         self._folder_of_jobs = self.home / "clusters" / NAME / "jobs"
 
     def capacity(self) -> Capacity:

@@ -125,19 +125,19 @@ def test_run_gets_its_gpus_by_uuid_and_nobody_else_does(make_local: MakeBackend,
     assert "GPU-b,GPU-a\n" in log_text(local, "r1")
 
 
-def test_claimed_gpus_are_distinct_sticky_and_all_or_nothing(make_local: MakeBackend, set_gpus: SetGpus) -> None:
+def test_claimed_gpus_are_distinct_and_all_or_nothing(make_local: MakeBackend, set_gpus: SetGpus) -> None:
     set_gpus([card("GPU-a"), card("GPU-b"), card("GPU-c")])
     one, other = make_local("one"), make_local("other")
-    first = one.claim_gpus(1, owner="Model/a", prefer=("GPU-b",))
+    first = one.claim_gpus(1, owner="Model/a")
 
     with pytest.raises(NoCapacity, match="Model/b needs 3 GPUs and only 2 are free"):
         other.claim_gpus(3, owner="Model/b")
     second = other.claim_gpus(2, owner="Model/b")
     one.start(run_spec(gpus=first))
 
-    assert first == ("GPU-b",)
-    assert second == ("GPU-a", "GPU-c")
-    assert one.observe()["r1"].spec.gpus == ("GPU-b",)
+    assert first == ("GPU-a",)
+    assert second == ("GPU-b", "GPU-c")
+    assert one.observe()["r1"].spec.gpus == ("GPU-a",)
 
 
 @pytest.mark.parametrize(

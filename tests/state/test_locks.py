@@ -225,9 +225,11 @@ def test_readers_of_the_holder_never_make_a_locker_fail(home: Home) -> None:
 
 def test_lock_store_held_elsewhere_says_by_whom(home: Home) -> None:
     code = """
+    from areal.state import locks
     from areal.state.locks import lock_store
+    locks._STORE_TIMEOUT_S = 0.05
     try:
-        with lock_store(home, timeout_s=0.05):
+        with lock_store(home):
             print("in")
     except Locked as error:
         print(error.message)

@@ -22,11 +22,12 @@ from areal.reconcilers.kinds.service_plan import (
 )
 from areal.reconcilers.observe import ObservedRun
 from areal.reconcilers.plan import Verb
-from areal.reconcilers.planning import LOCAL, Action, Planning
+from areal.reconcilers.planning import Action, Planning
 from areal.resources.addresses import base_url
 from areal.resources.fields import RolloutStrategy
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
+from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
 from areal.state.records import StoredObject
 from areal.wire.routing import Readiness

@@ -19,7 +19,6 @@ from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.reconcilers.plan import Verb
 from areal.reconcilers.planning import (
     KEY_INPUT,
-    LOCAL,
     Action,
     Component,
     Decision,
@@ -35,6 +34,7 @@ from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.validation import effective
+from areal.runtime.backends import LOCAL
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
 GATEWAY_FIELDS = ("gateway", "logLevel", "auth", "scheduler", "inference")

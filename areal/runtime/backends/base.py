@@ -23,7 +23,7 @@ Invariants every backend keeps (``tests/runtime/test_backend_conformance.py``):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -51,6 +51,10 @@ class Phase(StrEnum):
     EXITED = "exited"  # the run ended: stopped, finished, or its policy forbids a restart
     DEAD = "dead"  # the shim is gone without an exit record
     UNKNOWN = "unknown"  # another machine, another pid namespace, an unreadable record
+
+
+LIVE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
+ENDED = frozenset({Phase.EXITED, Phase.DEAD, Phase.CRASHLOOP})
 
 
 @dataclass(frozen=True)
@@ -318,12 +322,12 @@ class Backend(RunControl, Protocol):
         Raises NoCapacity."""
         ...
 
-    def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
+    def claim_gpus(self, count: int, *, owner: str) -> tuple[str, ...]:
         """Claim free GPUs, by UUID, as ``claim_ports`` does ports: parallel starts never choose the same one."""
         ...
 
-    def release_claims(self, ports: Iterable[int] | None = None) -> None:
-        """Give back claimed ports that were not started; all claimed ports and GPUs when None."""
+    def release_claims(self) -> None:
+        """Give back all claimed ports and GPUs that were not started."""
         ...
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:

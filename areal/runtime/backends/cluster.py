@@ -18,15 +18,15 @@ import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound
 from areal.runtime import records
 from areal.runtime.backends.base import (
+    LIVE,
     NODE_HOST,
     Capacity,
     Job,
@@ -41,9 +41,8 @@ from areal.runtime.backends.base import (
 )
 from areal.runtime.leases import FIRST_PORT, LAST_PORT
 from areal.runtime.logs import run_log_paths
-from areal.runtime.runs import RunStore, check_uid, observe_job
+from areal.runtime.runs import RunStore, observe_job
 
-LIVING = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.BACKOFF})
 _PORTS = range(FIRST_PORT, LAST_PORT + 1)
 _SUBMITTING_S = 60.0  # an intent that is younger may be about to be submitted
 _KNOWN_S = 1.0  # a scheduler is asked at most once in it by one command
@@ -76,7 +75,10 @@ class ClusterBackend(ABC):
     name: str
     host = NODE_HOST
 
-    def __init__(self, home_root: Path, crash: Callable[[str], None] = lambda point: None) -> None:
+    def __init__(
+        self, home_root: Path, lease_dir: Path | None = None, crash: Callable[[str], None] = lambda point: None
+    ) -> None:
+        """``lease_dir`` is of local runs: nothing of this machine is leased."""
         self.home = Path(home_root).resolve()
         self.store = RunStore(self.home / "clusters" / self.name / "runs")
         self._crash = crash
@@ -94,7 +96,7 @@ class ClusterBackend(ABC):
         """Ports that no run of this home has: whether the node has them free is found there."""
         with self._claiming:
             if self._taken is None:
-                live = [state.spec for state in self.observe().values() if state.phase in {*LIVING, Phase.UNKNOWN}]
+                live = [state.spec for state in self.observe().values() if state.phase in {*LIVE, Phase.UNKNOWN}]
                 self._taken = frozenset(port for spec in live for port in (*spec.ports, *spec.shared_ports))
             taken = self._taken | self._claimed
             ports = list(dict.fromkeys(port for port in prefer if port not in taken))[:count]
@@ -105,21 +107,20 @@ class ClusterBackend(ABC):
             self._claimed.update(ports)
         return tuple(ports)
 
-    def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
+    def claim_gpus(self, count: int, *, owner: str) -> tuple[str, ...]:
         """Names that stand for GPUs: the scheduler says on the node which ones they are."""
         return tuple(f"gpu-{number}" for number in range(count))
 
-    def release_claims(self, ports: Iterable[int] | None = None) -> None:
+    def release_claims(self) -> None:
         with self._claiming:
-            self._claimed = set() if ports is None else self._claimed.difference(ports)
+            self._claimed = set()
             self._taken = None
 
     # -- start
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         folder = self.store.folder(spec.uid)
-        argv = (*spec.argv, "--config", f"{folder}/{records.CONFIG}") if spec.config else spec.argv
-        spec = replace(spec, argv=argv, cwd=spec.cwd or os.getcwd())
+        spec = self.store.with_config(spec)
         self._crash("intent-before")
         os.close(self.store.create(spec))
         self._crash("intent-after")
@@ -147,7 +148,7 @@ class ClusterBackend(ABC):
     # -- observe
 
     def observe(self, uids: Sequence[str] | None = None) -> dict[str, RunState]:
-        wanted = self.store.uids() if uids is None else [uid for uid in uids if os.path.exists(self._folder(uid))]
+        wanted = self.store.uids() if uids is None else [uid for uid in uids if os.path.exists(self.store.folder(uid))]
         if not wanted:
             return {}
         jobs = self._known_jobs(wanted)
@@ -157,9 +158,6 @@ class ClusterBackend(ABC):
             if (state := observe_job(self.store, uid, job)) is not None:
                 found[uid] = state
         return found
-
-    def _folder(self, uid: str) -> str:
-        return self.store.folder(check_uid(uid))
 
     def _known_jobs(self, uids: Sequence[str]) -> Mapping[str, Job] | ArealError:
         """All jobs of this home, or why the scheduler does not tell. Threads wait for one answer."""
@@ -200,7 +198,7 @@ class ClusterBackend(ABC):
         state = self.observe([uid]).get(uid)
         if state is None or state.phase is Phase.INTENDED:
             raise NotFound(f"run {uid} has no living process to start again")
-        if state.phase not in LIVING:
+        if state.phase not in LIVE:
             raise Conflict(f"run {uid} has ended: it cannot be started again", hint="apply starts a new run")
         if state.phase is Phase.BACKOFF:
             self.kick_job(uid, state)
@@ -213,14 +211,14 @@ class ClusterBackend(ABC):
             return StopReport(uid, was_alive=False)
         if state.phase is Phase.UNKNOWN:
             raise Conflict(f"run {uid} cannot be stopped: {state.reason}", hint="try again once the scheduler answers")
-        alive, jobs = state.phase in LIVING, self._known_jobs([uid])
+        alive, jobs = state.phase in LIVE, self._known_jobs([uid])
         job = jobs.get(uid) if isinstance(jobs, Mapping) else None
         if alive or (job is not None and job.state is not JobState.ENDED):  # one that has exited may be leaving still
             grace_s = state.spec.stop_grace_s if grace_s is None else grace_s
-            records.write_json(self._folder(uid), records.STOP, {"grace_s": grace_s}, durable=False)
+            records.write_json(self.store.folder(uid), records.STOP, {"grace_s": grace_s}, durable=False)
             self._crash("stop-signalled")
             self.end_job(uid, state, grace_s)
-        if state.phase in (*LIVING, Phase.DEAD):
+        if state.phase in (*LIVE, Phase.DEAD):
             self.store.end(uid, state)
         with self._claiming:
             self._taken = None
@@ -232,7 +230,7 @@ class ClusterBackend(ABC):
         self._crash("forget-before")
         state = self.observe([uid]).get(uid)
         if state is not None:
-            if state.phase in LIVING:
+            if state.phase in LIVE:
                 raise Conflict(f"run {uid} is alive ({state.phase})", hint="stop it first")
             if state.phase is Phase.UNKNOWN and not unprovable:
                 raise Conflict(f"run {uid} may be alive: {state.reason}", hint="stop it once its scheduler answers")

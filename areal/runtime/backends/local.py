@@ -11,14 +11,15 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NotFound
-from areal.runtime import gpus, procfs, records
+from areal.runtime import gpus, procfs
 from areal.runtime.backends.base import (
+    LIVE,
     LOOPBACK,
     Capacity,
     Phase,
@@ -47,7 +48,7 @@ from areal.runtime.runs import Liveness, RunStore, check_uid, liveness, observe_
 
 # -- doctor: disagreements between records, processes and leases
 
-_LIVING = frozenset({Phase.STARTING, Phase.RUNNING, Phase.BACKOFF, Phase.UNKNOWN})
+_MAY_LIVE = LIVE | {Phase.UNKNOWN}
 _STRAY_GRACE_S = 10.0
 
 
@@ -74,7 +75,7 @@ def _judge_processes(folder: str, pids: list[int], states: Mapping[str, RunState
     state = states.get(uid)
     if state is None:
         return [Problem(Trouble.STRAY_PROCESS, uid, f"run {uid} has no record and lives: {named}", tuple(pids))]
-    if state.phase in _LIVING or state.phase is Phase.INTENDED:
+    if state.phase in _MAY_LIVE or state.phase is Phase.INTENDED:
         return []
     return [Problem(Trouble.ORPHANS, uid, f"run {uid} is {state.phase} and left processes: {named}", tuple(pids))]
 
@@ -100,7 +101,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
         state = states.get(holder.uid)
         if _is_shared_by_a_living_run(name, holder.owner, states):
             continue  # the file names the first of its holders, which may have ended since
-        if (state is None or state.phase not in _LIVING) and leases.is_held(name):
+        if (state is None or state.phase not in _MAY_LIVE) and leases.is_held(name):
             pids = tuple(leases.holding_pids(name))
             who = ", ".join(f"{pid} ({procfs.command_line(pid)[:80]})" for pid in pids) or "a process out of sight"
             message = f"{name} is held for run {holder.uid}, which does not live, by {who}"
@@ -110,7 +111,7 @@ def _judge_leases(leases: LeaseDir, states: Mapping[str, RunState]) -> list[Prob
 
 def _is_shared_by_a_living_run(name: str, owner: str, states: Mapping[str, RunState]) -> bool:
     return any(
-        state.phase in _LIVING
+        state.phase in _MAY_LIVE
         and state.spec.owner == owner
         and name in (port_lease(port) for port in state.spec.shared_ports)
         for state in states.values()
@@ -175,26 +176,22 @@ class LocalBackend:
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:
         return self._claims.choose_ports(count, owner, prefer)
 
-    def claim_gpus(self, count: int, *, owner: str, prefer: Sequence[str] = ()) -> tuple[str, ...]:
+    def claim_gpus(self, count: int, *, owner: str) -> tuple[str, ...]:
         listing = self._list_gpus()
         with _claiming:
-            free = self._capacity(listing).gpus
-            wanted = [*(uuid for uuid in prefer if uuid in free), *(uuid for uuid in free if uuid not in prefer)]
-            return self._claims.choose_gpus(count, owner, wanted)
+            return self._claims.choose_gpus(count, owner, self._capacity(listing).gpus)
 
-    def release_claims(self, ports: Iterable[int] | None = None) -> None:
-        self._claims.release(None if ports is None else [port_lease(port) for port in ports])
+    def release_claims(self) -> None:
+        self._claims.release()
 
     # -- start
 
     def start(self, spec: RunSpec, *, on_pid: Callable[[int], None] = lambda pid: None) -> RunState:
         self._reap()
-        # The caller's working folder when none is named; its GPUs by UUID, never by index; its configuration's file.
         env = dict(spec.env)
         if spec.gpus:
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)
-        argv = (*spec.argv, "--config", f"{self.store.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
-        spec = replace(spec, argv=argv, env=env, cwd=spec.cwd or os.getcwd())
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(spec.gpus)  # by UUID, never by index
+        spec = replace(self.store.with_config(spec), env=env)
         listed = self._list_gpus().gpus if spec.gpus else ()
         baseline = {gpu.uuid: gpu.free_bytes for gpu in listed if gpu.uuid in spec.gpus}
         self._crash("intent-before")

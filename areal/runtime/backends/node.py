@@ -15,7 +15,6 @@ runs on the first: ``AREAL_FIRST_NODE``.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import select
@@ -27,12 +26,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from areal.errors import ArealError, Conflict, NoCapacity, NotFound
+from areal.files import try_lock
 from areal.resources.addresses import is_loopback
 from areal.runtime import procfs, records
 from areal.runtime.backends.base import (
@@ -40,11 +40,10 @@ from areal.runtime.backends.base import (
     NODE_ADDRESS_VARIABLE,
     NODE_RANK_VARIABLE,
     LastExit,
-    Phase,
     RunSpec,
 )
 from areal.runtime.lifecycle import fork_shim, sweep_run
-from areal.runtime.runs import RunStore, placed, read_identity, read_intent, spec_from_record
+from areal.runtime.runs import RunStore, placed, read_identity, read_intent, record_end, spec_from_record
 from areal.runtime.shim import PARENT_VARIABLE
 
 KICK = "kick"
@@ -172,14 +171,12 @@ def _take_life(run_dir: str) -> int:
     life = os.open(f"{run_dir}/{records.LIFE_LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + _LOCK_PATIENCE_S
     while True:
-        try:
-            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_lock(life):
             return life
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(life)
-                raise Conflict(f"run {Path(run_dir).name} is held by another process: it would run twice") from None
-            time.sleep(0.05)
+        if time.monotonic() > deadline:
+            os.close(life)
+            raise Conflict(f"run {Path(run_dir).name} is held by another process: it would run twice")
+        time.sleep(0.05)
 
 
 def require_free_ports(spec: RunSpec, address: str) -> None:
@@ -199,11 +196,8 @@ def require_free_ports(spec: RunSpec, address: str) -> None:
 
 def record_failure(folder: str, reason: str) -> None:
     """The end of a run of which nothing could be started, as a supervisor would have written it."""
-    exit = LastExit(FAILED, None, time.time(), reason)
-    last_exit = {"code": exit.code, "signal": exit.signal, "at": exit.at, "reason": exit.reason}
-    ended = {"phase": Phase.EXITED, "reason": reason, "restarts": 0, "last_exit": last_exit, "swept": []}
     records.write_json(folder, records.ID, procfs.identity_fields(os.getpid()))
-    records.write_json(folder, records.EXIT, ended)
+    record_end(folder, reason, 0, asdict(LastExit(FAILED, None, time.time(), reason)))
 
 
 # -- the supervisor and its exit status

@@ -189,7 +189,7 @@ class RayBackend(ClusterBackend):
     def __init__(
         self, home_root: Path, lease_dir: Path | None = None, crash: Callable[[str], None] = lambda point: None
     ) -> None:
-        super().__init__(home_root, crash)
+        super().__init__(home_root, lease_dir, crash)
         self._folder_of_cluster = self.home / "clusters" / self.name
         self._cluster_of: dict[str, tuple[str, str]] = {}  # uid -> address, session; as recorded
         self._seen_at: dict[str, str] = {}  # uid -> address that listed it, of runs with and without a record

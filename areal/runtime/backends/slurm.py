@@ -72,11 +72,6 @@ class SlurmBackend(ClusterBackend):
 
     name = "slurm"
 
-    def __init__(
-        self, home_root: Path, lease_dir: Path | None = None, crash: Callable[[str], None] = lambda point: None
-    ) -> None:
-        super().__init__(home_root, crash)
-
     # -- capacity
 
     def capacity(self) -> Capacity:
