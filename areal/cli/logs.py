@@ -160,13 +160,14 @@ class Line(NamedTuple):
 
 
 def _lines(backend: RunControl, state: RunState, query: LogQuery) -> list[TimedLine]:
-    from areal.runtime.logs import previous_start
+    from areal.runtime.logs import starts
 
     paths = backend.log_paths(state.spec.uid)
     if not query.lines:
         return []
     if query.previous:
-        return [TimedLine(0.0, text) for text in previous_start(paths)[-query.lines :]]
+        found = starts(paths)
+        return [TimedLine(0.0, text) for text in (found[-2] if len(found) > 1 else [])[-query.lines :]]
     return last_lines(paths, query.lines, 0.0 if query.since is None else time.time() - query.since)
 
 

@@ -145,18 +145,7 @@ def validate(cli: Invocation, source: SourceFlags) -> int:
     except ManifestError as error:
         if cli.format.is_table:
             raise
-        faults = [
-            {
-                "valid": False,
-                "file": fault.pos.file,
-                "line": fault.pos.line,
-                "col": fault.pos.col,
-                "path": fault.path,
-                "message": fault.message,
-                "hint": fault.hint,
-            }
-            for fault in error.diagnostics
-        ]
+        faults = [{"valid": False, **fault.to_json()} for fault in error.diagnostics]
         emit_rows(cli, faults, _VALID, name="{file}:{line}:{col}".format_map)
         return error.exit_code
     rows = [

@@ -75,7 +75,7 @@ def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
     found = None if force else recorded(cli, Ref(wanted["kind"], wanted["metadata"]["name"]))
     if found is None:
         return wanted
-    applied = next((layer.spec for layer in found.layers if layer.manager == "apply"), {})
+    applied = found.applied.spec if found.applied is not None else {}
     return {**manifest(found), "spec": merge(_in_force(applied, found.spec), wanted["spec"])}
 
 

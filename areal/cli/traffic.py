@@ -105,7 +105,6 @@ def _metrics_page(url: str, key: str | None) -> Page | None:
 def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
     seconds = after.at - before.at
     replicas = [_replica(before, after, worker, seconds) for worker in after.workers]
-    rates = [each["tokensPerSecond"] for each in replicas if each["tokensPerSecond"] is not None]
     first, pace = (
         sum_buckets(
             buckets(before.replicas.get(address, Page()), page, name) for address, page in after.replicas.items()
@@ -114,7 +113,7 @@ def inference_figures(before: TrafficSample, after: TrafficSample) -> Document:
     )
     return {
         "seconds": round(seconds, 3),
-        "tokensPerSecond": round(sum(rates), 3) if rates else None,
+        "tokensPerSecond": _sum(each["tokensPerSecond"] for each in replicas),
         "firstTokenSeconds": quantiles(first, seconds),
         "perTokenSeconds": quantiles(pace, seconds),
         "gateway": _gateway(before.gateway, after.gateway, seconds),

@@ -29,7 +29,7 @@ from areal.state.records import StoredObject
 
 
 def wanted_of(resource: Resource) -> Wanted:
-    source = resource.source.to_json()
+    source = asdict(resource.source)
     file = Path(resource.source.file)
     if file.exists():
         source["file"] = str(file.absolute())

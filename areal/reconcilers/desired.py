@@ -15,9 +15,8 @@ from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, path_text
 from areal.resources.validation import references, spec_model, update_class, validate
-from areal.state.records import Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
+from areal.state.records import APPLY, Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
 
-APPLY = "apply"
 _DERIVED = "derived"  # in the source of a manifest: fields that were filled in when it was applied
 
 
@@ -94,7 +93,8 @@ def with_derived(
 def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
     """Whether a recorded field was filled in, so that it stays while manifests leave it open. ``unnoted``: the answer
     for an object whose fields were not noted, as by earlier versions."""
-    source = next((layer.source for layer in stored.layers if layer.manager == APPLY), None) or {}
+    applied = stored.applied
+    source = (applied.source if applied is not None else None) or {}
     there = get_path(stored.spec, path) is not ABSENT
     return there and (path_text(path) in source[_DERIVED] if _DERIVED in source else unnoted)
 

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from areal.errors import ArealError
@@ -104,7 +103,8 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
         yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None)
     store = ObjectStore(ctx.home).list()
-    known = {str(item.ref) for item in store} | {_owner_of(path) for path, _ in store.unreadable}
+    known = {str(item.ref) for item in store}
+    known |= {str(upkeep.ref_of(path)) for path, _ in store.unreadable}  # their runs are no orphans
     for uid, state in sorted(backend.observe().items()):
         if state.spec.owner and state.spec.owner not in known:
             yield from _orphan(ctx, backend, uid, state)
@@ -120,14 +120,6 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(Finding("error", error.message, "free GPUs and strays are not known", error.hint or ""))
     for uuid, who in sorted(squatters.items()):
         yield _Diagnosis(Finding("warning", f"GPU {uuid} is used without a lease", who, "nothing is started on it"))
-
-
-def _owner_of(path: Path) -> str:
-    """The object of an unreadable file. It counts as recorded, so its runs are not orphans."""
-    try:
-        return str(parse_ref(f"{path.parent.parent.name}/{path.parent.name}"))
-    except ArealError:
-        return ""
 
 
 def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Iterator[_Diagnosis]:

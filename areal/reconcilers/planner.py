@@ -16,13 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from areal.reconcilers.desired import Target
-from areal.reconcilers.kinds import controller_of, host_of
+from areal.reconcilers.kinds import called_by, controller_of, host_of
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
 from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
 from areal.runtime.backends.base import RunSpec
-from areal.state.records import StoredObject
 
 _HOW = {
     UpdateClass.META: "recorded only",
@@ -34,10 +33,6 @@ _HOW = {
 _HINT = "delete it where it runs"
 
 
-def _called_by(item: StoredObject) -> str | None:
-    return controller_of(item.kind).called(item.spec)
-
-
 def make_plan(
     scope: PlanScope,
     observed: Observed,
@@ -47,7 +42,7 @@ def make_plan(
     source: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Plan the operations after which reality agrees with ``scope.targets``. Raises NoCapacity."""
-    planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, _called_by)
+    planning = Planning(scope, observed, policy, GpuPool(policy.free_gpus), host_of, called_by)
     _refuse_unseen(planning)
     for target in scope.all:
         if target.action in ("create", "configure"):

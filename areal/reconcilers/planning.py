@@ -333,6 +333,11 @@ class ObjectWork:
     def ref(self) -> str:
         return self.target.ref
 
+    @cached_property
+    def spec(self) -> Any:
+        """The object's spec with its defaults."""
+        return effective(self.target.object.kind, self.target.object.spec)
+
     @property
     def build(self) -> PlanBuilder:
         return self.planning.build

@@ -47,14 +47,7 @@ class Diagnostic:
         return f"{where}: {self.message}"
 
     def to_json(self) -> dict[str, str | int | None]:
-        return {
-            "file": self.pos.file,
-            "line": self.pos.line,
-            "col": self.pos.col,
-            "path": self.path,
-            "message": self.message,
-            "hint": self.hint,
-        }
+        return {**self.pos._asdict(), "path": self.path, "message": self.message, "hint": self.hint}
 
 
 class ManifestError(InvalidManifest):

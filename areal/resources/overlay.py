@@ -128,7 +128,7 @@ def _prefixed_node(node: MappingNode, prefix: str, renamed: set[Ref]) -> Mapping
     for reference in references(kind, plain(written)):
         if reference.ref in renamed:
             pos = (at_path(written, reference.path) or written).pos
-            changed = _replaced(changed, reference.path, ScalarNode(prefix + reference.name, pos))
+            changed = _replaced(changed, reference.path, ScalarNode(prefix + reference.ref.name, pos))
     inline = spec_model(kind).INLINE
     if inline is not None and isinstance(declared := changed.get(inline[0]), SequenceNode):
         items = tuple(

@@ -16,6 +16,7 @@ from areal.resources.documents import Document
 from areal.resources.fields import Metadata, fields_of
 from areal.resources.kinds import API_VERSION, KINDS, SERVED, Ref, parse_ref, served_name
 from areal.resources.nodes import (
+    Diagnostic,
     MappingNode,
     Node,
     Pos,
@@ -43,9 +44,6 @@ class Source:
     file: str
     line: int
     sha256: str
-
-    def to_json(self) -> dict[str, str | int]:
-        return {"file": self.file, "line": self.line, "sha256": self.sha256}
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,10 @@ class Resource:
         """Returns ``path`` (inside the spec) as text relative to the document: that of an inline model begins with its
         item in the service."""
         return path_text((*self.spec_path, *path))
+
+    def fault(self, path: FieldPath, message: str, hint: str | None = None) -> Diagnostic:
+        """A fault at ``path`` (inside the spec)."""
+        return Diagnostic(self.pos_of(path), self.text_of(path), message, hint)
 
 
 @dataclass(frozen=True)

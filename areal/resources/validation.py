@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,17 +20,11 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The field at ``path`` inside the spec refers to the object ``kind``/``name``."""
+class Reference(NamedTuple):
+    """The field at ``path`` inside the spec refers to the object ``ref``."""
 
     path: FieldPath
-    kind: str
-    name: str
-
-    @property
-    def ref(self) -> Ref:
-        return Ref(self.kind, self.name)
+    ref: Ref
 
 
 @cache
@@ -85,7 +78,7 @@ def references(kind: str, sparse: Mapping[str, Any]) -> tuple[Reference, ...]:
         if value is ABSENT:
             value = next(reversed(list(resolve(spec_model(kind), (*base, name))))).default
         if isinstance(value, str):
-            found.append(Reference((*base, name), target, value))
+            found.append(Reference((*base, name), Ref(target, value)))
     return tuple(found)
 
 

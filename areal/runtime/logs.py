@@ -63,24 +63,12 @@ def first_exception(paths: Sequence[str]) -> str | None:
 
     The first is the cause; later ones usually come from other parts of the engine.
     """
-    lines = last_start(paths)
+    lines = (starts(paths) or [[]])[-1]
     for number, line in enumerate(lines):
         column = line.find(_TRACEBACK)
         if column >= 0:
             return _traceback(lines[number:], line[:column])
     return next((line for line in lines if _ERROR_LINE.match(line) and not line.startswith(MARK)), None)
-
-
-def last_start(paths: Sequence[str]) -> list[str]:
-    """The lines of the component's last start, its ``[areal]`` line first; at most the last 8 MiB."""
-    found = starts(paths)
-    return found[-1] if found else []
-
-
-def previous_start(paths: Sequence[str]) -> list[str]:
-    """The lines of the start before the last one; empty when there was none."""
-    found = starts(paths)
-    return found[-2] if len(found) > 1 else []
 
 
 def starts(paths: Sequence[str]) -> list[list[str]]:

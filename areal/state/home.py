@@ -60,16 +60,7 @@ class Home:
 
     @property
     def folders(self) -> tuple[Path, ...]:
-        return (
-            self.objects,
-            self.runs,
-            self.journal,
-            self.locks,
-            self.credentials,
-            self.jobs,
-            self.data,
-            self.sessions,
-        )
+        return self.objects, self.runs, self.journal, self.locks, self.credentials, self.jobs, self.data, self.sessions
 
     def job_metrics(self, name: str) -> Path:
         """A line a step of the job called ``name``."""

@@ -75,16 +75,8 @@ def same(a: StoredObject, b: StoredObject) -> bool:
     """Whether two objects have the same content; actors, times, generation and status are ignored."""
 
     def asked(obj: StoredObject) -> dict[str, object]:
-        return {
-            "uid": obj.uid,
-            "labels": obj.labels,
-            "annotations": obj.annotations,
-            "depends_on": list(obj.depends_on),
-            "owner": obj.owner,
-            "set_name": obj.set_name,
-            "protected": obj.protected,
-            "layers": [[layer.manager, layer.spec] for layer in obj.layers],
-        }
+        layers = tuple(Layer(layer.manager, layer.spec) for layer in obj.layers)
+        return encode(replace(obj, layers=layers, generation=0, revision=0, created_at=0.0, status={}))
 
     return not changes(asked(a), asked(b))
 

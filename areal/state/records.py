@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -187,6 +187,11 @@ class StoredObject:
     def ref(self) -> Ref:
         return Ref(self.kind, self.name)
 
+    @property
+    def applied(self) -> Layer | None:
+        """The manifest alone."""
+        return next((layer for layer in self.layers if layer.manager == APPLY), None)
+
 
 @dataclass(frozen=True)
 class Revision:
@@ -202,11 +207,6 @@ class Revision:
     def spec(self) -> dict[str, Any]:
         """The effective spec, all layers merged."""
         return self.object.spec
-
-    @property
-    def applied(self) -> dict[str, Any]:
-        """The manifest alone."""
-        return next((layer.spec for layer in self.object.layers if layer.manager == APPLY), {})
 
     @property
     def labels(self) -> dict[str, str]:
@@ -228,36 +228,18 @@ def new_uid() -> str:
 
 def encode(obj: StoredObject) -> dict[str, Any]:
     """An object as plain JSON values, in a fixed order: equal objects have equal bytes."""
-    return {
-        "format": FORMAT,
-        "kind": obj.kind,
-        "name": obj.name,
-        "uid": obj.uid,
-        "generation": obj.generation,
-        "revision": obj.revision,
-        "created_at": obj.created_at,
-        "labels": obj.labels,
-        "annotations": obj.annotations,
-        "depends_on": list(obj.depends_on),
-        "owner": obj.owner,
-        "set_name": obj.set_name,
-        "protected": obj.protected,
-        "layers": [
-            {"manager": one.manager, "actor": one.actor, "at": one.at, "source": one.source, "spec": one.spec}
-            for one in obj.layers
-        ],
-        "status": obj.status,
-    }
+    values = {each.name: getattr(obj, each.name) for each in fields(obj)}
+    return {"format": FORMAT, **values, "depends_on": list(obj.depends_on), "layers": list(map(asdict, obj.layers))}
 
 
 def decode(body: Any, path: Path | str) -> StoredObject:
     """The inverse of ``encode``. Raises Unreadable."""
     _check_format(body, path)
     try:
-        fields = {**body, "depends_on": tuple(body["depends_on"])}
-        fields["layers"] = tuple(Layer(**layer) for layer in body["layers"])
-        del fields["format"]
-        return StoredObject(**fields)
+        values = {**body, "depends_on": tuple(body["depends_on"])}
+        values["layers"] = tuple(Layer(**layer) for layer in body["layers"])
+        del values["format"]
+        return StoredObject(**values)
     except (KeyError, TypeError, AttributeError) as error:
         raise Unreadable(path, f"it does not describe an object ({error})", damaged=True) from error
 

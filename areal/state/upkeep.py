@@ -35,7 +35,7 @@ class Defect:
 def defects(home: Home) -> tuple[Defect, ...]:
     """Objects, revisions and the serial, as far as they are unreadable."""
     store = ObjectStore(home)
-    found = [Defect(path, reason, _ref_of(path)) for path, reason in store.list().unreadable]
+    found = [Defect(path, reason, ref_of(path)) for path, reason in store.list().unreadable]
     for ref in _folders(home):
         found += [Defect(path, reason) for path, reason in store.revisions(ref).unreadable]
     try:
@@ -137,7 +137,8 @@ def _folders(home: Home) -> Iterator[Ref]:
                 yield Ref(kind, path.parent.name)
 
 
-def _ref_of(path: Path) -> Ref:
+def ref_of(path: Path) -> Ref:
+    """The object of a file that cannot be read."""
     kind = next(kind for kind in KINDS if kind.lower() == path.parent.parent.name)
     return Ref(kind, path.parent.name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,7 @@ def test_long_chain_of_dependencies_is_no_cycle() -> None:
 
 
 def _text(found: Rendered) -> str:
-    return json.dumps(
-        [[str(item.ref), item.spec, dict(item.labels), item.source.to_json()] for item in found.resources]
-    )
+    return json.dumps([[str(item.ref), item.spec, dict(item.labels), asdict(item.source)] for item in found.resources])
 
 
 _NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,8}[a-z0-9]", fullmatch=True)

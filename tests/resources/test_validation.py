@@ -11,7 +11,7 @@ import pytest
 from areal.errors import InvalidManifest
 from areal.resources.explain import default_text, plain_default, type_text
 from areal.resources.fields import FieldInfo, Metadata, SpecModel, all_fields, fields_of
-from areal.resources.kinds import KINDS
+from areal.resources.kinds import KINDS, Ref
 from areal.resources.overlay import Overlay
 from areal.resources.schema import field_docs, model_doc
 from areal.resources.tree import ABSENT, UpdateClass, parse_path, path_text
@@ -75,12 +75,12 @@ def test_update_class_of_a_leaf_is_the_most_its_fields_say(kind: str, path: str,
 
 
 def test_references_include_implied_ones() -> None:
-    assert references("Model", {}) == (Reference(("service",), "InferenceService", "default"),)
+    assert references("Model", {}) == (Reference(("service",), Ref("InferenceService", "default")),)
     assert references("InferenceService", {}) == ()
     assert references("AgentService", {"agent": "a:B"}) == ()
     assert references("TrainJob", {"rollout": {"model": "q"}}) == (
-        Reference(("rollout", "service"), "InferenceService", "default"),
-        Reference(("rollout", "model"), "Model", "q"),
+        Reference(("rollout", "service"), Ref("InferenceService", "default")),
+        Reference(("rollout", "model"), Ref("Model", "q")),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.runtime.logs import first_exception, last_start, previous_start, run_log_paths, tail
+from areal.runtime.logs import first_exception, run_log_paths, starts, tail
 
 from .support import unhurried
 
@@ -106,12 +106,10 @@ def test_first_exception_of_a_quiet_log_is_none(tmp_path: Path, text: str) -> No
     assert first_exception(write(tmp_path, text)) is None
 
 
-def test_previous_start_is_the_output_before_the_last_start(tmp_path: Path) -> None:
+def test_starts_are_the_output_of_each_start(tmp_path: Path) -> None:
     paths = write(tmp_path, START + "one\n" + START + "two\n", "still two\n" + START + "three\n")
 
-    assert previous_start(paths)[1:] == ["two", "still two"]
-    assert last_start(paths)[1:] == ["three"]
-    assert previous_start(write(tmp_path, START + "only\n")) == []
+    assert [lines[1:] for lines in starts(paths)] == [["one"], ["two", "still two"], ["three"]]
 
 
 def test_run_log_paths_are_in_order_of_age(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def test_revision_is_of_the_layer_that_was_set_last(store: ObjectStore) -> None:
     store.add_revision(scaled)
     (revision,) = store.revisions(QWEN)
     assert (revision.actor, revision.at, revision.source) == ("bob@box", 99.0, None)
-    assert (revision.spec, revision.applied) == ({"replicas": 5}, {"replicas": 2})
+    applied = revision.object.applied
+    assert applied is not None
+    assert (revision.spec, applied.spec) == ({"replicas": 5}, {"replicas": 2})
 
 
 def test_revisions_holds_no_status(store: ObjectStore) -> None:

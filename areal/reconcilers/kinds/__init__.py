@@ -296,6 +296,11 @@ def host_of(item: StoredObject) -> str | None:
     return controller_of(item.kind).host(item.spec)
 
 
+def called_by(item: StoredObject) -> str | None:
+    """The service that the processes of ``item`` call."""
+    return controller_of(item.kind).called(item.spec)
+
+
 def started_again_by(ref: Ref) -> str:
     """The command that starts an object again once it has failed for good."""
     return f"areal {'restart' if controller_of(ref.kind).runs_to_completion else 'reconcile'} {ref}"

@@ -135,7 +135,7 @@ def agent_faults(wanted: Wanted, resource: Resource) -> list[Diagnostic]:
     file = str((wanted.source or {}).get("file") or "") or None
     found = [*_faults(spec, Path(spec.working_dir or Path.cwd()), file)]
     found += secret_faults(wanted.spec.get("envFrom") or {})
-    return [Diagnostic(resource.pos_of(path), resource.text_of(path), text, hint) for path, text, hint in found]
+    return [resource.fault(*each) for each in found]
 
 
 def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[Fault]:

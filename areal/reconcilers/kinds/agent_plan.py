@@ -7,7 +7,6 @@ Session settings change in the data proxies that run.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from areal.reconcilers.desired import Target
@@ -83,10 +82,7 @@ class PairWork(ReplicaWork):
     engine_fields = WORKER_FIELDS
     proxy_fields = PROXY_FIELDS
 
-    @cached_property
-    def spec(self) -> AgentServiceSpec:
-        spec: AgentServiceSpec = effective(self.target.object.kind, self.target.object.spec)
-        return spec
+    spec: AgentServiceSpec
 
     @property
     def service(self) -> ServiceView:

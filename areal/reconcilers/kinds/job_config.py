@@ -387,7 +387,7 @@ def job_faults(
         except ManifestError as error:  # of the configuration's file
             faults += error.diagnostics
         except UsageFault as error:  # there is no driver
-            faults.append(_diagnostic(resource, ("config",), error.message, error.hint))
+            faults.append(resource.fault(("config",), error.message, error.hint))
         else:
             if request is not None:
                 report(job.ref)
@@ -401,14 +401,14 @@ def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]
     """Folders, files and secrets that are missing."""
     spec, folder = job.spec, _folder(job)
     if not folder.is_dir():
-        yield _diagnostic(resource, ("workingDir",), f"there is no folder {str(folder)!r}")
+        yield resource.fault(("workingDir",), f"there is no folder {str(folder)!r}")
     elif isinstance(spec.get("config"), str) and not (folder / spec["config"]).expanduser().is_file():
         file = folder / spec["config"]
         near = sorted(each.name for each in file.parent.iterdir() if each.is_file()) if file.parent.is_dir() else []
         message = f"there is no file {spec['config']!r}{did_you_mean(file.name, near)}"
-        yield _diagnostic(resource, ("config",), message, f"looked in {folder} and beside the manifest")
+        yield resource.fault(("config",), message, f"looked in {folder} and beside the manifest")
     for path, message, hint in secret_faults(spec.get("envFrom") or {}):
-        yield _diagnostic(resource, path, message, hint)
+        yield resource.fault(path, message, hint)
 
 
 def _request(job: Wanted) -> dict[str, Any] | None:
@@ -426,22 +426,18 @@ def _request(job: Wanted) -> dict[str, Any] | None:
     config = DRIVERS[kind][1] if kind is not None else _config_of(job, driver)
     if config is None:
         return None
+    later = {"AREAL_AGENTS_ADDR": "later"} if (spec.get("rollout") or {}).get("agents") else {}  # not known yet
     return {
         "config": config,
         "file": file,
         "text": None if file else json.dumps(content),
         "overrides": overrides,
         "folder": str(_folder(job)),
-        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret"), **_agents(spec)},
+        "env": {**(spec.get("env") or {}), **dict.fromkeys(spec.get("envFrom") or (), "secret"), **later},
         "built_in": kind is not None,
         "trains": kind != "null",
         "later": any(ref.startswith("TrainJob/") for ref in job.depends_on),
     }
-
-
-def _agents(spec: Mapping[str, Any]) -> dict[str, str]:
-    """A placeholder for the variable with an agent service's address, which is not known yet."""
-    return {"AREAL_AGENTS_ADDR": "later"} if (spec.get("rollout") or {}).get("agents") else {}
 
 
 def _config_of(job: Wanted, driver: str) -> str | None:
@@ -480,14 +476,14 @@ def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Map
     path, message = tuple(fault["path"]), str(fault["message"])
     if fault["override"] is not None:
         at = ("overrides", request["overrides"].index(fault["override"]))
-        return _diagnostic(resource, at, f"{path_text(path)}: {message}" if path else message)
+        return resource.fault(at, f"{path_text(path)}: {message}" if path else message)
     if request["file"]:
         line, column = fault["mark"] or (1, 1)
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
     nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
     said = next((each for each in places if _is_set(resource.spec.get("config"), each)), path)
-    return _diagnostic(resource, ("config", *said), message)
+    return resource.fault(("config", *said), message)
 
 
 def _is_set(node: Any, path: tuple[Any, ...]) -> bool:
@@ -496,7 +492,3 @@ def _is_set(node: Any, path: tuple[Any, ...]) -> bool:
             return False
         node = node[part]
     return True
-
-
-def _diagnostic(resource: Resource, path: tuple[str | int, ...], message: str, hint: str | None = None) -> Diagnostic:
-    return Diagnostic(resource.pos_of(path), resource.text_of(path), message, hint)

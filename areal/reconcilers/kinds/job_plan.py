@@ -16,13 +16,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, UsageFault
 from areal.hub import TOKENIZER_FILES, is_id
-from areal.reconcilers.desired import APPLY, Target, Wanted, is_derived, with_derived, with_layer
+from areal.reconcilers.desired import Target, Wanted, is_derived, with_derived, with_layer
 from areal.reconcilers.kinds import StageReporter
 from areal.reconcilers.kinds.inference_launch import HubModel, hub_of, require_ids
 from areal.reconcilers.kinds.job_config import (
@@ -51,10 +50,7 @@ _TO_START = (JobPhase.PENDING, JobPhase.STOPPED, JobPhase.LOST)
 
 
 class JobWork(ObjectWork):
-    @cached_property
-    def spec(self) -> TrainJobSpec:
-        spec: TrainJobSpec = effective(self.target.object.kind, self.target.object.spec)
-        return spec
+    spec: TrainJobSpec
 
 
 class TrainJobPlan(KindPlan):
@@ -320,7 +316,7 @@ def _is_of(item: StoredObject, job: Wanted, known: Mapping[str, StoredObject]) -
 
 def _as_recorded(item: StoredObject) -> Wanted:
     """The recorded manifest of an object: applying it changes nothing."""
-    layer = next((each for each in item.layers if each.manager == APPLY), None)
+    layer = item.applied
     return Wanted(
         ref=str(item.ref),
         kind=item.kind,

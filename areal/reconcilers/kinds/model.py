@@ -64,7 +64,7 @@ class ModelController(KindController):
                 if looks_local(path) or not is_id(path):
                     what = f"model folder {path!r} does not exist"
                     message = f"{what} (looked in the working directory and beside the manifest)"
-                    found.append(Diagnostic(resource.pos_of((name,)), resource.text_of((name,)), message))
+                    found.append(resource.fault((name,), message))
             if (other := taken.get(served_as(resource.name, resource.spec))) is not None:
                 found.append(Diagnostic(*served_name_conflict(resource, str(other))))
             if found:
@@ -76,7 +76,6 @@ class ModelController(KindController):
     ) -> dict[Ref, list[Diagnostic]]:
         """Secrets that cannot be read."""
         from areal.reconcilers.launch import secret_fault, secret_faults
-        from areal.resources.nodes import Diagnostic
         from areal.resources.tree import get_path
 
         faults: dict[Ref, list[Diagnostic]] = {}
@@ -86,9 +85,7 @@ class ModelController(KindController):
                 source = get_path(wanted.spec, path)
                 found += secret_fault(path, source) if isinstance(source, dict) else ()
             if found:
-                faults[resource.ref] = [
-                    Diagnostic(resource.pos_of(path), resource.text_of(path), text, hint) for path, text, hint in found
-                ]
+                faults[resource.ref] = [resource.fault(*each) for each in found]
         return faults
 
     # -- what belongs to what

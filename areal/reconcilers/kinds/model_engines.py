@@ -59,9 +59,7 @@ def engine_args_faults(
             known[engine, python] = installed_flags(engine, python, cache, partial(report, str(resource.ref), stage))
         flags = known[engine, python]
         for name, message in engine_arg_faults(engine, arguments, flags) if flags is not None else ():
-            path = ("engineArgs", name)
-            fault = Diagnostic(resource.pos_of(path), resource.text_of(path), message)
-            problems.setdefault(resource.ref, []).append(fault)
+            problems.setdefault(resource.ref, []).append(resource.fault(("engineArgs", name), message))
     return problems
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from areal.reconcilers.desired import Target
@@ -54,10 +53,7 @@ class ModelWork(ReplicaWork):
     engine_fields = ENGINE_FIELDS
     proxy_fields = PROXY_FIELDS
 
-    @cached_property
-    def spec(self) -> ModelSpec:
-        spec: ModelSpec = effective(self.target.object.kind, self.target.object.spec)
-        return spec
+    spec: ModelSpec
 
     @property
     def service(self) -> ServiceView:

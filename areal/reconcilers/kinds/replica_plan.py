@@ -329,7 +329,6 @@ def stop_replicas(work: ReplicaWork, needs: tuple[int, ...], after: tuple[int, .
     args: dict[str, Any] = {**({"after": list(after)} if after else {}), **work.policy.grace}
     runs, last = stoppable(work.runs), needs
     for name in (PROXY, work.engine_name):
-        part = [run for run in runs if run.state.spec.component == name]
-        stops = tuple(work.stop(run, work.end_cause, last, args) for run in part) or last
+        stops = work.stop_component(name, runs, work.end_cause, last, args)
         last = work.build.barrier(work.ref, work.end_cause, stops)
     return last

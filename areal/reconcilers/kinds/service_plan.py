@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 from areal.reconcilers.observe import ObservedRun, RouteTable
 from areal.reconcilers.plan import Verb
@@ -33,7 +33,6 @@ from areal.resources.addresses import base_url
 from areal.resources.fields import ModelRef
 from areal.resources.kinds import served_name
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
-from areal.resources.validation import effective
 from areal.runtime.backends import LOCAL
 
 ROUTER_FIELDS = ("logLevel", "auth", "scheduler", "router")
@@ -196,27 +195,26 @@ class InferenceServicePlan(ServicePlan):
         return self._models
 
 
-@dataclass
 class ServiceWork(ObjectWork):
     """``gateway``: one that has to be replaced."""
 
-    components: ClassVar[tuple[str, ...]] = ("router", "gateway")
+    components = ("router", "gateway")
+    spec: InferenceServiceSpec | AgentServiceSpec
     gateway: tuple[Component, Decision] | None = None
 
     @cached_property
     def view(self) -> ServiceView:
         return ServiceView(self.ref, self.spec)
 
-    @cached_property
-    def spec(self) -> InferenceServiceSpec | AgentServiceSpec:
-        spec: InferenceServiceSpec | AgentServiceSpec = effective(self.target.object.kind, self.target.object.spec)
-        return spec
-
     @property
     def drain_s(self) -> float:
         """Seconds that running requests get."""
         spec = self.spec
         return spec.drain_timeout_seconds if isinstance(spec, AgentServiceSpec) else spec.strategy.drain_timeout_seconds
+
+    def drain_out(self, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
+        """SIGTERM, and as much time as running streams may take."""
+        self.stop(run, cause, needs, {"graceSeconds": self.drain_s})
 
     def decide_component(
         self, name: str, fields: tuple[str, ...], inputs: Mapping[str, Any] | None = None
@@ -250,7 +248,7 @@ def close_service(work: ServiceWork) -> None:
     component, decision = work.gateway
     assert decision.run is not None
     started = work.start(component, decision, (*work.recorded, *work.view.synced), {"router": work.view.router})
-    _drain_out(work, component, decision.run, f"replaced: {decision.cause}", started.ready)
+    work.drain_out(decision.run, f"replaced: {decision.cause}", started.ready)
     work.view.gateway_ready = started.ready
 
 
@@ -314,16 +312,10 @@ def _configure(work: ServiceWork) -> None:
     view.router_ready = (configured,)
 
 
-def _drain_out(work: ServiceWork, component: Component, run: ObservedRun, cause: str, needs: Sequence[int]) -> None:
-    """SIGTERM, and as much time as running streams may take."""
-    args = {"graceSeconds": work.drain_s}
-    work.build.add(Verb.STOP, work.ref, component.target, cause, needs=needs, run=run.uid, args=args)
-
-
 def _stop_extras(work: ServiceWork, component: Component, decision: Decision, needs: tuple[int, ...] = ()) -> None:
     """A second live process is what an interrupted replacement leaves behind."""
     if decision.action is Action.LEAVE or decision.run is None:
         return
     for run in work.observed.of(work.ref, component.name):
         if run.is_live and run.uid != decision.run.uid:
-            _drain_out(work, component, run, "not wanted beside another", needs)
+            work.drain_out(run, "not wanted beside another", needs)

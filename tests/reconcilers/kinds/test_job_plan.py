@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.errors import Conflict, NoCapacity
-from areal.reconcilers.desired import APPLY, Target, Wanted, target_for
+from areal.reconcilers.desired import Target, Wanted, target_for
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.job_plan import at_rest
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
@@ -20,7 +20,7 @@ from areal.reconcilers.plan import Plan, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
-from areal.state.records import Layer, StoredObject
+from areal.state.records import APPLY, Layer, StoredObject
 from tests.reconcilers.worlds import assess, created, steady, unchanged
 
 JOB = "TrainJob/grpo"
