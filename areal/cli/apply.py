@@ -33,7 +33,6 @@ from areal.cli.options import Invocation, Seconds, change_options, gather, inter
 from areal.cli.output import (
     Column,
     clock,
-    compact,
     dump,
     emit_one,
     emit_rows,
@@ -166,8 +165,7 @@ def diff(
     elif cli.format.is_table:
         show(_markdown(made) if style == "github" else _readable(made))
     else:
-        document = made.to_json()
-        write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
+        write(dump(cli.format, made.to_json()))
     refused = _refused(made)
     if out and refused == _INVALID:
         cli.info(f"{out} was not written: a saved plan is one of valid manifests")

@@ -15,6 +15,7 @@ from areal import __version__
 from areal.cli.objects import complete, home_of
 from areal.cli.options import (
     DEFAULTS,
+    LOCAL,
     Invocation,
     common,
     parse_format,
@@ -25,7 +26,7 @@ from areal.cli.options import (
     stack,
 )
 from areal.cli.output import Column, emit_one, emit_rows, field, to_yaml, write
-from areal.cli.remote import LOCAL, checked_url
+from areal.cli.remote import checked_url
 from areal.errors import NotFound, UsageFault, did_you_mean
 from areal.resources.kinds import check_name
 
@@ -94,10 +95,10 @@ def view(cli: Invocation) -> None:
 @print_options
 def get_contexts(cli: Invocation) -> None:
     """List contexts. 'local' is this machine's own state and always there."""
-    current = _current(cli)
+    current = cli.context
     rows = [
         {"name": name, "current": name == current, "gateway": at.get("gateway"), "apiKeyFile": at.get("apiKeyFile")}
-        for name, at in {LOCAL: {}, **_contexts(cli)}.items()
+        for name, at in {LOCAL: {}, **cli.contexts}.items()
     ]
     emit_rows(cli, rows, _CONTEXTS, name=lambda row: str(row["name"]))
 
@@ -106,7 +107,7 @@ def get_contexts(cli: Invocation) -> None:
 @print_options
 def current_context(cli: Invocation) -> None:
     """Print the current context's name."""
-    name = _current(cli)
+    name = cli.context
     emit_one(cli, {"name": name}, name=name, text=lambda: name)
 
 
@@ -115,7 +116,7 @@ def current_context(cli: Invocation) -> None:
 @_speaking
 def use_context(cli: Invocation, name: str) -> None:
     """Make NAME the current context; 'local' is this home."""
-    if name != LOCAL and name not in _contexts(cli):
+    if name != LOCAL and name not in cli.contexts:
         raise _no_context(cli, name)
     with _changed(cli, f"context {name} is current") as config:
         config["currentContext"] = name
@@ -145,7 +146,7 @@ def set_context(cli: Invocation, name: str, gateway: str, api_key_file: str | No
 @_speaking
 def delete_context(cli: Invocation, name: str) -> None:
     """Remove the context NAME."""
-    if name not in _contexts(cli):
+    if name not in cli.contexts:
         raise _no_context(cli, name)
     with _changed(cli, f"context {name} is removed") as config:
         del config["contexts"][name]
@@ -184,16 +185,8 @@ def path(cli: Invocation) -> None:
     emit_one(cli, {"path": where}, name=where, text=lambda: where)
 
 
-def _current(cli: Invocation) -> str:
-    return str(cli.context_flag or cli.config.get("currentContext") or LOCAL)
-
-
-def _contexts(cli: Invocation) -> Mapping[str, Mapping[str, Any]]:
-    return cli.config.get("contexts") or {}
-
-
 def _no_context(cli: Invocation, name: str) -> NotFound:
-    known = [*_contexts(cli), LOCAL]
+    known = [*cli.contexts, LOCAL]
     return NotFound(f'no context "{name}"{did_you_mean(name, known)}', hint=f"there are: {', '.join(known)}")
 
 

@@ -17,8 +17,8 @@ import click
 from areal.cli.manifest import STDIN, SourceFlags, source_options
 from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
-from areal.cli.output import emit_one, write_file
-from areal.errors import Conflict, UsageFault
+from areal.cli.output import emit_one, refuse_existing, write_file
+from areal.errors import UsageFault
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
 from areal.runtime.backends.base import LOOPBACK
@@ -70,8 +70,7 @@ def _emit(cli: Invocation, text: str, next_steps: Sequence[str], out: str | None
         emit_one(cli, {"file": name, "text": text, "next": list(next_steps)}, name=name, text=lambda: text.rstrip("\n"))
     else:
         path = Path(out)
-        if path.exists() and not force:
-            raise Conflict(f"{out} exists already", hint="--force replaces it")
+        refuse_existing(path, force=force)
         write_file(path, text)
         emit_one(cli, {"file": out, "text": text, "next": list(next_steps)}, name=out, text=lambda: f"wrote {out}")
     for step in next_steps:

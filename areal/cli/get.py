@@ -5,7 +5,6 @@ Pydantic models, YAML and the HTTP client are imported only for the flags that n
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -37,17 +36,16 @@ from areal.cli.output import (
     Row,
     Table,
     clock,
-    compact,
     emit_one,
     emit_rows,
     field,
     iso,
+    print_rows,
     render_table,
     show_table,
     text_of,
     to_yaml,
     watch_table,
-    write,
 )
 from areal.cli.remote import gateway, local_options
 from areal.errors import UsageFault
@@ -367,10 +365,5 @@ def _identity(row: Row) -> tuple[object, ...]:
 
 
 def _print(cli: Invocation, rows: Sequence[Row], *, header: bool) -> None:
-    if cli.format.is_table:
-        if rows or header:
-            write(render_table(rows, _EVENT_COLUMNS, wide=cli.format.kind == "wide", header=header))
-    else:
-        for row in rows:
-            write(_event_name(row) if cli.format.kind == "name" else compact(row))
-    sys.stdout.flush()
+    if rows or header:
+        print_rows(cli, rows, _EVENT_COLUMNS, _event_name, header=header)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +12,8 @@ import click
 
 from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest
 from areal.cli.options import Invocation, gather, print_options
-from areal.cli.output import Column, as_list, emit_one, emit_rows, field, to_yaml, write, write_file
-from areal.errors import Conflict, UsageFault
+from areal.cli.output import Column, as_list, emit_one, emit_rows, field, refuse_existing, to_yaml, write, write_file
+from areal.errors import UsageFault
 from areal.resources.kinds import check_name, resolve_kind
 
 if TYPE_CHECKING:
@@ -245,17 +244,13 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     from areal.resources.validation import spec_model
 
     resolved = resolve_kind(kind)
-    text, files = commented(resolved), spec_model(resolved).EXAMPLE_FILES
-    if name is not None:
-        check_name(name)
-        named, count = re.subn(r"(?m)^(\s+name:\s*)\S+", rf"\g<1>{name}", text, count=1)
-        text = named if count else re.sub(r"(metadata:\s*\{\s*name:\s*)[^,}\s]+", rf"\g<1>{name}", text, count=1)
+    text = commented(resolved, None if name is None else check_name(name))
+    files = spec_model(resolved).EXAMPLE_FILES
     if out is None:
         emit_one(cli, {"kind": resolved, "manifest": text}, name=resolved, text=lambda: text)
         return
     path = Path(out)
-    if path.exists() and not force:
-        raise Conflict(f"{out} exists already", hint="--force replaces it")
+    refuse_existing(path, force=force)
     beside = {path.with_name(each): code for each, code in files.items() if not path.with_name(each).exists()}
     for file, code in {path: text, **beside}.items():
         write_file(file, code)

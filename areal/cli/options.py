@@ -58,6 +58,7 @@ def parse_format(text: str, extra: tuple[str, ...] = ()) -> Format:
 #     contexts:
 #       cluster: {gateway: "http://10.0.0.5:8080", apiKeyFile: ~/.keys/cluster}
 
+LOCAL = "local"  # the context of this home
 _SECTIONS = ("currentContext", "defaults", "contexts")
 DEFAULTS = {
     "output": "format of every command that prints data",
@@ -153,6 +154,16 @@ class Invocation:
                 return {}
             self._config = read_config(path)
         return self._config
+
+    @property
+    def context(self) -> str:
+        """The name of the context that is selected."""
+        return str(self.context_flag or self.config.get("currentContext") or LOCAL)
+
+    @property
+    def contexts(self) -> Mapping[str, Mapping[str, Any]]:
+        """The remote gateways of ``config.yaml``, by name."""
+        return self.config.get("contexts") or {}
 
     def default(self, name: str) -> Any:
         """Returns a default that the user has set in ``config.yaml``, or None."""

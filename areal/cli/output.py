@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli.options import Format, Invocation
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, Conflict, UsageFault
 from areal.terminal import ESCAPE, fancy, safe, spelled, style
 
 if TYPE_CHECKING:
@@ -31,6 +31,12 @@ def write(text: str) -> None:
     """Writes data to stdout, with one trailing newline."""
     if text:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raises Conflict for a file that exists, unless ``force`` replaces it."""
+    if path.exists() and not force:
+        raise Conflict(f"{path} exists already", hint="--force replaces it")
 
 
 def write_file(path: Path, text: str) -> None:
@@ -82,8 +88,6 @@ def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], st
         show(text())
     elif chosen.kind == "name":
         write(text_of(name))
-    elif chosen.kind == "jsonl":
-        write(compact(document))
     else:
         write(dump(chosen, document))
 
@@ -93,6 +97,8 @@ def dump(chosen: Format, document: Any) -> str:
         import json
 
         return _escaped(json.dumps(document, indent=2, ensure_ascii=False))
+    if chosen.kind == "jsonl":
+        return compact(document)
     if chosen.kind == "yaml":
         return to_yaml([document])
     assert chosen.kind == "jsonpath", f"no writer for -o {chosen.kind}"
@@ -364,8 +370,6 @@ def clock(at: float | None) -> str:
     """Formats local time, with the date unless it is today."""
     if at is None:
         return "-"
-    import time
-
     moment = time.localtime(at)
     same_day = moment[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", moment)
@@ -375,8 +379,6 @@ def iso(at: float | None) -> str | None:
     """Formats UTC time as RFC 3339, for JSON and manifests."""
     if at is None:
         return None
-    import time
-
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
@@ -509,6 +511,18 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
     return 1 if table.unreadable else 0
 
 
+def print_rows(
+    cli: Invocation, rows: Sequence[Row], columns: Sequence[Column], name: Callable[[Row], str], *, header: bool
+) -> None:
+    """Prints rows of a table that is printed piece by piece."""
+    if cli.format.is_table:
+        write(render_table(rows, columns, wide=cli.format.kind == "wide", header=header))
+    else:
+        for row in rows:
+            write(name(row) if cli.format.kind == "name" else compact(row))
+    sys.stdout.flush()
+
+
 def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None) -> int:
     """Prints the table, then each row again when one of its cells except AGE and UPTIME changes, until Ctrl-C."""
     wide = cli.format.kind != "table"
@@ -520,12 +534,9 @@ def watch_table(cli: Invocation, look: Callable[[], Table], sort_by: str | None)
         shown = [column for column in table.columns if column.title not in _CLOCKS and (wide or not column.wide)]
         cells = {name: [text_of(column.cell(row)) for column in shown] for name, row in rows.items()}
         fresh = [row for name, row in rows.items() if seen.get(name) != cells[name]]
-        if fresh and cli.format.is_table:
-            write(render_table(fresh, table.columns, wide=cli.format.kind == "wide", header=header))
+        if fresh:
+            print_rows(cli, fresh, table.columns, table.name, header=header)
             header = False
-        elif fresh:
-            write("\n".join(table.name(row) if cli.format.kind == "name" else compact(row) for row in fresh))
-        sys.stdout.flush()
         for name in seen.keys() - rows.keys():
             cli.info(f"{name} is gone")
         seen = cells

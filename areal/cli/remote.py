@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli.objects import service_name, stored
-from areal.cli.options import Invocation, read_options
+from areal.cli.options import LOCAL, Invocation, read_options
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, KINDS, MODEL, Ref, name_problem, served_name
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from areal.state.home import Home
 
 
-LOCAL = "local"
 _DEADLINE_S = 10.0
 
 
@@ -105,11 +104,9 @@ def local_options(verb: Any) -> Any:
 
 def refuse_remote_context(cli: Invocation) -> None:
     """Raises Conflict if a remote context is selected. For mutating commands, which act on this machine."""
-    context = _context(cli)
-    if context.get("gateway"):
-        name = cli.context_flag or cli.config.get("currentContext")
+    if _context(cli).get("gateway"):
         raise Conflict(
-            f"the context {name!r} is a remote gateway, and this command changes the machine that it runs on",
+            f"the context {cli.context!r} is a remote gateway, and this command changes the machine that it runs on",
             hint="add --context local to act here, or run it on that machine",
         )
 
@@ -129,19 +126,17 @@ def checked_url(url: str) -> str:
 
 
 def _context(cli: Invocation) -> Mapping[str, Any]:
-    name = cli.context_flag or cli.config.get("currentContext") or LOCAL
+    name = cli.context
     if name == LOCAL:
         return {}
-    contexts = cli.config.get("contexts") or {}
-    if name not in contexts:
+    if name not in cli.contexts:
         from areal.errors import did_you_mean
 
         raise NotFound(
-            f'no context "{name}" in {cli.home.config}{did_you_mean(str(name), [*contexts, LOCAL])}',
+            f'no context "{name}" in {cli.home.config}{did_you_mean(name, [*cli.contexts, LOCAL])}',
             hint=f"areal config set-context {name} --gateway URL",
         )
-    found: Mapping[str, Any] = contexts[name]
-    return found
+    return cli.contexts[name]
 
 
 def _reason(document: Any) -> str | None:

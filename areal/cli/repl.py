@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import click
 
@@ -39,24 +39,21 @@ Ctrl-C            stop the answer'''
 Read = Callable[[str], str]
 
 
-class ReplChat(Protocol):
-    """A conversation."""
-
-    def answer(self, text: str) -> str:
-        """Sends ``text`` and prints the answer as it streams. Returns a remark on how it ended, or "". Raises
-        ArealError."""
-        ...
-
-
 class Repl:
-    """A conversation at a prompt. ``read(prompt)`` returns a line and raises EOFError at the end of input. ``commands``
-    are called with the text after their name; ``help`` has a line for each."""
+    """A conversation at a prompt. ``answer`` sends a text, prints the answer as it streams, and returns a remark on how
+    it ended, or ""; it raises ArealError. ``read(prompt)`` returns a line and raises EOFError at the end of input.
+    ``commands`` are called with the text after their name; ``help`` has a line for each."""
 
     def __init__(
-        self, cli: Invocation, talk: ReplChat, read: Read, commands: Mapping[str, Callable[[str], None]], help: str
+        self,
+        cli: Invocation,
+        answer: Callable[[str], str],
+        read: Read,
+        commands: Mapping[str, Callable[[str], None]],
+        help: str,
     ) -> None:
         self._cli = cli
-        self._talk = talk
+        self._answer = answer
         self._read = read
         self._help = f"{help}\n{_HELP}"
         self._commands = {**commands, "?": self._show_help, "help": self._show_help}
@@ -75,7 +72,7 @@ class Repl:
             try:
                 if text.startswith("/"):
                     leave = self._command(text[1:])
-                elif text.strip() and (remark := self._talk.answer(text)):
+                elif text.strip() and (remark := self._answer(text)):
                     self._cli.info(remark)
             except ArealError as error:
                 report(error, self._cli)

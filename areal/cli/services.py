@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import click
@@ -23,6 +23,7 @@ from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import BACKENDS, Ref, check_name
 
 if TYPE_CHECKING:
+    from areal.cli.traffic import ServiceTraffic
     from areal.reconcilers.context import Context, Outcome
     from areal.reconcilers.status import ObjectStatus
     from areal.state.records import StoredObject
@@ -347,25 +348,19 @@ def service_status(
     return document, seen
 
 
-class Traffic(Protocol):
-    """Traffic of a service, from its metrics: rates between two samples."""
-
-    def look(self) -> Document: ...
-
-
 def watch_service(
     cli: Invocation,
     kind: str,
     service: str | None,
     look: Callable[[], Document],
     page: Callable[[Mapping[str, Any]], str],
-    traffic_of: Callable[[GatewayClient], Traffic],
+    traffic_of: Callable[[GatewayClient], ServiceTraffic],
     *,
     watch: bool,
     interval: float,
 ) -> int:
     """Prints the status of a service; with ``watch`` repeatedly, with its traffic. Returns the exit status."""
-    traffic: Traffic | None = None
+    traffic: ServiceTraffic | None = None
 
     def document() -> Document:
         nonlocal traffic

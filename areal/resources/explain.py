@@ -196,12 +196,13 @@ _EXAMPLES: dict[str, Any] = {
 }
 
 
-def init(kind: str, *, schema: str | None = None) -> str:
-    """Returns a manifest of ``kind``. ``schema``: URL or path of the JSON Schema for the editor's modeline."""
+def init(kind: str, name: str | None = None, *, schema: str | None = None) -> str:
+    """Returns a manifest of ``kind``, with the example's name unless one is given. ``schema``: URL or path of the JSON
+    Schema for the editor's modeline."""
     url = schema or f"{BASE_URL}{kind.lower()}.schema.json"
     model = spec_model(kind)
     fields = fields_of(model)
-    name, filled = model.EXAMPLE
+    example, filled = model.EXAMPLE
     order = dict.fromkeys((*filled, *fields))
     lines = [
         f"# yaml-language-server: $schema={url}",
@@ -210,7 +211,7 @@ def init(kind: str, *, schema: str | None = None) -> str:
         f"apiVersion: {API_VERSION}",
         f"kind: {kind}",
         "metadata:",
-        f"  name: {name}",
+        f"  name: {name or example}",
         "  # labels: {team: rl}",
         "spec:",
         *(line for field in order for line in _field(fields[field], filled)),

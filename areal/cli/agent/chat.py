@@ -13,6 +13,7 @@ import click
 from areal.cli.agent.sessions import (
     agent_gateway,
     call_session,
+    close_session,
     current_session,
     new_session,
     result_line,
@@ -22,7 +23,7 @@ from areal.cli.agent.sessions import (
     turn_lines,
 )
 from areal.cli.options import Invocation, Seconds, read_options
-from areal.cli.output import compact, dump, show, write
+from areal.cli.output import dump, show, write
 from areal.cli.remote import GatewayClient
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.errors import NotFound, UsageFault
@@ -72,7 +73,7 @@ def chat(
     talk = AgentTalk(client, key, cli.info, streamed=not no_stream)
     if text is None:
         cli.info(f"talking to the agent at {chosen.url}, session {key}; /? for help")
-        return Repl(cli, talk, read_line, _commands(cli, chosen, service, talk), _HELP).run()
+        return Repl(cli, talk.answer, read_line, _commands(cli, chosen, service, talk), _HELP).run()
     if session is None:
         cli.info(f"session {key}")
     return _one_shot(cli, talk, text)
@@ -98,8 +99,7 @@ def _one_shot(cli: Invocation, talk: AgentTalk, text: str) -> int:
     if turn.stopped:
         return 130
     if not readable:
-        document = {"session": talk.session, **turn.document()}
-        write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
+        write(dump(cli.format, {"session": talk.session, **turn.document()}))
     return 0
 
 
@@ -190,8 +190,7 @@ def _commands(
         show("\n".join(turn_lines(found)).strip("\n") or "nothing was said")
 
     def close(rest: str) -> None:
-        body = {"session_key": talk.session}
-        chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", body))
+        close_session(chosen, talk.session)
         cli.info("closed")
         new(rest)
 

@@ -36,7 +36,7 @@ from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, MODEL, Ref, check_name
 
 if TYPE_CHECKING:
-    from areal.cli.services import Traffic
+    from areal.cli.traffic import ServiceTraffic
     from areal.state.records import StoredObject
 
 _LAUNCH_S = 60.0
@@ -189,7 +189,7 @@ def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
 
         return status_page(document, traffic=agent_page)
 
-    def traffic(chosen: GatewayClient) -> Traffic:
+    def traffic(chosen: GatewayClient) -> ServiceTraffic:
         from areal.cli.traffic import agent_traffic
 
         return agent_traffic(chosen, partial(_data_proxies, cli, service))

@@ -70,6 +70,10 @@ def new_session(chosen: GatewayClient, key: str | None = None) -> str:
     return str(document["session_key"])
 
 
+def close_session(chosen: GatewayClient, key: str) -> None:
+    chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", {"session_key": key}))
+
+
 # -- the current session
 
 
@@ -233,8 +237,7 @@ def sessions_close(cli: Invocation, session: str, service: str) -> int:
     """Close SESSION: its running turn is cancelled, its history is forgotten."""
     chosen = agent_gateway(cli, service)
     call_session(chosen, "GET", session)
-    body = {"session_key": session}
-    chosen.checked("POST", "/sessions/close", *chosen.ask("POST", "/sessions/close", body))
+    close_session(chosen, session)
     if current_session(cli, service) == session:
         set_current(cli, service, None)
     emit_one(cli, {"session": session, "closed": True}, name=session, text=lambda: f"{session} is closed")

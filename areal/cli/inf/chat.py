@@ -16,7 +16,7 @@ import click
 
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.options import FiniteRange, Invocation, read_options, timeout
-from areal.cli.output import Column, compact, dump, render_table, write
+from areal.cli.output import Column, dump, render_table, write
 from areal.cli.remote import gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.errors import ArealError, UsageFault
@@ -63,8 +63,7 @@ def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
     if answer.stopped:
         return 130
     if not readable:
-        document = answer.document(talk.model)
-        write(compact(document) if cli.format.kind == "jsonl" else dump(cli.format, document))
+        write(dump(cli.format, answer.document(talk.model)))
     elif answer.finish_reason == "length":
         cli.info("(cut at the longest answer; --max-tokens allows more)")
     return 0
@@ -79,7 +78,7 @@ def _prompt(cli: Invocation, talk: Conversation) -> int:
     if talk.model is None:
         raise UsageFault(f"there are {len(models)} models; say which", hint=f"--model {models[0]}" if models else None)
     cli.info(f"talking to {talk.model} at {talk.client.base_url}; /? for help")
-    return Repl(cli, talk, read_line, _commands(cli, talk), _HELP).run()
+    return Repl(cli, talk.answer, read_line, _commands(cli, talk), _HELP).run()
 
 
 _HELP = """/set NAME VALUE   system, model, temperature, max_tokens, top_p, seed, stop, ...; no VALUE unsets

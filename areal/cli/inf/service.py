@@ -40,13 +40,7 @@ if TYPE_CHECKING:
     from areal.state.records import StoredObject
 
 _LAUNCH_S = 60.0
-_STRATEGIES = {
-    "auto": "auto",
-    "round_robin": "round_robin",
-    "least_loaded": "least_loaded",
-    "least_busy": "least_loaded",
-    "prefix": "prefix",
-}
+_STRATEGIES = ("auto", "round_robin", "least_loaded", "least_busy", "prefix")
 MODEL_S = 1800.0  # for a model to become ready
 
 
@@ -146,7 +140,7 @@ def _typed(text: str) -> Any:
 @click.argument("name", required=False, shell_complete=complete_names(INFERENCE_SERVICE))
 @service_option
 @gateway_options(8080)
-@click.option("--routing-strategy", type=click.Choice(tuple(_STRATEGIES)), help="How replicas are picked.")
+@click.option("--routing-strategy", type=click.Choice(_STRATEGIES), help="How replicas are picked.")
 @click.option("--launch-timeout", type=Seconds(), metavar="TIME", help="Gateway and router must be up within  [60s].")
 @click.option("--model", "--model-name", "model", metavar="NAME", help="Also serve this model.")
 @model_options
@@ -176,8 +170,8 @@ def run(
     ref = Ref(INFERENCE_SERVICE, service_name(cli, service or name))
     if flags.given and not model:
         raise UsageFault(f"{flags.given[0]} describes a model, and --model NAME is missing")
-    if strategy := settings["routing_strategy"]:
-        settings["routing_strategy"] = _STRATEGIES[strategy]
+    if settings["routing_strategy"] == "least_busy":  # AReaL's name
+        settings["routing_strategy"] = "least_loaded"
     manifests = [with_applied(cli, resource(INFERENCE_SERVICE, ref.name, spec_of(settings)), force=force)]
     seconds = launch_timeout if launch_timeout is not None else _LAUNCH_S
     if model:

@@ -17,7 +17,7 @@ from areal.cli.services import list_services, service_columns, service_status, s
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, served_name
 
 if TYPE_CHECKING:
-    from areal.cli.services import Traffic
+    from areal.cli.traffic import ServiceTraffic
     from areal.reconcilers.status import ObjectStatus
     from areal.state.records import StoredObject
 
@@ -83,7 +83,7 @@ def status(cli: Invocation, service: str | None, watch: bool, interval: float) -
         wide = cli.format.kind == "wide"
         return status_page(document, models, traffic=lambda found: inference_page(found, wide=wide))
 
-    def traffic(chosen: GatewayClient) -> Traffic:
+    def traffic(chosen: GatewayClient) -> ServiceTraffic:
         from areal.cli.traffic import inference_traffic
 
         return inference_traffic(chosen)
