@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO
 
 import click
 
+from areal import interrupt
 from areal.cli import options
 from areal.cli.objects import complete_names, complete_targets, one_ref, parse_refs, select, targets_argument
 from areal.cli.options import Invocation, change_options, interactive, stack, timeout
@@ -139,7 +140,6 @@ def _tenth(progress: Progress) -> int:
 
 # -- Ctrl-C
 
-EXIT_INTERRUPTED = 130
 _NOTICE = "\ninterrupted: {doing}; again to leave at once (nothing is lost either way)\n"
 
 
@@ -153,7 +153,7 @@ def graceful(interrupted: threading.Event, doing: str = "finishing the operation
 
     def handle(number: int, frame: FrameType | None) -> None:
         if interrupted.is_set():
-            os._exit(EXIT_INTERRUPTED)
+            os._exit(interrupt.STATUS)
         interrupted.set()
         os.write(sys.stderr.fileno(), _NOTICE.format(doing=doing).encode())
 
@@ -248,9 +248,9 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
             click.echo("\n".join(error_lines(item.error)), err=True)
     for note in outcome.notes:
         cli.info(note)
-    if interrupted and outcome.exit_code in (0, EXIT_INTERRUPTED):
+    if interrupted and outcome.exit_code in (0, interrupt.STATUS):
         cli.info("interrupted; run the same command again to go on from here")
-        return EXIT_INTERRUPTED
+        return interrupt.STATUS
     return outcome.exit_code
 
 
@@ -361,7 +361,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
             context.interrupted.wait(interval)
         if stop_at_exit:
             operations.stop_processes(context)
-    return 130
+    return interrupt.STATUS
 
 
 @click.command()

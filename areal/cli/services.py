@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import click
 
+from areal import interrupt
 from areal.cli.apply import converge, preview
 from areal.cli.logs import LogQuery, show_logs
 from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, manifest, process_row, recorded, stored
@@ -141,7 +142,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
             cli.info("\nstopping; Ctrl-C again leaves at once")
             outcome = operations.suspend(context, ref)
         finish(cli, outcome, interrupted=context.interrupted.is_set())
-        return 130
+        return interrupt.STATUS
     cli.info(f"{ref} was stopped by another command")
     return 0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal import interrupt
 from areal.cli import options
 from areal.cli.apply import converge, preview, resource
 from areal.cli.logs import LogQuery, log_options, print_lines, show_logs
@@ -165,9 +166,9 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
         with mutation(cli) as context:
             cli.info("\nstopping; Ctrl-C again leaves at once")
             outcome = operations.suspend(context, ref)
-        if outcome.exit_code == 130:
+        if outcome.exit_code == interrupt.STATUS:
             _stop_in_background(cli, ref)
-        return 130
+        return interrupt.STATUS
     with mutation(cli) as context, contextlib.suppress(Locked):  # then the holder of the lock does this
         operations.rest(context, ref)
     now = HomeView(cli.home).job_status(stored(cli.home, ref))

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from areal import interrupt
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.operations import reconcile_once, rest
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return converge_rest(ctx, refs, float(seconds))
     except KeyboardInterrupt:
-        return 130
+        return interrupt.STATUS
     except ArealError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return error.exit_code

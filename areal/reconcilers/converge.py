@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from areal import interrupt
 from areal.errors import ArealError, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
@@ -285,7 +286,7 @@ def _settle(backend: RunControl, operation: Operation) -> str:
 # -- processes in the background
 
 _GRACE_S = 60.0  # to finish operations that have begun
-_TRY_AGAIN = (6, 7, 130)  # locked, timed out, interrupted; other failures are permanent
+_TRY_AGAIN = (6, 7, interrupt.STATUS)  # locked, timed out, interrupted; other failures are permanent
 _RESTART = RestartPolicy(
     "OnFailure",
     1.0,

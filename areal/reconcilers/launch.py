@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from areal import interrupt
 from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Progress
 from areal.reconcilers.observe import ObservedRun, queued_for
@@ -67,7 +68,7 @@ class Slot:
 class Interrupted(ArealError):
     """The user interrupted an op: it is neither done nor failed, and the same command continues it."""
 
-    exit_code = 130
+    exit_code = interrupt.STATUS
 
     def __init__(self, op: Op) -> None:
         super().__init__(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")

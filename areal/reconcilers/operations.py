@@ -255,12 +255,11 @@ def adopt(
     ref: Ref,
     pid: int | None = None,
     url: str | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
     service: str = "default",
 ) -> Outcome:
     """Route to a model server that already runs. It is not restarted, and never stopped by areal."""
     manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url, service)
-    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
+    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,))), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from areal import interrupt
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, TimedOut, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.execute import Report
@@ -136,7 +137,6 @@ _DONE = {
 _REFUSED: Mapping[str, type[ArealError]] = {"capacity": NoCapacity, "invalid": InvalidManifest}
 _GONE = ("prune", "delete")
 _PARTIAL = 9
-_INTERRUPTED = 130
 
 
 def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = False) -> Outcome:
@@ -153,7 +153,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
     notes = tuple(f"left alone: {sentence}" for sentence in plan.unknown)
     notes += tuple(note for report in reports for note in report.notes)
     if last.interrupted:
-        return Outcome(objects, (*notes, "interrupted; the same command again goes on from here"), _INTERRUPTED)
+        return Outcome(objects, (*notes, "interrupted; the same command again goes on from here"), interrupt.STATUS)
     return Outcome(objects, notes, worst_exit([item.exit_code for item in objects]))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from areal import interrupt
 from areal.errors import ArealError, NotFound, TargetFailed, TimedOut
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import Condition, Health, Observed, ObservedRun, conditions_of, iso, look
@@ -210,7 +211,7 @@ def wait(
         if not pending:
             return Outcome(tuple(ObjectOutcome(str(ref), "met", words) for ref in refs))
         if ctx.interrupted.is_set():
-            return Outcome(notes=("interrupted",), exit_code=130)
+            return Outcome(notes=("interrupted",), exit_code=interrupt.STATUS)
         waited_s = time.monotonic() - began
         if waited_s >= timeout_s:
             names = ", ".join(str(ref) for ref in pending)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal import interrupt
 from areal.cli.agent.sessions import (
     agent_gateway,
     call_session,
@@ -97,7 +98,7 @@ def _one_shot(cli: Invocation, talk: AgentTalk, text: str) -> int:
     readable = cli.format.is_table or cli.format.kind == "name"
     turn = talk.ask(text, show=readable)
     if turn.stopped:
-        return 130
+        return interrupt.STATUS
     if not readable:
         write(dump(cli.format, {"session": talk.session, **turn.document()}))
     return 0

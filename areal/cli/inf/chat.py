@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from areal import interrupt
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.options import FiniteRange, Invocation, read_options, timeout
 from areal.cli.output import Column, dump, render_table, write
@@ -61,7 +62,7 @@ def _one_shot(cli: Invocation, talk: Conversation, text: str) -> int:
     readable = cli.format.is_table or cli.format.kind == "name"
     answer = talk.ask(text, show=readable)
     if answer.stopped:
-        return 130
+        return interrupt.STATUS
     if not readable:
         write(dump(cli.format, answer.document(talk.model)))
     elif answer.finish_reason == "length":

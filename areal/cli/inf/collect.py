@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from areal import interrupt
 from areal.cli import options
 from areal.cli.objects import model_name_option, service_option
-from areal.cli.operate import EXIT_INTERRUPTED, graceful
+from areal.cli.operate import graceful
 from areal.cli.options import FiniteRange, Invocation, stack
 from areal.cli.output import age, emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
@@ -171,7 +172,7 @@ def _finish(
         return 0
     if interrupted:
         cli.info(f"interrupted with {progress.done} of {progress.planned} done; the same command with --resume goes on")
-        return EXIT_INTERRUPTED
+        return interrupt.STATUS
     why = f"{progress.planned - progress.done} of {progress.planned} episodes failed: {failed_for(progress.failed)}"
     hint = f"see {output.path / 'failures.jsonl'}; the same command with --resume tries them again"
     raise (Partial if progress.done else TargetFailed)(why, hint=hint)
