@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 
 from areal.errors import ArealError, NoCapacity
+from areal.files import try_lock
 from areal.runtime.backends.base import Phase
 from areal.runtime.backends.local import LocalBackend
 from areal.runtime.gpus import Gpu, GpuListing
-from areal.runtime.leases import FIRST_PORT, LAST_PORT, _try_lock, bind_error, candidates, port_owner
+from areal.runtime.leases import FIRST_PORT, LAST_PORT, bind_error, candidates, port_owner
 
 from .conftest import MakeBackend, Spawn
 from .support import run_spec
@@ -202,12 +203,12 @@ def machine(count: int) -> GpuListing:
 def interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread runs between any two locks."""
 
-    def lock_and_yield(fd: int, kind: int) -> bool:
-        locked = _try_lock(fd, kind)
+    def lock_and_yield(fd: int, *, shared: bool = False) -> bool:
+        locked = try_lock(fd, shared=shared)
         time.sleep(0.0005)
         return locked
 
-    monkeypatch.setattr("areal.runtime.leases._try_lock", lock_and_yield)
+    monkeypatch.setattr("areal.runtime.leases.try_lock", lock_and_yield)
 
 
 @pytest.mark.usefixtures("interleaved")
