@@ -27,8 +27,7 @@ def _recorded() -> Mapping[str, Any] | None:
     # A build leaves a folder of metadata in the source, which a Python that starts there finds first: it does not tell.
     texts = (found.read_text("direct_url.json") for found in metadata.distributions(name="areal"))
     recorded = next(filter(None, texts), None)
-    found: Mapping[str, Any] | None = json.loads(recorded) if recorded else None
-    return found
+    return json.loads(recorded) if recorded else None
 
 
 def _url(source: Mapping[str, Any]) -> str:

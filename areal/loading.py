@@ -132,5 +132,4 @@ class Registry(Generic[T]):
                 f"there is no {self.kind} {name!r}{did_you_mean(name, self._entries)}",
                 hint=f"register it, or write module:attr; there is {', '.join(self._entries) or 'none'}",
             )
-        found: T = load_attr(name, self.kind)
-        return found
+        return load_attr(name, self.kind)

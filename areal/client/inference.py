@@ -307,10 +307,9 @@ class AsyncInferenceClient:
         self, path: str, body: Any, key: str | None, idempotency_key: str | None, timeout_s: float | None
     ) -> dict[str, Any]:
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
-        answer: dict[str, Any] = await self._transport.json(
+        return await self._transport.json(
             "POST", path, body, key=key, headers=headers, timeout_s=timeout_s, repeatable=True
         )
-        return answer
 
     @contextlib.asynccontextmanager
     async def stream_chat(
@@ -385,8 +384,7 @@ class AsyncInferenceClient:
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session with its trajectories and their interactions."""
         path = f"/rl/sessions/{quote(session_id, safe='')}"
-        found: dict[str, Any] = await self._transport.json("GET", path, repeatable=True)
-        return found
+        return await self._transport.json("GET", path, repeatable=True)
 
     async def export(
         self,

@@ -102,8 +102,7 @@ def from_npz(body: bytes) -> Trajectories:
 
 
 def _array(body: bytes) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
-    return array
+    return np.lib.format.read_array(io.BytesIO(body), allow_pickle=False)
 
 
 def lease_from_json(data: Mapping[str, Any]) -> Lease:

@@ -62,8 +62,7 @@ def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any)
         text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
     except (TemplateError, TypeError) as error:
         raise ValueError(f"the tokenizer's chat template refuses the conversation: {error}") from error
-    ids: list[int] = plain.encode(text, add_special_tokens=False).ids
-    return ids
+    return plain.encode(text, add_special_tokens=False).ids
 
 
 def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:

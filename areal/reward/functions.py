@@ -24,8 +24,7 @@ def name_of(function: Any) -> str:
         return function
     if isinstance(function, functools.partial):
         return f"partial of {name_of(function.func)}"
-    name: str = getattr(function, "__qualname__", type(function).__qualname__)
-    return name
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def is_async(function: Any) -> bool:

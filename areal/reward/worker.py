@@ -86,13 +86,11 @@ def _function(target: FunctionTarget) -> Callable[..., Any]:
     if target.file is not None:
         _become_main(target.file)
     if target.copy is not None:
-        copied: Callable[..., Any] = unpack(target.copy)
-        return copied
+        return unpack(target.copy)
     found: Any = sys.modules["__main__"] if target.file is not None else importlib.import_module(target.module)
     for part in target.qualname.split("."):
         found = getattr(found, part)
-    function: Callable[..., Any] = found if target.argument is None else found(target.argument)
-    return function
+    return found if target.argument is None else found(target.argument)
 
 
 @cache

@@ -92,8 +92,7 @@ class PromptBatcher:
         return await pending.choices
 
     async def _complete_one(self, prompt: Sequence[int], options: dict[str, Any]) -> Choices:
-        choices: Choices = (await self._client.complete(prompt, **options))["choices"]
-        return choices
+        return (await self._client.complete(prompt, **options))["choices"]
 
     def _flush(self, key: bytes, options: dict[str, Any]) -> None:
         waiting = [pending for pending in self._waiting.pop(key) if not pending.choices.done()]

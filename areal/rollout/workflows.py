@@ -384,8 +384,7 @@ class WorkflowResolver:
         elif kwargs and (_has(found, "arun_episode") or _has(found, "run")):
             raise UsageFault(f"workflow_kwargs are for a class; {type(found).__name__} is made already")
         if isinstance(found, RolloutWorkflow) or _has(found, "arun_episode"):
-            runs: RolloutWorkflow = found
-            return runs
+            return found
         if _has(found, "run"):
             return AgentEpisodes(found)
         raise UsageFault(

@@ -149,7 +149,7 @@ def _checked(found: Any, path: str) -> Callable[[Sequence[str]], object]:
         raise UsageFault(f"driver {path} cannot be called with one list of arguments: {error}") from error
     except ValueError:  # a builtin without a signature
         pass
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:

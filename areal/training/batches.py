@@ -23,8 +23,7 @@ Batch = dict[str, Tensor]
 
 def lengths(batch: Mapping[str, Tensor]) -> list[int]:
     """The number of tokens of each row."""
-    counts: list[int] = batch["attention_mask"].sum(1).tolist()
-    return counts
+    return batch["attention_mask"].sum(1).tolist()
 
 
 def select(batch: Mapping[str, Tensor], indices: Sequence[int]) -> Batch:

@@ -263,8 +263,7 @@ def _start_service(config: PPOConfig, name: str, engine: str) -> str:
         f"{config.rollout.setup_timeout}s",
     ]
     _areal("inf", "run", name, "-d", *flags, *model, "-y")
-    address: str = json.loads(_areal("get", f"inferenceservice/{name}", "-o", "json"))["status"]["address"]
-    return address
+    return json.loads(_areal("get", f"inferenceservice/{name}", "-o", "json"))["status"]["address"]
 
 
 def _areal(*words: str, absent: bool = False) -> str:

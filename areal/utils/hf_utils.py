@@ -19,5 +19,4 @@ def apply_chat_template(
         how.pop(name, None)
     if tokenize:
         return templated(tokenizer, conversation, **how)
-    text: str = tokenizer.apply_chat_template(list(conversation), tokenize=False, **how)
-    return text
+    return tokenizer.apply_chat_template(list(conversation), tokenize=False, **how)

@@ -304,8 +304,7 @@ def _merged(
         except BadOverride as error:
             refused.append(ConfigFault((), str(error), override=text))
     with_defaults = OmegaConf.create(over(_defaults(cls), tree))
-    resolved: dict[str, Any] = _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
-    return resolved
+    return _given(tree, OmegaConf.to_container(with_defaults, resolve=True))
 
 
 def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str]) -> None:
@@ -331,8 +330,7 @@ def _defaults(cls: type) -> dict[str, Any]:
         defaults = cls()
     except TypeError:  # a driver's own class with required fields
         return {}
-    plain: dict[str, Any] = _plain(dataclasses.asdict(defaults))
-    return plain
+    return _plain(dataclasses.asdict(defaults))
 
 
 def _plain(value: Any) -> Any:

@@ -82,8 +82,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:
         return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
+    return uvloop.new_event_loop
 
 
 async def _within(limit_s: float, work: Coroutine[Any, Any, None], interrupted: asyncio.Event) -> bool:

@@ -45,8 +45,7 @@ class _MultiprocessMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         written = [str(file) for file in self._folder.glob("*.db") if _size(file)]
-        merged: Iterable[Metric] = MultiProcessCollector.merge(written)  # type: ignore[no-untyped-call]
-        return merged
+        return MultiProcessCollector.merge(written)  # type: ignore[no-untyped-call]
 
 
 def _size(file: Path) -> int:

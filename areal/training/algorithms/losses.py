@@ -77,8 +77,7 @@ def _by_chunks(score: Callable[..., Tensor], logits: Tensor, temperatures: Tenso
 def _target_logprobs(logits: Tensor, targets: Tensor, divisors: Tensor | None) -> Tensor:
     if logits.requires_grad and logits.dtype != torch.float32:
         # The float32 copy is recomputed in the backward pass instead of kept for every chunk.
-        kept: Tensor = checkpoint(_cross_entropy, logits, targets, divisors, use_reentrant=False)
-        return kept
+        return checkpoint(_cross_entropy, logits, targets, divisors, use_reentrant=False)
     return _cross_entropy(logits, targets, divisors)
 
 

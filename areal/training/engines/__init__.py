@@ -27,8 +27,7 @@ def open_engine(
     """This rank's engine by ``config.backend``, else ``allocation_mode``, else ``fsdp``. ``total_steps``: optimizer
     steps of the learning rate schedule. Raises UsageFault, NotFound."""
     name = train_backend(config.backend, allocation_mode).engine
-    engine: TrainEngine = TRAIN_ENGINES.make(name, config, ranks, total_steps)
-    return engine
+    return TRAIN_ENGINES.make(name, config, ranks, total_steps)
 
 
 def without_optimizer(path: str, role: str = "actor") -> UsageFault:

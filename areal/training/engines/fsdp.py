@@ -124,11 +124,9 @@ class FSDPEngine:
         """The output of the model's head for every computed token."""
         with self._precision():
             if packed is None:
-                plain: Tensor = self.model(input_ids=batch["input_ids"], use_cache=False).logits
-                return plain
+                return self.model(input_ids=batch["input_ids"], use_cache=False).logits
             inputs = {"input_ids": packed.input_ids, "position_ids": packed.positions, "packed": packed}
-            outputs: Tensor = self.model(**inputs, use_cache=False).logits
-            return outputs
+            return self.model(**inputs, use_cache=False).logits
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> tuple[Batch, PackedRows | None]:
         """The rows ``part`` of the batch, on the rank's device."""
@@ -299,8 +297,7 @@ class FSDPEngine:
 def _gathered(tensor: Tensor) -> Tensor:
     """The full tensor, on every rank."""
     full = getattr(tensor, "full_tensor", None)
-    whole: Tensor = full() if full is not None else tensor
-    return whole
+    return full() if full is not None else tensor
 
 
 def _merged_adapters(model: nn.Module) -> dict[str, Tensor]:

@@ -43,9 +43,7 @@ def token_statistics(
     """``hidden`` [N, H], ``weight`` [V, H] of its dtype, ``ids`` and ``temperatures`` [N] -> log-probabilities and
     entropies, float32 [N]. With ``group``, ``weight`` is this rank's shard of the vocabulary, from token ``first`` on;
     all other inputs, outputs and gradients are the same on its ranks."""
-    found: tuple[Tensor, Tensor]
-    found = _Statistics.apply(hidden, weight, ids, temperatures, first, group)  # type: ignore[no-untyped-call]
-    return found
+    return _Statistics.apply(hidden, weight, ids, temperatures, first, group)  # type: ignore[no-untyped-call]
 
 
 class _Statistics(torch.autograd.Function):

@@ -67,8 +67,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if config.use_lora:
             model = _with_adapters(model, config)
-    prepared: nn.Module = model.to(ranks.device)
-    return prepared
+    return model.to(ranks.device)
 
 
 def set_training(model: nn.Module, config: TrainEngineConfig) -> None:
@@ -141,8 +140,7 @@ def _memory(ranks: Ranks) -> int:
 def base_model(model: nn.Module) -> nn.Module:
     """The Hugging Face model without LoRA adapters."""
     get_base: Any = getattr(model, "get_base_model", None)
-    base: nn.Module = model if get_base is None else get_base()
-    return base
+    return model if get_base is None else get_base()
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
@@ -184,8 +182,7 @@ def packed_attention(
 
     rows: PackedRows | None = about.pop("packed", None)
     if rows is None:
-        plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, **about)
-        return plain
+        return sdpa_attention_forward(module, query, key, value, mask, **about)
     places = rows.places.flatten()
     query, key, value = (
         each[0].index_select(1, places).view(each.shape[1], *rows.places.shape, -1).transpose(0, 1)

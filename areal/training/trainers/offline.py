@@ -36,8 +36,7 @@ class OfflineTrainer(Trainer):
         self.actor = self.add_engine("actor", self.engine_config())
 
     def engine_config(self) -> TrainEngineConfig:
-        config: TrainEngineConfig = self.config.model  # type: ignore[attr-defined]
-        return config
+        return self.config.model  # type: ignore[attr-defined]
 
     @abc.abstractmethod
     def collate(self, rows: Sequence[Any]) -> Batch:

@@ -364,8 +364,7 @@ class PPOTrainer(Trainer):
             rewards = torch.cat([sample_rewards(each.trajectory) for each in rollouts] or [torch.tensor([math.nan])])
             failed = max(0, len(rows) * samples - sum(len(sample_rewards(each.trajectory)) for each in rollouts))
             metrics = {"reward/mean": float(rewards.mean()), "rollouts": float(len(rewards)), "failed": float(failed)}
-        shared: Metrics = self.ranks.broadcast(metrics)
-        return shared
+        return self.ranks.broadcast(metrics)
 
 
 def _update_metrics(updates: Sequence[Update]) -> Metrics:

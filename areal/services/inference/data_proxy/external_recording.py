@@ -136,8 +136,7 @@ def text_samples(
 def recorded_completion(turns: Sequence[RecordedTurn]) -> dict[str, Any]:
     first = turns[0]
     assert isinstance(first, TextTurn)
-    completion: dict[str, Any] = first.extra["completion"]
-    return completion
+    return first.extra["completion"]
 
 
 def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:

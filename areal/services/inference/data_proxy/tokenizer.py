@@ -293,8 +293,7 @@ class TextCodec:
     def _whole(self, text: str, add_special_tokens: bool) -> list[int]:
         # Only the batch method can leave out the offsets.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        return encoding.ids
 
     def _tokens(self, text: str) -> list[Token]:
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
@@ -323,8 +322,7 @@ class TextCodec:
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         if self._byte_level:  # takes a tenth of the tokenizer's time
             return b"".join(map(self._visible if skip_special else self.bytes_of, ids)).decode("utf-8", "replace")
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
-        return text
+        return self._tokenizer.decode(list(ids), skip_special_tokens=skip_special)
 
     def stream(self, *, skip_special: bool = True, shown: Iterable[str] = ()) -> TextStream:
         """Return a new incremental decoder for one choice. ``shown``: the texts of special tokens to keep."""

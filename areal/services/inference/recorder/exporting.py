@@ -283,8 +283,7 @@ def ready_online(
 
 
 def next_due(tables: SessionTables) -> float | None:
-    due: float | None = tables.db.execute("SELECT min(due) FROM trajectories WHERE phase=1").fetchone()[0]
-    return due
+    return tables.db.execute("SELECT min(due) FROM trajectories WHERE phase=1").fetchone()[0]
 
 
 def is_spent(tables: SessionTables) -> bool:

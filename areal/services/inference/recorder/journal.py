@@ -209,8 +209,7 @@ class SessionJournal(Journal):
 
     def count_trajectories(self, phase: TrajectoryPhase) -> int:
         query = "SELECT count(*) FROM trajectories WHERE phase=?"
-        count: int = self._read_inline(lambda tables: tables.db.execute(query, (int(phase),)).fetchone()[0])
-        return count
+        return self._read_inline(lambda tables: tables.db.execute(query, (int(phase),)).fetchone()[0])
 
     def totals(self, session: int) -> tuple[int, float | None]:
         """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""

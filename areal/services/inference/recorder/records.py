@@ -252,8 +252,7 @@ class PackedInteraction:
 
     @property
     def shared(self) -> int:
-        shared: int = self.header["shared"]
-        return shared
+        return self.header["shared"]
 
     def versions(self) -> array[int]:
         versions = array("q")

@@ -85,13 +85,11 @@ class SessionTables:
         return str(SessionName(task, self.tag, number)) if task is not None else None
 
     def session_by_key(self, digest: bytes) -> int | None:
-        number: int | None = self._value("SELECT number FROM sessions WHERE key=?", digest)
-        return number
+        return self._value("SELECT number FROM sessions WHERE key=?", digest)
 
     def key(self, number: int) -> bytes | None:
         """The digest of a session's key."""
-        key: bytes | None = self._value("SELECT key FROM sessions WHERE number=?", number)
-        return key
+        return self._value("SELECT key FROM sessions WHERE number=?", number)
 
     def sessions(self, after: int, limit: int, report: Report = _refuse) -> list[SessionRecord]:
         query = f"SELECT {_SESSION} FROM sessions WHERE number>? ORDER BY number"
@@ -192,14 +190,12 @@ class SessionTables:
 
     def newest(self, low: int, high: int) -> int | None:
         """The row id of the newest interaction in a range; None if the range is empty."""
-        newest: int | None = self._value("SELECT max(id) FROM interactions WHERE id>=? AND id<?", low, high)
-        return newest
+        return self._value("SELECT max(id) FROM interactions WHERE id>=? AND id<?", low, high)
 
     def recorded_at(self, row: int) -> float:
         """When the interaction in ``row`` was recorded, in Unix seconds. Raises CorruptRecord."""
         name, data = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (row,)).fetchone()
-        at: float = unpack(data, f"interaction {name}").header["at"]
-        return at
+        return unpack(data, f"interaction {name}").header["at"]
 
     def answered(self, low: int, high: int, limit: int) -> list[tuple[tuple[int, int, bytes | None], bytes | None]]:
         """The first ``limit`` turns in a range: row id, number of tokens and their digest; and the digest of the
@@ -209,8 +205,7 @@ class SessionTables:
         return [((found, total, tokens), after) for found, total, tokens, after in rows]
 
     def count(self, low: int, high: int) -> int:
-        count: int = self._value("SELECT count(*) FROM interactions WHERE id>=? AND id<?", low, high)
-        return count
+        return self._value("SELECT count(*) FROM interactions WHERE id>=? AND id<?", low, high)
 
     def totals(self, session: int) -> tuple[int, float | None]:
         """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
@@ -222,13 +217,11 @@ class SessionTables:
         """The size of the session's recorded interactions in bytes."""
         each = "length(data) + coalesce(length(tokens), 0)"
         query = f"SELECT coalesce(sum({each}), 0) FROM interactions WHERE id>=? AND id<?"
-        size: int = self._value(query, *session_rows(session))
-        return size
+        return self._value(query, *session_rows(session))
 
     def find(self, session: int, interaction_id: str) -> int | None:
         query = "SELECT id FROM interactions WHERE id>=? AND id<? AND name=? ORDER BY id DESC LIMIT 1"
-        row: int | None = self._value(query, *session_rows(session), interaction_id)
-        return row
+        return self._value(query, *session_rows(session), interaction_id)
 
     def find_call(self, session: int, digest: bytes, idempotency: bytes | None) -> tuple[int, bytes] | None:
         """Row id and body digest of a call's newest interaction, found by Idempotency-Key or else by body."""
@@ -237,8 +230,7 @@ class SessionTables:
         else:
             of_call, values = "id>=? AND id<? AND call=?", [*session_rows(session), digest]
         query = f"SELECT id, call FROM interactions WHERE {of_call} ORDER BY id DESC LIMIT 1"
-        row: tuple[int, bytes] | None = self.db.execute(query, values).fetchone()
-        return row
+        return self.db.execute(query, values).fetchone()
 
     def find_attempt(self, session: int, digest: bytes, call_id: str | None) -> int | None:
         """The row id of a call's newest interaction, found by body and the relay's call id. Raises CorruptRecord."""

@@ -177,8 +177,7 @@ class MegatronEngine:
         if self.part.tensor == 1:
             return hidden
         group = self.groups.tp  # the head's gradients are the same on all of its ranks
-        whole: Tensor = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
-        return whole
+        return gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False, group=group)
 
     @torch.no_grad()
     def forward(self, batch: Mapping[str, Tensor], of: Callable[[TokenOutputs, Batch], Tensor]) -> Tensor:

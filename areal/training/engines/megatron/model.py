@@ -285,7 +285,6 @@ def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> C
     def read(name: str) -> Tensor:
         if name not in places:
             raise NotFound(f"the weights in {path} lack {name}")
-        found: Tensor = places[name].get_tensor(name)
-        return found
+        return places[name].get_tensor(name)
 
     return read

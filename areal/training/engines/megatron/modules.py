@@ -33,8 +33,7 @@ class Decoder(GPTModel):  # type: ignore[misc]
     @property
     def head(self) -> Tensor:
         """This rank's rows of the head's weight, on the last stage."""
-        weight: Tensor = self.shared_embedding_or_output_weight() if self.tied else self.output_layer.weight
-        return weight
+        return self.shared_embedding_or_output_weight() if self.tied else self.output_layer.weight
 
     @property
     def tied(self) -> bool:
@@ -100,8 +99,7 @@ def whole_rows(mine: Tensor, order: Tensor, group: Any, *, shared: bool) -> Tens
     same from it; otherwise the gradients of all ranks are added."""
     mine = mine.contiguous()
     every = gather_from_sequence_parallel_region(mine, tensor_parallel_output_grad=not shared, group=group)
-    whole: Tensor = every.index_select(0, order.flatten().argsort())
-    return whole
+    return every.index_select(0, order.flatten().argsort())
 
 
 # -- outputs
@@ -133,8 +131,7 @@ class Vocabulary:
         sizes = torch.tensor([local.shape[-1]], device=local.device)
         widest = int(gather_from_sequence_parallel_region(sizes, group=group).amax())
         padded = nn.functional.pad(local, (0, widest - local.shape[-1]))
-        every: Tensor = gather_from_tensor_model_parallel_region(padded, group=group)
-        return every
+        return gather_from_tensor_model_parallel_region(padded, group=group)
 
 
 def token_outputs(

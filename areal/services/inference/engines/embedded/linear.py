@@ -109,7 +109,7 @@ class Matrix:
         held = self._held
         if rows.shape[0] >= self._onednn_from:
             weight = held.plain if held.blocked is None else held.blocked
-            return _ops._linear_pointwise(rows, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+            return _ops._linear_pointwise(rows, weight, bias, "none", [], "")
         assert held.plain is not None
         return F.linear(rows, held.plain, bias)
 
@@ -118,7 +118,7 @@ class Matrix:
         held = self._held
         if rows.shape[0] >= self._onednn_from:
             weight = held.plain if held.blocked is None else held.blocked
-            return _ops._linear_pointwise.binary(rows, residual, weight, bias, "add")  # type: ignore[no-any-return]
+            return _ops._linear_pointwise.binary(rows, residual, weight, bias, "add")
         assert held.plain is not None
         residual = residual.addmm_(rows, held.plain.t())
         return residual if bias is None else residual.add_(bias)
@@ -159,8 +159,7 @@ def keeps_order(dtype: torch.dtype) -> bool:
 
 
 def _block(weight: Tensor) -> Tensor:
-    blocked: Tensor = _ops._reorder_linear_weight(weight, 1)
-    return blocked
+    return _ops._reorder_linear_weight(weight, 1)
 
 
 # -- LoRA adapters

@@ -112,8 +112,7 @@ class TransformersRunner:
         options[self._cache_name] = self._caches[row]
         output = self._model(input_ids=tokens, use_cache=True, **options)
         self._caches[row] = output[self._cache_name]
-        logits: Tensor = output.logits[0, -1, : self.vocab_size].float()
-        return logits
+        return output.logits[0, -1, : self.vocab_size].float()
 
     def _check(self) -> None:
         """Compare decoding with the cache with a plain forward pass. Raises ArealError naming the architecture."""

@@ -158,9 +158,7 @@ class Worker:
 
     @property
     def _areal_weights(self) -> _WeightState:
-        held: Any = self.__dict__.setdefault("_areal_weight_state", _WeightState())
-        state: _WeightState = held
-        return state
+        return self.__dict__.setdefault("_areal_weight_state", _WeightState())
 
 
 class _WeightState:
