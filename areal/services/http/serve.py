@@ -18,15 +18,25 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 from areal.errors import ArealError
 from areal.resources.addresses import base_url
 from areal.services.http.auth import refuse_open_bind
-from areal.services.http.process import ServeOptions, bind, collect_rarely, drain_limit_s
+from areal.services.http.process import (
+    ServeOptions,
+    bind,
+    collect_rarely,
+    drain_limit_s,
+    exit_on_failure,
+    read_config,
+    serve_options,
+)
 from areal.services.http.server import HttpServer
 from areal.services.http.service import Service
+from areal.wire.processes import ServeConfig
 
+C = TypeVar("C", bound=ServeConfig)
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +71,23 @@ def run_service(build: Callable[[], AbstractAsyncContextManager[Service]], optio
             await serve(service, options)
 
     run_loop(main, options.log_level)
+
+
+def serve_main(
+    cls: type[C],
+    prog: str,
+    build: Callable[[C, ServeOptions], AbstractAsyncContextManager[Service]],
+    *,
+    reuse_port: bool = False,
+) -> int:
+    """The main function of a service process whose configuration is a ``cls``. Returns the exit status."""
+
+    def main() -> None:
+        config = read_config(cls, prog)
+        options = serve_options(config, reuse_port=reuse_port)
+        run_service(lambda: build(config, options), options)
+
+    return exit_on_failure(main)
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, None]], log_level: str) -> None:
