@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
 from areal.client.errors import ClientError, ConnectionLost, DeadlineExceeded
 from areal.client.inference import Rewarded, Style, rewarded_from_json
 from areal.client.trajectories import Trajectories, from_json
-from areal.client.transport import AddressLookup, HttpCall, RetryPolicy, Transport, events
+from areal.client.transport import AsyncClient, HttpCall, events
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.fields import write_fields
 
@@ -118,38 +118,8 @@ class AsyncAgentSession:
         return await self.client.transport.json(method, path, body, timeout_s=timeout_s, repeatable=True)
 
 
-class AsyncAgentClient:
+class AsyncAgentClient(AsyncClient):
     """``base_url`` is the agent gateway's address, without ``/v1``. Use it as ``async with``, or close it."""
-
-    def __init__(
-        self,
-        base_url: str,
-        api_key: str | None = None,
-        *,
-        timeout_s: float = 600.0,
-        retry: RetryPolicy | None = None,
-        connections: int = 1024,
-        lookup: AddressLookup | None = None,
-    ) -> None:
-        """``lookup`` returns the service's current address. It is called when a connection is refused."""
-        self.timeout_s = timeout_s
-        self.transport = Transport(
-            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup
-        )
-
-    @property
-    def base_url(self) -> str:
-        """The service's address, as far as it is known now."""
-        return self.transport.base_url
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self.transport.close()
 
     async def start_session(
         self,

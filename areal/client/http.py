@@ -12,7 +12,7 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
@@ -92,12 +92,34 @@ class ChatDelta:
 
 
 @dataclass
-class ChatClient:
-    """Client of a gateway at ``base_url``, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
+class _GatewayClient:
+    """``base_url``: of a gateway, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
     timeout_s: float = 600.0
+    _namespace: ClassVar[str]  # of the commands that hints name: ``areal NAMESPACE``
+
+    @contextlib.contextmanager
+    def _request(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+        """A response with status 200. Raises ArealError for every failure of the call or of its reading."""
+        base_url = self.base_url
+        try:
+            with _answer(base_url, self.api_key, self.timeout_s, method, path, body) as response:
+                if response.status != 200:
+                    raise _refusal(response, base_url, self._namespace)
+                yield response
+        except TimeoutError as error:
+            raise TimedOut(f"{base_url} was silent for {self.timeout_s:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            what = str(error) or type(error).__name__
+            raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {self._namespace} status") from error
+
+
+class ChatClient(_GatewayClient):
+    """Client of a gateway of an inference service."""
+
+    _namespace = "inf"
 
     def models(self) -> list[str]:
         """Names of the models that the gateway serves."""
@@ -124,30 +146,6 @@ class ChatClient:
         choice = data["choices"][0]
         text = choice["message"].get("content") or ""
         return ChatDelta(text, _logprobs(choice), choice.get("finish_reason"), data.get("usage"))
-
-    def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> _Answers:
-        return _checked_answer(self.base_url, self.api_key, self.timeout_s, method, path, body, "inf")
-
-
-_Answers = contextlib.AbstractContextManager[http.client.HTTPResponse]
-
-
-@contextlib.contextmanager
-def _checked_answer(
-    base_url: str, key: str | None, timeout_s: float, method: str, path: str, body: Any, namespace: str
-) -> Iterator[http.client.HTTPResponse]:
-    """A response with status 200. Raises ArealError for every failure of the call or of its reading, with a hint to a
-    command of ``areal {namespace}``."""
-    try:
-        with _answer(base_url, key, timeout_s, method, path, body) as response:
-            if response.status != 200:
-                raise _refusal(response, base_url, namespace)
-            yield response
-    except TimeoutError as error:
-        raise TimedOut(f"{base_url} was silent for {timeout_s:g} s") from error
-    except (OSError, http.client.HTTPException) as error:
-        what = str(error) or type(error).__name__
-        raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {namespace} status") from error
 
 
 def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,21 +219,17 @@ class TurnDelta:
     result: str | None = None
 
 
-@dataclass
-class TurnClient:
-    """Client of an agent gateway at ``base_url``, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
+class TurnClient(_GatewayClient):
+    """Client of an agent gateway."""
 
-    base_url: str
-    api_key: str | None = field(default=None, repr=False)
-    timeout_s: float = 600.0
+    _namespace = "agent"
 
     @contextlib.contextmanager
     def stream(self, message: str, session: str) -> Iterator[Iterator[TurnDelta]]:
         """Stream a turn, event by event. Leaving the context cancels the turn. Raises TimedOut, and ArealError for any
         other failure, including a failed turn."""
         body = {"input": message, "user": session, "stream": True}
-        path = "/v1/responses"
-        with _checked_answer(self.base_url, self.api_key, self.timeout_s, "POST", path, body, "agent") as response:
+        with self._request("POST", "/v1/responses", body) as response:
             yield (delta for data in _events(response) if (delta := _turn_delta(data)) is not None)
 
 

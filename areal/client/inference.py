@@ -13,13 +13,13 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded, ServiceError, UnknownName
 from areal.client.trajectories import Lease, Trajectories, from_json, from_npz, lease_from_json
-from areal.client.transport import AddressLookup, HttpCall, RetryPolicy, Transport, events
+from areal.client.transport import AddressLookup, AsyncClient, HttpCall, RetryPolicy, Transport, events
 from areal.errors import did_you_mean
 from areal.wire.bodies import EndSession, ExportTrajectories, RegisterTarget, SetReward, StartSession
 from areal.wire.fields import write_fields
@@ -170,7 +170,7 @@ _PROBE_S = 5.0
 _SETTLED_S = 3.0  # a missing model is reported as unknown after so long without changes
 
 
-class AsyncInferenceClient:
+class AsyncInferenceClient(AsyncClient):
     """``base_url`` is a gateway's (or a data proxy's) address, without ``/v1``. ``model``: the one for calls that name
     none. Use it as ``async with``, or close it."""
 
@@ -186,40 +186,23 @@ class AsyncInferenceClient:
         lookup: AddressLookup | None = None,
     ) -> None:
         """``lookup`` returns the service's current address. It is called when a connection is refused."""
+        super().__init__(base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup)
         self.model = model
-        self.timeout_s = timeout_s
         self._skipped: set[tuple[str, int]] = set()
-        self._transport = Transport(
-            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup
-        )
-        self.workers = AsyncWorkers(self._transport)
-
-    @property
-    def base_url(self) -> str:
-        """The service's address, as far as it is known now."""
-        return self._transport.base_url
+        self.workers = AsyncWorkers(self.transport)
 
     async def current_address(self) -> str:
         """The service's address after a call to it: the new one where it has moved and answers there."""
         with contextlib.suppress(ClientError):
-            await self._transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)
+            await self.transport.json("GET", "/health", timeout_s=_PROBE_S, repeatable=True)
         return self.base_url
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        await self._transport.close()
 
     async def models(self) -> list[str]:
         return [entry["id"] for entry in await self.model_entries()]
 
     async def model_entries(self) -> list[dict[str, Any]]:
         """Served models, with ``max_model_len`` where the gateway knows it."""
-        return list((await self._transport.json("GET", "/v1/models", repeatable=True))["data"])
+        return list((await self.transport.json("GET", "/v1/models", repeatable=True))["data"])
 
     async def wait_ready(self, timeout_s: float = 300.0) -> None:
         """Wait until the service answers, serves some model, and ``model`` where this client has one. Raises
@@ -248,7 +231,7 @@ class AsyncInferenceClient:
 
     async def _missing(self) -> str | None:
         try:
-            answer = await self._transport.json("GET", "/v1/models", timeout_s=_PROBE_S)
+            answer = await self.transport.json("GET", "/v1/models", timeout_s=_PROBE_S)
         except CallerError:
             raise
         except ClientError as error:
@@ -264,7 +247,7 @@ class AsyncInferenceClient:
         """Whether the gateway has the complete routing table and all workers are ready, so that a missing model is not
         about to appear. False if that is unknown, and if there is no worker."""
         try:
-            health = await self._transport.json("GET", "/health", timeout_s=_PROBE_S)
+            health = await self.transport.json("GET", "/health", timeout_s=_PROBE_S)
             workers = await self.workers.list()
         except ClientError:
             return False
@@ -307,7 +290,7 @@ class AsyncInferenceClient:
         self, path: str, body: Any, key: str | None, idempotency_key: str | None, timeout_s: float | None
     ) -> dict[str, Any]:
         headers = {"Idempotency-Key": idempotency_key or uuid4().hex}
-        return await self._transport.json(
+        return await self.transport.json(
             "POST", path, body, key=key, headers=headers, timeout_s=timeout_s, repeatable=True
         )
 
@@ -325,7 +308,7 @@ class AsyncInferenceClient:
         body = self._body(model, {"messages": list(messages), **fields, "stream": True})
         call = HttpCall("POST", CHAT, body, key, {"Idempotency-Key": uuid4().hex}, timeout_s)
         silence_s = self.timeout_s if timeout_s is None else timeout_s
-        async with self._transport.stream(call) as response:
+        async with self.transport.stream(call) as response:
             yield events(response, f"POST {self.base_url}{CHAT}", silence_s)
 
     def _body(self, model: str | None, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -346,7 +329,7 @@ class AsyncInferenceClient:
         for any. Not repeated when its answer is lost: sessions nobody knows of expire."""
         model = model or self.model
         body = StartSession(task_id=task_id, group_size=group_size, api_key=api_key, model=model, online=online)
-        answer = await self._transport.json("POST", "/rl/start_session", write_fields(body))
+        answer = await self.transport.json("POST", "/rl/start_session", write_fields(body))
         group_id = answer["group_id"]
         sessions = (
             AsyncSession(self, each["session_id"], each["session_api_key"], group_id) for each in answer["sessions"]
@@ -368,23 +351,23 @@ class AsyncInferenceClient:
         """Reward an interaction, with a session's ``key``, or the admin key for ``session_id`` (without: the human in
         the loop's). Setting the same reward again is answered; another one on a sealed trajectory is StateConflict."""
         body = SetReward(reward=reward, interaction_id=interaction_id, session_id=session_id, model=model)
-        answer = await self._transport.json("POST", "/rl/set_reward", write_fields(body), key=key, repeatable=True)
+        answer = await self.transport.json("POST", "/rl/set_reward", write_fields(body), key=key, repeatable=True)
         return rewarded_from_json(answer)
 
     async def end_session(self, *, key: str | None = None, session_id: str | None = None) -> list[int]:
         body = write_fields(EndSession(session_id=session_id))
-        answer = await self._transport.json("POST", "/rl/end_session", body, key=key, repeatable=True)
+        answer = await self.transport.json("POST", "/rl/end_session", body, key=key, repeatable=True)
         return list(answer["ready_trajectory_ids"])
 
     async def sessions(self, page: int = 1000) -> AsyncIterator[dict[str, Any]]:
         """Every session, in the order in which they were started."""
-        async for session in self._transport.sessions("/rl/sessions", page):
+        async for session in self.transport.sessions("/rl/sessions", page):
             yield session
 
     async def session(self, session_id: str) -> dict[str, Any]:
         """A session with its trajectories and their interactions."""
         path = f"/rl/sessions/{quote(session_id, safe='')}"
-        return await self._transport.json("GET", path, repeatable=True)
+        return await self.transport.json("GET", path, repeatable=True)
 
     async def export(
         self,
@@ -414,13 +397,13 @@ class AsyncInferenceClient:
         )
         body = write_fields(export)
         call = HttpCall("POST", "/export_trajectories", body, timeout_s=timeout_s, repeatable=True)
-        answer = await self._transport.call(call)
+        answer = await self.transport.call(call)
         return from_npz(answer.body) if format == "npz" else from_json(answer.json())
 
     async def acknowledge(self, export: Trajectories | str) -> None:
         """The export is safe with its caller: its data may go."""
         export_id = export if isinstance(export, str) else export.export_id
-        await self._transport.call(
+        await self.transport.call(
             HttpCall("POST", "/export_trajectories/ack", {"export_id": export_id}, repeatable=True)
         )
 
@@ -440,7 +423,7 @@ class AsyncInferenceClient:
         path = f"/trajectories?wait={wait_s:g}&limit={limit}" + (f"&kind={kind}" if kind else "")
         path += f"&discount={discount!r}" if discount != 1.0 else ""
         path += f"&style={style}" if style != "individual" else ""
-        answer = await self._transport.json("GET", path, timeout_s=wait_s + self.timeout_s)
+        answer = await self.transport.json("GET", path, timeout_s=wait_s + self.timeout_s)
         for skipped in answer.get("skipped") or ():
             place = skipped["session_id"], skipped["trajectory_id"]
             if place not in self._skipped:
@@ -451,9 +434,9 @@ class AsyncInferenceClient:
     async def register_scrape_target(self, target: str, labels: Mapping[str, str], ttl_s: float) -> None:
         """``target`` (host:port) is in the service's list for Prometheus, ``GET /http_sd``, for so long."""
         body = write_fields(RegisterTarget(target=target, labels=dict(labels), ttl_seconds=ttl_s))
-        await self._transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
+        await self.transport.call(HttpCall("POST", "/http_sd", body, repeatable=True))
 
     async def acknowledge_leases(self, leases: Sequence[Lease | str]) -> None:
         """The trajectories (or those of these lease ids) are safe with the caller: the service deletes them."""
         body = {"lease_ids": [lease if isinstance(lease, str) else lease.lease_id for lease in leases]}
-        await self._transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))
+        await self.transport.call(HttpCall("POST", "/trajectories/ack", body, repeatable=True))

@@ -21,7 +21,7 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import aiohttp
@@ -246,6 +246,40 @@ class Transport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+
+class AsyncClient:
+    """Base of the asyncio clients, each of one service."""
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        *,
+        timeout_s: float = 600.0,
+        retry: RetryPolicy | None = None,
+        connections: int = 1024,
+        lookup: AddressLookup | None = None,
+    ) -> None:
+        """``lookup`` returns the service's current address. It is called when a connection is refused."""
+        self.timeout_s = timeout_s
+        self.transport = Transport(
+            base_url, api_key, timeout_s=timeout_s, retry=retry, connections=connections, lookup=lookup
+        )
+
+    @property
+    def base_url(self) -> str:
+        """The service's address, as far as it is known now."""
+        return self.transport.base_url
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self.transport.close()
 
 
 @contextlib.contextmanager
