@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -276,22 +277,9 @@ def error_response(error: ApiError, form: ErrorFormat, request_id: str) -> Respo
     return Response(error.status, body, content_type="application/json", headers=headers)
 
 
-class _DateHeader:
-    """The Date header's line, formatted once a second."""
-
-    def __init__(self) -> None:
-        self._second = -1
-        self._line = ""
-
-    def line(self) -> str:
-        now = int(time.time())
-        if now != self._second:
-            self._second = now
-            self._line = f"Date: {formatdate(now, usegmt=True)}\r\n"
-        return self._line
-
-
-_date = _DateHeader()
+@lru_cache(maxsize=1)
+def _date_line(second: int) -> str:
+    return f"Date: {formatdate(second, usegmt=True)}\r\n"
 
 
 def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
@@ -301,7 +289,7 @@ def encode_head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header has a line break")
     first = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    return f"{first}{lines}{_date.line()}{framing}\r\n".encode("utf-8", "surrogateescape")
+    return f"{first}{lines}{_date_line(int(time.time()))}{framing}\r\n".encode("utf-8", "surrogateescape")
 
 
 def has_body(method: str, status: int) -> bool:
@@ -316,14 +304,14 @@ def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) 
 DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
-def decode_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in ``body``, in UTF-8. Raises 400."""
+def decode_object(body: bytes | str, what: str = "the request body") -> dict[str, Any]:
+    """The JSON object in ``body``, in UTF-8. Raises 400 naming ``what`` it is."""
     try:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the request body is not valid JSON: {error}", code="invalid_json") from error
+        raise ApiError(400, f"{what} is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
-        raise ApiError(400, "the request body must be a JSON object", code="invalid_json")
+        raise ApiError(400, f"{what} must be a JSON object", code="invalid_json")
     return data
 
 

@@ -30,7 +30,7 @@ from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, 
 from areal.services.http.auth import Access, Authenticator
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.headers import unique_id
-from areal.services.http.messages import Request, Response, body_as
+from areal.services.http.messages import Request, Response, body_as, decode_object
 from areal.services.http.service import Service
 from areal.services.http.websocket import GOING_AWAY, WebSocket, accept
 from areal.services.inference.gateway.routing import LiveTable
@@ -133,7 +133,7 @@ class _SocketTurns:
         frame_id: Any = None
         request_id = unique_id("req_")
         try:
-            frame = _read_frame(text)
+            frame = decode_object(text, "the frame")
             frame_id, method, params = frame.get("id"), frame.get("method"), frame.get("params") or {}
             if frame.get("type") != "req":
                 raise bad_request("type must be req", param="type")
@@ -213,17 +213,6 @@ class _SocketTurns:
 
     async def _send(self, frame: Mapping[str, Any]) -> None:
         await self._socket.send(orjson.dumps(frame).decode())
-
-
-def _read_frame(text: str) -> dict[str, Any]:
-    """The frame as a dict. Raises 400."""
-    try:
-        frame = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise bad_request(f"the frame is not valid JSON: {error}", code="invalid_json") from error
-    if not isinstance(frame, dict):
-        raise bad_request("the frame must be a JSON object", code="invalid_json")
-    return frame
 
 
 def _params(cls: type[Any], params: object) -> Any:

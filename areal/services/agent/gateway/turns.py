@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from prometheus_client import Counter, Histogram
 
 from areal.services.agent.gateway.sessions import AgentSessions, path_of, refusal
 from areal.services.http import headers as names
@@ -44,31 +43,17 @@ def new_run_id() -> str:
     return unique_id("run-")
 
 
-def failure_of(event: Event) -> ApiError:
-    """The API error of a ``failed`` event."""
-    status, code, headers = _FAILURES[event["failure"]]
-    return ApiError(status, event["error"], code=code, headers=headers)
-
-
 class TurnMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._turns = metrics.counter("areal_agent_turns_total", "Turns, by how they ended.", ("outcome",))
         self._seconds = metrics.histogram("areal_agent_turn_seconds", "From a turn's request to its end.", labels=())
-        self._first = metrics.histogram(
+        self.first = metrics.histogram(
             "areal_agent_first_event_seconds", "From a streamed turn's request to what the agent says first.", labels=()
         )
         self.running = metrics.gauge("areal_agent_turns_running", "Turns that run now.")
-        self._by_outcome: dict[str, Counter] = {}
-
-    @property
-    def first(self) -> Histogram:
-        return self._first
 
     def ended(self, outcome: str, seconds: float) -> None:
-        counter = self._by_outcome.get(outcome)
-        if counter is None:
-            counter = self._by_outcome[outcome] = self._turns.labels(outcome)
-        counter.inc()
+        self._turns.labels(outcome).inc()
         self._seconds.observe(seconds)
 
 
@@ -120,7 +105,8 @@ class TurnDispatcher:
             self._metrics.running.dec()
             self._metrics.ended(outcome, time.perf_counter() - call.started)
         if outcome != "complete":
-            raise failure_of(last)
+            status, code, headers = _FAILURES[outcome]
+            raise ApiError(status, last["error"], code=code, headers=headers)
         return last
 
     async def _until_begun(self, call: TurnCall, sink: Sink) -> Event:
