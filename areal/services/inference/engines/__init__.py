@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from areal.services.http.client import HttpClient
     from areal.services.inference.engines.base import TokenEngine
 
-TOKEN_ENGINES = ("embedded", "vllm", "sglang")
-
 
 def open_engine(kind: str, http: HttpClient, url: str, headers: dict[str, str]) -> TokenEngine:
     """The client of one engine process. Raises ValueError for an unknown kind."""

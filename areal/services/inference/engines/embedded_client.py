@@ -23,9 +23,8 @@ from areal.services.inference.engines.transport import (
     GenerateRequest,
     JsonLines,
     JsonWhole,
-    int_field,
     sampling_fields,
-    text_field,
+    typed,
     weight_source,
 )
 
@@ -77,15 +76,14 @@ class EmbeddedClient(EngineClient):
             return EngineState(not_ready="the engine's memory is released")
         self.capabilities.response_format = data.get("structured") is True
         self.capabilities.no_response_format = str(data.get("no_grammars") or "")
-        paused = data.get("paused")
         return EngineState(
             not_ready=None,
             adapters=tuple(data.get("adapters") or ()),
-            version=int_field(data, "version"),
-            max_model_len=int_field(data, "max_model_len"),
-            root=text_field(data, "model_path"),
-            paused=paused if isinstance(paused, bool) else None,
-            generated=int_field(data, "generated"),
+            version=typed(data, "version", int),
+            max_model_len=typed(data, "max_model_len", int),
+            root=typed(data, "model_path", str),
+            paused=typed(data, "paused", bool),
+            generated=typed(data, "generated", int),
         )
 
     async def pause(self) -> None:
@@ -98,7 +96,7 @@ class EmbeddedClient(EngineClient):
         await self._command("/set_version", {"version": version}, if_missing="this engine keeps no version")
 
     async def version(self) -> int | None:
-        return int_field(await self._read("/get_version"), "version")
+        return typed(await self._read("/get_version"), "version", int)
 
     async def load_weights(self, folder: str, version: int) -> None:
         body = {"path": folder, "version": version}

@@ -54,7 +54,7 @@ from areal.services.inference.engines.transport import (
     check_event,
     key_refused,
     sampling_fields,
-    text_field,
+    typed,
     weight_version,
 )
 
@@ -122,7 +122,7 @@ class SglangClient(EngineClient):
             not_ready=None,
             version=weight_version(model.get("weight_version")),
             max_model_len=length if isinstance(length, int) else None,
-            root=text_field(model, "model_path"),
+            root=typed(model, "model_path", str),
             adapters=await self._adapters(),
         )
 

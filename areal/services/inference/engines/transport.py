@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 import orjson
@@ -33,17 +33,15 @@ from areal.services.inference.engines.base import (
     logprobs_problem,
 )
 
+T = TypeVar("T")
+
 # -- fields of requests and answers
 
 
-def int_field(data: Mapping[str, Any], name: str) -> int | None:
+def typed(data: Mapping[str, Any], name: str, kind: type[T]) -> T | None:
+    """The value under ``name``; None if it is of another type."""
     value = data.get(name)
-    return value if isinstance(value, int) else None
-
-
-def text_field(data: Mapping[str, Any], name: str) -> str | None:
-    value = data.get(name)
-    return value if isinstance(value, str) else None
+    return value if isinstance(value, kind) else None
 
 
 def weight_version(text: object) -> int | None:

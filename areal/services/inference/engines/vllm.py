@@ -54,10 +54,9 @@ from areal.services.inference.engines.transport import (
     JsonEvents,
     adapters_of,
     check_event,
-    int_field,
     key_refused,
     sampling_fields,
-    text_field,
+    typed,
     weight_source,
     weight_version,
 )
@@ -165,15 +164,15 @@ class VllmClient(EngineClient):
             _, about = await self._get("/weight_info")
             self._version = weight_version(about.get("weight_version"))
         _, pausing = await self._get("/is_paused")
-        paused = pausing.get("is_paused")
+        paused = typed(pausing, "is_paused", bool)
         if paused is not True and (problem := await self._logprobs_problem(_PROCESSED, "vLLM")) is not None:
             return EngineState(not_ready=problem)
         return EngineState(
             not_ready=None,
             version=self._version,
-            max_model_len=int_field(served, "max_model_len"),
-            root=text_field(served, "root"),
-            paused=paused if isinstance(paused, bool) else None,
+            max_model_len=typed(served, "max_model_len", int),
+            root=typed(served, "root", str),
+            paused=paused,
             adapters=adapters_of(listed),
         )
 

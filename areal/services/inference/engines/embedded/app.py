@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -166,7 +166,7 @@ class EngineRoutes:
         prompt = read_prompt(body.get("input_ids"), loaded)
         sampling = read_sampling({"top_logprobs": body.get("top_logprobs")}, loaded.engine.vocab_size)
         adapter = read_adapter(body.get("adapter"), loaded)
-        logprobs, tops = await _result_of(loaded.engine.score(prompt, sampling.top_logprobs, adapter))
+        logprobs, tops = await asyncio.wrap_future(loaded.engine.score(prompt, sampling.top_logprobs, adapter))
         self._tokens.labels("prompt").inc(len(prompt))
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
@@ -174,14 +174,14 @@ class EngineRoutes:
         """Idempotent: a request that ended or is unknown is not an error."""
         stream = self._requests.get(str(body.get("request_id")))
         if stream is not None:
-            await _result_of(loaded.engine.abort(stream.sequences))
+            await asyncio.wrap_future(loaded.engine.abort(stream.sequences))
         return {"aborted": stream is not None}
 
     async def _pause(self, loaded: LoadedModel) -> Body:
         """Return when all tokens of these weights are written. A caller that leaves meanwhile undoes the pause."""
         was_paused = loaded.engine.paused
         try:
-            await _result_of(loaded.engine.pause())
+            await asyncio.wrap_future(loaded.engine.pause())
             await self._streams.settle(_SETTLE_S)
         except asyncio.CancelledError:
             if not was_paused:
@@ -190,18 +190,18 @@ class EngineRoutes:
         return {"status": "ok", "paused": True, "version": loaded.engine.version}
 
     async def _resume(self, loaded: LoadedModel) -> Body:
-        await _result_of(loaded.engine.resume())
+        await asyncio.wrap_future(loaded.engine.resume())
         return {"status": "ok", "paused": False, "version": loaded.engine.version}
 
     async def _set_version(self, loaded: LoadedModel, body: Body) -> Body:
-        await _result_of(loaded.engine.set_version(_version(body)))
+        await asyncio.wrap_future(loaded.engine.set_version(_version(body)))
         return {"status": "ok", "version": loaded.engine.version}
 
     async def _get_version(self, loaded: LoadedModel) -> Body:
         return {"version": loaded.engine.version}
 
     async def _stats(self, loaded: LoadedModel) -> Body:
-        stats = await _result_of(loaded.engine.stats())
+        stats = await asyncio.wrap_future(loaded.engine.stats())
         body = dataclasses.asdict(stats)
         return {"model": loaded.description, **body.pop("counters"), **body}
 
@@ -300,14 +300,14 @@ class EngineRoutes:
     async def _release_memory(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
             try:
-                await _result_of(loaded.engine.release_memory())
+                await asyncio.wrap_future(loaded.engine.release_memory())
             except ArealError as error:
                 raise ApiError(507, f"the memory was not released: {error}", code="no_room") from error
         return {"status": "ok", "memory_released": True}
 
     async def _restore_memory(self, loaded: LoadedModel) -> Body:
         async with self._swapping:
-            await _result_of(loaded.engine.restore_memory())
+            await asyncio.wrap_future(loaded.engine.restore_memory())
         return {"status": "ok", "memory_released": False}
 
     def _model(self) -> LoadedModel:
@@ -340,10 +340,6 @@ def _version(body: Body) -> int:
     if type(value) is not int or value < 0:
         raise bad_request(f"version must be a whole number from 0, not {value!r}", param="version")
     return value
-
-
-async def _result_of(future: Future[T]) -> T:
-    return await asyncio.wrap_future(future)
 
 
 # -- weight groups

@@ -156,7 +156,10 @@ class Engine:
         on_failure: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
         self.limits = limits
+        self.vocab_size, self.device = runner.vocab_size, runner.device
         self.version = 0
+        self.paused = False
+        self.memory_released = False
         self.counters = Counters()
         self._runner = runner
         self._scheduler = BatchScheduler(
@@ -164,8 +167,6 @@ class Engine:
         )
         self._on_progress, self._on_failure = on_progress, on_failure
         self._commands = CommandQueue()
-        self._paused = False
-        self._released = False
         self._closing = False
         self._broken: Exception | None = None
         self._staged: tuple[int, Callable[[], object]] | None = None  # version, and its installation
@@ -176,22 +177,6 @@ class Engine:
         self._spans: tuple[Span, ...] = ()  # of the batch when it was bound
         self._grown = 0  # positions since then
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-
-    @property
-    def vocab_size(self) -> int:
-        return self._runner.vocab_size
-
-    @property
-    def device(self) -> torch.device:
-        return self._runner.device
-
-    @property
-    def paused(self) -> bool:
-        return self._paused
-
-    @property
-    def memory_released(self) -> bool:
-        return self._released
 
     @property
     def load(self) -> tuple[int, int]:
@@ -241,11 +226,11 @@ class Engine:
     @_between_steps
     def pause(self) -> None:
         """Once done, no step runs until ``resume``."""
-        self._paused = True
+        self.paused = True
 
     @_between_steps
     def resume(self) -> None:
-        self._paused = False
+        self.paused = False
 
     @_between_steps
     def set_version(self, version: int) -> None:
@@ -279,7 +264,7 @@ class Engine:
 
     @_between_steps
     def _install(self, install: Callable[[], object], version: int | None) -> object:
-        if self._released:
+        if self.memory_released:
             raise Conflict("the engine's memory is released: resume it before weights are loaded")
         try:
             replaced = install()
@@ -303,7 +288,7 @@ class Engine:
     def score(self, prompt: list[int], top: int, adapter: Adapter | None = None) -> Scores:
         """The log-probability of each token of ``prompt`` but the first, and the ``top`` likeliest tokens there. Raises
         Conflict while the memory is released."""
-        if self._released:
+        if self.memory_released:
             raise Conflict("the engine's memory is released")
         logprobs: list[float] = []
         tops: list[TopLogprobs] = []
@@ -327,22 +312,22 @@ class Engine:
 
         Raises ArealError, with nothing changed, where there is no room to offload the weights.
         """
-        if not self._released:
+        if not self.memory_released:
             self._runner.release()
             self._scheduler.forget_cache()
             self._batch = None
-            self._released = True
+            self.memory_released = True
 
     @_between_steps
     def restore_memory(self) -> None:
-        if not self._released:
+        if not self.memory_released:
             return
         try:
             self._runner.restore()
         except Exception as error:
             self._broken = error  # some of the weights may be missing
             raise
-        self._released = False
+        self.memory_released = False
 
     @_between_steps
     def stats(self) -> Stats:
@@ -350,11 +335,11 @@ class Engine:
         return Stats(
             running=len(running),
             waiting=len(self._scheduler.waiting),
-            paused=self._paused,
+            paused=self.paused,
             version=self.version,
             kv_used=sum(sequence.cached for sequence in running),
             kv_tokens=self.limits.kv_tokens,
-            memory_released=self._released,
+            memory_released=self.memory_released,
             kept_tokens=self._scheduler.prefixes.size,
             shared_tokens=self._scheduler.shared_tokens,
             preemptions=self._scheduler.preemptions,
@@ -390,7 +375,7 @@ class Engine:
 
     @property
     def _suspended(self) -> bool:
-        return self._paused or self._released
+        return self.paused or self.memory_released
 
     def _run_commands(self, *, wait: bool) -> None:
         """Run all queued commands; with ``wait``, at least one."""
