@@ -62,6 +62,10 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = "i
     return ApiError(400, message, param=param, code=code)
 
 
+def unsupported(name: str, why: str) -> ApiError:
+    return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+
+
 class ErrorFormat:
     """OpenAI's error format: the ``body`` of a response, or the last ``event`` of a stream, written after
     ``last_part``."""

@@ -14,7 +14,7 @@ from areal.files import replace_file
 from areal.resources.addresses import base_url
 from areal.services.http.auth import Access
 from areal.services.http.client import HttpClient
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import bad_request, unsupported
 from areal.services.http.messages import Request, Response, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
@@ -149,7 +149,7 @@ def read_pair(data: Mapping[str, Any]) -> Pair:
     """Parse the body of ``/connect``. Raises 400 naming the field."""
     for field, why in _NOT_HONOURED.items():
         if data.get(field) not in (None, False, ""):
-            raise ApiError(400, f"{field} is not supported: {why}", code="unsupported_parameter", param=field)
+            raise unsupported(field, why)
     body = body_as(bodies.ConnectTrainer, data)
     gateway = body.inference_gateway_url
     if gateway is None and body.inference_worker_urls is None:

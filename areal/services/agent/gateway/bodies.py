@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from areal.services.agent.gateway.sessions import ROUTING_FIELDS, caller_metadata
 from areal.services.dialects import joined_text
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import bad_request, unsupported
 from areal.services.http.messages import body_as
 from areal.wire.agents import session_key
 
@@ -70,7 +70,7 @@ def read_responses(data: Mapping[str, Any]) -> TurnBody:
     _refuse(data)
     body = body_as(_ResponsesBody, data)
     if body.background:
-        raise _unsupported("background", "a response is not kept")
+        raise unsupported("background", "a response is not kept")
     items = body.input
     if isinstance(items, str):
         items = [{"role": "user", "content": items}]
@@ -104,7 +104,7 @@ def read_chat(data: Mapping[str, Any]) -> TurnBody:
     _refuse(data)
     body = body_as(_ChatBody, data)
     if body.n != 1:
-        raise _unsupported("n", "a turn has one answer")
+        raise unsupported("n", "a turn has one answer")
     if not body.messages:
         raise bad_request("messages must not be empty", param="messages")
     message = _last_message(body.messages, "messages")
@@ -116,11 +116,7 @@ def read_chat(data: Mapping[str, Any]) -> TurnBody:
 def _refuse(data: Mapping[str, Any]) -> None:
     for name in data.keys() & _REFUSED.keys():
         if data[name] is not None:
-            raise _unsupported(name, _REFUSED[name])
-
-
-def _unsupported(name: str, why: str) -> ApiError:
-    return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+            raise unsupported(name, _REFUSED[name])
 
 
 _KNOWN = {each.name for each in fields(_ResponsesBody)} | set(ROUTING_FIELDS)

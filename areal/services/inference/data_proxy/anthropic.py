@@ -24,8 +24,8 @@ from areal.services.dialects import (
     sse_event,
     string_of,
 )
-from areal.services.http.errors import ApiError, bad_request
-from areal.services.inference.data_proxy.fields import Fields, unsupported
+from areal.services.http.errors import ApiError, bad_request, unsupported
+from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 from areal.wire.sampling import MAX_STOPS
 

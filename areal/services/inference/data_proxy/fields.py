@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import orjson
 
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_request, unsupported
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import SAMPLING_FIELDS, Capabilities
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES, SamplingParams
@@ -24,10 +24,6 @@ from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANG
 _MOST_IGNORED_NAMES = 50
 _T = TypeVar("_T")
 _D = TypeVar("_D")
-
-
-def unsupported(name: str, why: str) -> ApiError:
-    return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
 
 
 class Fields:

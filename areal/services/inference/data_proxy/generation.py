@@ -23,11 +23,11 @@ from typing import Protocol
 
 from areal.services.dialects import Content, Piece, Reply, joined
 from areal.services.http import headers as names
-from areal.services.http.errors import ApiError
+from areal.services.http.errors import ApiError, unsupported
 from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.data_proxy.control import PauseState, api_error
-from areal.services.inference.data_proxy.fields import ResponseOptions, unsupported
+from areal.services.inference.data_proxy.fields import ResponseOptions
 from areal.services.inference.data_proxy.openai import GenerationRequest
 from areal.services.inference.data_proxy.parsers.reader import PLAIN, ResponseReader, first_marker, possible_start
 from areal.services.inference.data_proxy.sessions import CallRecorder

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.errors import UsageFault
-from areal.services.http.errors import bad_request
+from areal.services.http.errors import bad_request, unsupported
 from areal.services.inference.data_proxy.fields import (
     Fields,
     ResponseOptions,
     is_token_ids,
     read_response_options,
     read_sampling,
-    unsupported,
 )
 from areal.services.inference.data_proxy.parsers.reader import (
     PLAIN,

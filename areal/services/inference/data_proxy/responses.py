@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from areal.services.dialects import ResponsesWriter, joined_text, string_of
-from areal.services.http.errors import bad_request
-from areal.services.inference.data_proxy.fields import Fields, unsupported
+from areal.services.http.errors import bad_request, unsupported
+from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 
 _NOT_KEPT = "responses are not kept: send the whole conversation as input"

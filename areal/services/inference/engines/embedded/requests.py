@@ -20,7 +20,7 @@ from typing import Any
 import orjson
 
 from areal.errors import UsageFault
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_request, unsupported
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
 from areal.services.http.service import json_response
 from areal.services.inference.engines.embedded.grammar import Matcher
@@ -231,7 +231,7 @@ def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Mat
     if not isinstance(raw, dict):
         raise bad_request(f"{name} must be an object", param=name)
     if loaded.grammars is None:
-        raise bad_request(f"{name} is not supported: {loaded.no_grammars}", param=name, code="unsupported_parameter")
+        raise unsupported(name, str(loaded.no_grammars))
     for field in ("ignore_eos", "min_new_tokens"):
         if getattr(sampling, field):
             raise bad_request(f"{name} does not go with {field}: the grammar says when the answer ends", param=field)
