@@ -6,7 +6,7 @@ Calls are numbered from 0 and come one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,8 @@ def string_of(item: Mapping[str, Any], name: str, where: str) -> str:
     return value
 
 
-def joined_text(content: object, where: str, between: str) -> str:
+def joined_text(content: object, where: str, between: str, kinds: Collection[str] = TEXT_PARTS) -> str:
+    """The text of a content at ``where``: a string, or parts of these kinds, joined. Raises 400."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -35,8 +36,10 @@ def joined_text(content: object, where: str, between: str) -> str:
     texts = []
     for index, part in enumerate(content):
         place = f"{where}[{index}]"
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind not in TEXT_PARTS:
+        if not isinstance(part, Mapping):
+            raise bad_request(f"{place} must be an object with a type", param=place)
+        kind = part.get("type")
+        if kind not in kinds:
             raise bad_request(f"{place}: this model takes text only, not {kind!r}", param=f"{place}.type")
         texts.append(string_of(part, "refusal" if kind == "refusal" else "text", place))
     return between.join(texts)

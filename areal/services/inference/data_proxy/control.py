@@ -141,10 +141,8 @@ class EngineWatch:
                         await self._suspected.wait()
                     await asyncio.sleep(_STARTING_PERIOD_S)  # even if the engine closes every connection
             else:
-                await asyncio.sleep(self._down_pause_s(now() - well_at))
-
-    def _down_pause_s(self, down_s: float) -> float:
-        return max(_STARTING_PERIOD_S, min(self._period_s, down_s * _DOWN_SHARE))
+                pause_s = min(self._period_s, (now() - well_at) * _DOWN_SHARE)
+                await asyncio.sleep(max(_STARTING_PERIOD_S, pause_s))
 
     def suspect(self) -> None:
         """Poll soon, because the engine closed a connection."""

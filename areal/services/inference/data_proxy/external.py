@@ -89,14 +89,12 @@ async def answer_in_dialect(
         await response_recorder.end()
         return answer
     out = StreamingResponse(headers={**EVENT_STREAM, **headers})
-    try:
+    with contextlib.suppress(ConnectionResetError):  # the client disconnected
         async with contextlib.aclosing(_dialect_parts(writer, upstream, response_recorder)) as parts:
             async for part in parts:
                 if not out.prepared:
                     await out.prepare(request)
                 await out.write(part)
-    except ConnectionResetError:  # the client disconnected
-        return out
     return out
 
 
@@ -347,7 +345,7 @@ async def _relay_stream(
         return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
     out = StreamingResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
     cutter, is_whole = EventCutter(), False
-    try:
+    with contextlib.suppress(ConnectionResetError):  # the client disconnected
         async for part in upstream.content.iter_any():
             whole = cutter.push(part)
             is_whole = is_whole or any(mark in whole for mark in _STREAM_ENDS)
@@ -360,8 +358,6 @@ async def _relay_stream(
             await out.write(response_recorder.held + cutter.held)
         if not is_whole:
             raise EngineFailed("the stream was cut")
-    except ConnectionResetError:  # the client disconnected
-        return out
     return out
 
 

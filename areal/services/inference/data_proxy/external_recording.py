@@ -202,9 +202,16 @@ class ResponseRecorder:
         if self._call is None or not isinstance(data, Mapping):
             return
         try:
-            (self._assembler.whole if whole else self._assembler.chunk)(data)
+            if whole:
+                self._assembler.whole(self._completion(data))
+            else:
+                self._assembler.chunk(data)
         except NotACompletion:
             self._malformed = True
+
+    def _completion(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A whole response as a chat completion. Raises NotACompletion."""
+        return data
 
     async def answer(self, status: int, body: bytes) -> None:
         """Record a whole response. A status of 500 or more is counted as a failure, other errors are not."""
@@ -279,13 +286,8 @@ class MessagesRecorder(ResponseRecorder):
             passed.append(block)
         return b"".join(passed)
 
-    def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
-        if self._call is None or not isinstance(data, Mapping):
-            return
-        try:
-            super().data(_completion(data) if whole else data, whole=whole)
-        except NotACompletion:
-            self._malformed = True
+    def _completion(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _completion(data)
 
     def _chunks(self, event: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         match event.get("type"):

@@ -296,26 +296,16 @@ class ModelCalls:
         self.tokens_in_flight = 0
 
     def handlers(self) -> dict[str, Handler]:
-        def read_chats(fields: Fields) -> ParsedRequest:
-            return ParsedRequest(self._read_chat(fields), ChatSerializer, "chatcmpl-")
-
-        def read_completions(fields: Fields) -> ParsedRequest:
-            generation = read_completion(fields, self._codec, self._capabilities)
-            return ParsedRequest(generation, CompletionSerializer, "cmpl-")
-
-        def read_responses(fields: Fields) -> ParsedRequest:
-            return self._translated(responses.translate(fields, self._template_uses), "resp_")
-
-        def read_messages(fields: Fields) -> ParsedRequest:
-            return self._translated(anthropic.translate(fields, self._template_uses), "msg_")
-
-        return {
-            "/v1/chat/completions": partial(self._answer, parse=read_chats),
-            "/v1/completions": partial(self._answer, parse=read_completions),
-            "/v1/responses": partial(self._answer, parse=read_responses),
-            "/v1/messages": partial(self._answer, parse=read_messages),
-            "/v1/messages/count_tokens": self._count_tokens,
+        parsers: dict[str, Parse] = {
+            "/v1/chat/completions": lambda fields: ParsedRequest(self._read_chat(fields), ChatSerializer, "chatcmpl-"),
+            "/v1/completions": lambda fields: ParsedRequest(
+                read_completion(fields, self._codec, self._capabilities), CompletionSerializer, "cmpl-"
+            ),
+            "/v1/responses": lambda fields: self._translated(responses.translate(fields, self._template_uses), "resp_"),
+            "/v1/messages": lambda fields: self._translated(anthropic.translate(fields, self._template_uses), "msg_"),
         }
+        answers: dict[str, Handler] = {path: partial(self._answer, parse=parse) for path, parse in parsers.items()}
+        return {**answers, "/v1/messages/count_tokens": self._count_tokens}
 
     async def _count_tokens(self, request: Request) -> AnyResponse:
         """Respond with the length of a prompt in tokens; nothing is generated."""

@@ -20,8 +20,10 @@ from jinja2.ext import loopcontrols as LoopControls
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from areal.services.dialects import joined_text
 from areal.services.http.errors import ApiError, bad_request
 
+_TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
 
 
@@ -179,31 +181,11 @@ def _message(value: object, where: str, template: ChatTemplate) -> dict[str, Any
     content = message.get("content")
     if content is None and not (role == "assistant" and (calls or "reasoning_content" in message)):
         raise bad_request(f"{where}.content is required", param=f"{where}.content")
-    message |= {"role": role, "content": _text(content, where)}
+    text = "" if content is None else joined_text(content, f"{where}.content", "\n", _TEXT_PARTS)
+    message |= {"role": role, "content": text}
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _text(content: object, where: str) -> str:
-    """The text of a message's content: a string, or text parts, each on its own line."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    if not isinstance(content, list):
-        raise bad_request(f"{where}.content must be a string or a list of parts", param=f"{where}.content")
-    return "\n".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, Mapping):
-        raise bad_request(f"{where} must be an object with a type", param=where)
-    kind = part.get("type")
-    text = part.get("refusal" if kind == "refusal" else "text")
-    if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise bad_request(f"{where}: this model takes text only, not {kind!r}", param=f"{where}.type")
-    if not isinstance(text, str):
-        raise bad_request(f"{where}.text must be a string", param=f"{where}.text")
-    return text
 
 
 def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:

@@ -400,9 +400,6 @@ class CodecPool:
             future.cancel()
             raise
 
-    def close(self) -> None:
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
 
 def load_codec(folder: str, chat_template_file: str | None = None) -> TextCodec:
     """Load the codec of a model's folder. Raises UsageFault naming the file that is missing or wrong."""

@@ -7,7 +7,6 @@ event loop; exports read in a thread. Idle sessions use only disk; the caches in
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -73,9 +72,7 @@ from areal.services.journal.storage import (
 from areal.wire.processes import Retention
 
 _T = TypeVar("_T")
-_log = logging.getLogger(__name__)
 _INLINE_BYTES = 32 * 1024  # of a session: its rows are built in less time than a thread takes to start
-_MOST_NOTED = 100
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,6 @@ async def test_work_whose_callers_left_does_not_delay_the_next() -> None:
     for _ in range(2):
         assert await asyncio.to_thread(stopped.acquire, timeout=60)
     assert not begun.acquire(blocking=False)  # those that waited never began
-    pool.close()
 
 
 TEXT = "Hello 世界 👩‍👩‍👧 naïve \n  two spaces"
