@@ -39,7 +39,7 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._loop.run_until_complete(_cancel_all())
+            self._loop.run_until_complete(cancel_all())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         finally:
@@ -91,7 +91,8 @@ class LoopThread:
                 self._thread.join(_STOP_S)
 
 
-async def _cancel_all() -> None:
+async def cancel_all() -> None:
+    """Cancel all other tasks of this loop, and wait for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

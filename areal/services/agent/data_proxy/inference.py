@@ -154,8 +154,7 @@ class RlSessions:
 
     async def reward(self, session: SessionEntry, reward: RewardSession) -> HttpReply:
         rl = self._of(session)
-        body = {"reward": reward.reward, "interaction_id": reward.interaction_id}
-        reply = await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), body)
+        reply = await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), vars(reward))
         if reply.status == 401:  # the refused key is the RL session's: the caller's admin key was accepted before
             raise _rl_session_ended(rl)
         return reply
@@ -169,13 +168,7 @@ class RlSessions:
             message = "the session records into an RL session of its caller: export that at the inference service"
             raise bad_request(message, code="not_our_rl_session")
         session.checked_at = -math.inf
-        body = {
-            "session_ids": [rl.session_id],
-            "trajectory_id": export.trajectory_id,
-            "discount": export.discount,
-            "style": export.style,
-            "reward": export.reward,
-        }
+        body = {"session_ids": [rl.session_id], **vars(export)}
         session.exporting = asyncio.Event()
         try:
             reply = await self._send_as_admin("POST", rl.base_url, "/export_trajectories", body, _EXPORT_TIMEOUT_S)
@@ -192,13 +185,11 @@ class RlSessions:
         """End an RL session that the data proxy started. If that fails, the RL session expires by its time to live."""
         if rl is None or rl.session_id is None or self._access is None or rl == exported:
             return
+        rl = self._own(rl)
         try:
-            await self._end(self._own(rl))
+            await self._send("POST", rl.base_url, "/rl/end_session", _bearer(rl), {}, timeout_s=_END_TIMEOUT_S)
         except ApiError as error:
             _log.warning("the RL session %s was not ended: %s", rl.session_id, error)
-
-    async def _end(self, rl: RlSession) -> None:
-        await self._send("POST", rl.base_url, "/rl/end_session", _bearer(rl), {}, timeout_s=_END_TIMEOUT_S)
 
     def _of(self, session: SessionEntry) -> RlSession:
         """The session's RL session. Raises 400 without one."""

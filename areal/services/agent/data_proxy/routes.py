@@ -259,7 +259,7 @@ class PairRoutes:
         if body.turn_timeout is not None:
             self._runner.turn_timeout = body.turn_timeout
         if body.max_concurrent is not None:
-            self._slots.limit = body.max_concurrent
+            self._slots.set_limit(body.max_concurrent)
         if body.health_period is not None:
             self._worker.period_s = body.health_period
         save_settings(self.settings)

@@ -183,24 +183,19 @@ class SessionQueue:
 
 
 class TurnSlots:
-    """A FIFO semaphore that limits how many turns run at once. ``limit`` can be changed at any time."""
+    """A FIFO semaphore that limits how many turns run at once. ``set_limit`` may be called at any time."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self.taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    @property
-    def limit(self) -> int:
-        return self._limit
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self._limit = limit
+    def set_limit(self, limit: int) -> None:
+        self.limit = limit
         self._grant()
 
     async def __aenter__(self) -> None:
-        if self.taken < self._limit:
+        if self.taken < self.limit:
             self.taken += 1
             return
         self._waiting.append(granted := asyncio.get_running_loop().create_future())
@@ -219,7 +214,7 @@ class TurnSlots:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self.taken < self._limit:
+        while self._waiting and self.taken < self.limit:
             granted = self._waiting.popleft()
             if not granted.done():
                 self.taken += 1

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import areal
+from areal.client.loop_thread import cancel_all
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import background
 
@@ -119,9 +120,5 @@ class AgentLoop:
 
 
 async def _end_others() -> None:
-    """Cancel all other tasks of this loop, and wait for them."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await cancel_all()
     await asyncio.get_running_loop().shutdown_asyncgens()

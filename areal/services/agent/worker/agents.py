@@ -17,6 +17,7 @@ from typing import Any, Literal
 from areal.api.agent import AgentRequest
 from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr
+from areal.reward.functions import is_async
 from areal.services.agent.worker.agent_loop import is_own_code
 from areal.services.agent.worker.tools import ThreadTool
 from areal.services.agent.worker.turn import Emitter, ThreadEmitter, WorkerTurn, rewarded
@@ -81,7 +82,7 @@ def import_agent(path: str) -> Any:
 def make_agent(path: str, found: Any, kwargs: Mapping[str, Any], tools: Sequence[Any] | None) -> AgentAdapter:
     """The adapter of ``found``, the object at ``path``. A class is instantiated here, on the loop that will run its
     turns. ``tools`` is None if none are configured. Raises ArealError."""
-    if tools is not None and not _is_async(getattr(found, "run", found)):
+    if tools is not None and not is_async(getattr(found, "run", found)):
         tools = [ThreadTool(tool, asyncio.get_running_loop()) for tool in tools]
     more: dict[str, Any] = {} if tools is None else {"tools": tools}
     untaken = set(more)
@@ -151,13 +152,9 @@ def _name(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
 def _described(found: object, function: Callable[..., Any]) -> str:
     kind = "function" if function is found else type(found).__qualname__
-    return kind if _is_async(function) else f"{kind}, on threads"
+    return kind if is_async(function) else f"{kind}, on threads"
 
 
 # Running a turn.
@@ -166,7 +163,7 @@ def _described(found: object, function: Callable[..., Any]) -> str:
 def _runner(
     function: Callable[..., Any], form: Form, settings: Mapping[str, Any]
 ) -> Callable[[AgentRequest, WorkerTurn], Awaitable[object]]:
-    is_async = _is_async(function)
+    on_loop = is_async(function)
     parameters = _parameters(function)
     wanted = {each.name for each in parameters[1:]}
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -175,7 +172,7 @@ def _runner(
     async def run(request: AgentRequest, turn: WorkerTurn) -> object:
         access = request.metadata.get("areal_inference")
         given: dict[str, Any] = {
-            "emitter": Emitter(turn) if is_async else ThreadEmitter(turn),
+            "emitter": Emitter(turn) if on_loop else ThreadEmitter(turn),
             "history": request.history,
             "session_key": request.session_key,
             "run_id": request.run_id,
@@ -189,7 +186,7 @@ def _runner(
             given["http_client"] = shared_http_client()
         given = {name: value for name, value in given.items() if name in wanted}
         first = _data(request) if form == "data" else request.message if form == "message" else request
-        if is_async:
+        if on_loop:
             result = await function(first, **given)
         else:
             result = await _on_thread(lambda: function(first, **given))
