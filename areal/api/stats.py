@@ -224,18 +224,16 @@ def get(name: str = "") -> StatsTracker:
         return _trackers.setdefault(name, StatsTracker(name))
 
 
-def taken() -> Recorded:
-    """Aggregates of all trackers since the last call."""
+def taken(*, reset: bool = True) -> Recorded:
+    """Aggregates of all trackers since the last call. ``reset`` removes them."""
     with _lock:
         trackers = list(_trackers.values())
-    return merged(tracker.taken() for tracker in trackers)
+    return merged(tracker.taken(reset=reset) for tracker in trackers)
 
 
 def export_all(reduce_group: Any = None, reset: bool = True) -> dict[str, float]:
     """Reduced metrics of all trackers, as by ``StatsTracker.export``."""
-    with _lock:
-        trackers = list(_trackers.values())
-    return numbers_of(_of_all_ranks(merged(tracker.taken(reset=reset) for tracker in trackers), reduce_group))
+    return numbers_of(_of_all_ranks(taken(reset=reset), reduce_group))
 
 
 def scope_func_wrapper(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:

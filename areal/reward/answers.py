@@ -429,7 +429,8 @@ def same_expression(said: str, right: str) -> bool:
     choice = _CHOICE.fullmatch(right)
     if choice is not None:
         return re.fullmatch(rf"\(?{choice[1]}\)?[.:]?", said, re.IGNORECASE) is not None
-    if any(_marks(said, mark) - _marks(right, mark) for mark in (_BASE, _ELLIPSIS)):
+    # Notation that math-verify ignores: bases of numerals, ellipses.
+    if any(set(mark.findall(said)) - set(mark.findall(right)) for mark in (_BASE, _ELLIPSIS)):
         return False
     if _PLAIN_TEXT.fullmatch(right) or _SIDE_BY_SIDE.search(said):
         return False
@@ -444,11 +445,6 @@ def same_expression(said: str, right: str) -> bool:
 
 def _bracket(text: str) -> str:
     return text[: 2 if text.startswith("\\") else 1]
-
-
-def _marks(text: str, mark: re.Pattern[str]) -> set[str]:
-    """Occurrences of notation that math-verify ignores: bases of numerals, ellipses."""
-    return set(mark.findall(text))
 
 
 def _one_line(text: str) -> str:

@@ -86,7 +86,9 @@ class Parameters:
         args, kwargs = (own, columns) if self._in_order else ((), {**named, **columns})
         parameters = self.signature.parameters
         if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            kwargs = {name: value for name, value in kwargs.items() if _by_name(parameters.get(name))}
+            by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+            taken = {each.name for each in parameters.values() if each.kind in by_name}
+            kwargs = {name: value for name, value in kwargs.items() if name in taken}
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -111,10 +113,6 @@ class Parameters:
                 return False
         fixed = [each for each in places if each.kind is not each.VAR_KEYWORD]
         return len(fixed) >= len(OWN_ARGUMENTS)
-
-
-def _by_name(parameter: inspect.Parameter | None) -> bool:
-    return parameter is not None and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
 def scorer(spec: str) -> Callable[[Mapping[str, Any]], Any]:

@@ -41,12 +41,16 @@ def append_rollouts(folder: Path, version: int, rollouts: Sequence[Rollout], mod
     """Append to the file of ``version``, the weights that the rollouts train. ``model`` sampled them. On a full disk
     the lines are lost with a warning; they are for display only."""
     lines = b"".join(_line(sample) for each in rollouts for sample in episodes_of(each, model))
+    _append(folder / f"trajectories-v{version:06d}.jsonl", lines, f"{len(rollouts)} rollouts are")
+
+
+def _append(path: Path, lines: bytes, what: str) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"trajectories-v{version:06d}.jsonl").open("ab") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
             file.write(lines)
     except OSError as error:
-        _log.warning("%d rollouts are not written down: %s", len(rollouts), error)
+        _log.warning("%s not written down: %s", what, error)
 
 
 def write_step(
@@ -85,12 +89,8 @@ def write_failure(folder: Path, item: EpisodeSpec, failure: Failure) -> None:
         "at": round(time.time(), 3),
         "example": _plain_columns(item.data),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "failures.jsonl").open("ab") as file:
-            file.write(orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE))
-    except OSError as error:
-        _log.warning("a failure is not written down: %s", error)
+    text = orjson.dumps(line, default=str, option=orjson.OPT_APPEND_NEWLINE)
+    _append(folder / "failures.jsonl", text, "a failure is")
 
 
 def _plain_columns(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -197,10 +197,8 @@ class StalenessManager:
     def ended(self, item: EpisodeSpec, rollout: Rollout | None) -> None:
         """Record a result; None: the episode was rejected."""
         self.consecutive_failures = 0
-        if item.outside_window:
-            self.outside.discard(item.number)
+        if not self._leave(item):
             return
-        self.running.discard(item.number)
         self.completed += 1
         if rollout is None:
             self._drops.pop(item.number, None)
@@ -216,31 +214,29 @@ class StalenessManager:
     def failed(self, item: EpisodeSpec, failure: Failure) -> None:
         self.failures.append(failure)
         self.consecutive_failures += 1
-        if item.outside_window:
-            self.outside.discard(item.number)
+        if not self._leave(item):
             return
-        self.running.discard(item.number)
         self._drops.pop(item.number, None)
         self.counts.failed += 1
         self._record_end(EpisodeEnd(item.data, EndCause.FAILED, failure))
 
     def aborted(self, item: EpisodeSpec) -> None:
         """Record an episode that was aborted as too stale, or outside the window because nobody waits for it."""
-        if item.outside_window:
-            self.outside.discard(item.number)
+        if not self._leave(item):
             return
-        self.running.discard(item.number)
         self._drops.pop(item.number, None)
         self.counts.dropped += 1
         self._abandon(item)
 
     def cancelled(self, item: EpisodeSpec) -> None:
         """Make a cancelled episode pending again."""
-        if item.outside_window:
-            self.outside.discard(item.number)
-        else:
-            self.running.discard(item.number)
+        if self._leave(item):
             self.pending.appendleft(item)
+
+    def _leave(self, item: EpisodeSpec) -> bool:
+        """An episode runs no longer. Whether it counts in the window."""
+        (self.outside if item.outside_window else self.running).discard(item.number)
+        return not item.outside_window
 
     def withdraw(self, numbers: Container[int]) -> None:
         """Forget pending episodes outside the window."""

@@ -178,9 +178,7 @@ def _admin_key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]
         yield None
         return
     path = folder.logs / "admin.key"
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600)
-    path.write_text(key)
+    replace_file(path, key.encode(), mode=0o600)
     try:
         yield path
     finally:

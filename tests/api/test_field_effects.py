@@ -460,7 +460,7 @@ NAMED: dict[str, dict[str, str]] = {
         "async_training": AREAL_LITE,
         "type": f"{SETTINGS}::test_settings_that_have_a_meaning_are_taken",
     },
-    "_PeriodicConfig": {
+    "PeriodicConfig": {
         "freq_secs": LENGTH,
         **dict.fromkeys(("experiment_name", "trial_name", "fileroot"), HANDED),
         "freq_epochs": f"{OFFLINE}::test_sft_learns_what_it_is_shown_and_writes_it_down",

@@ -42,7 +42,7 @@ Mode = Literal["online", "offline", "disabled"]
 
 
 @dataclass
-class _PeriodicConfig:
+class PeriodicConfig:
     """An action that is due when any of its periods has passed. None disables a period."""
 
     experiment_name: str = ""
@@ -57,19 +57,19 @@ class _PeriodicConfig:
 
 
 @dataclass
-class SaverConfig(_PeriodicConfig):
+class SaverConfig(PeriodicConfig):
     mode: Annotated[Literal["auto", "sync", "async"], Inert("a model is written down before the next step begins")] = (
         "auto"
     )
 
 
 @dataclass
-class EvaluatorConfig(_PeriodicConfig):
+class EvaluatorConfig(PeriodicConfig):
     eval_before_train: bool = False
 
 
 @dataclass
-class RecoverConfig(_PeriodicConfig):
+class RecoverConfig(PeriodicConfig):
     """``auto``, ``on``, ``fault`` and ``resume``: a run that finds a checkpoint of itself goes on from it, else it
     begins anew. ``off`` is ``disabled``."""
 
@@ -84,7 +84,7 @@ class RecoverConfig(_PeriodicConfig):
 
 
 @dataclass
-class CheckpointerConfig(_PeriodicConfig):
+class CheckpointerConfig(PeriodicConfig):
     """AReaL's older place of how often ``recover`` writes."""
 
 

@@ -68,11 +68,6 @@ def mark_of(path: FieldPath, marks: Mapping[FieldPath, Mark]) -> Mark | None:
 TRAINERS = ("grpo", "ppo", "sft", "rw", "dpo")
 
 
-def is_declared(cls: type, path: FieldPath) -> bool:
-    """Whether the configuration classes declare the field. Untyped mappings and lists accept any key."""
-    return _undeclared(cls, path) is None
-
-
 def _undeclared(cls: type, path: FieldPath) -> tuple[type, FieldPath] | None:
     """The first undeclared part of ``path``: the class that lacks it (``str`` below a plain value), and the path up to
     it. None if all parts are declared."""
@@ -118,12 +113,6 @@ def suggestion(cls: type, path: FieldPath) -> str:
 
 def error_text(error: ArealError) -> str:
     return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")
-
-
-def install_error_hook() -> None:
-    """Install the hook for uncaught errors, unless the process already has a custom one."""
-    if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _uncaught
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -178,7 +167,8 @@ def load_expr_config(argv: Sequence[str], cls: type[T]) -> tuple[T, str]:
     """``--config FILE`` and overrides (``key=value``, ``+key=value``, ``~key``) -> (configuration, file). Without a
     file the overrides are all there is, and the file is "". A leading ``*.py`` is dropped, so ``sys.argv`` will do.
     Raises ConfigError, NotFound, UsageFault."""
-    install_error_hook()
+    if sys.excepthook is sys.__excepthook__:  # the process has no hook of its own
+        sys.excepthook = _uncaught
     words = list(argv[1:] if argv and argv[0].endswith(".py") else argv)
     parser = _Parser(prog="driver", add_help=False, allow_abbrev=False)
     parser.add_argument("--config", default="")
@@ -317,7 +307,7 @@ def _apply_override(tree: Any, text: str, cls: type, set_by: dict[FieldPath, str
         except BadOverride as error:
             raise BadOverride(f"{error}{suggestion(cls, override.path)}") from error
         return
-    if override.op == "" and not _known(tree, override.path) and not is_declared(cls, override.path):
+    if override.op == "" and not _known(tree, override.path) and _undeclared(cls, override.path) is not None:
         near = suggestion(cls, override.path)
         raise BadOverride(f"{text}: there is no key {dotted(override.path)}{near}; +{text} would add it")
     apply_override(tree, override, value)

@@ -28,13 +28,14 @@ class TransferProgress:
 
     def __init__(self, ends: Mapping[str, int]) -> None:
         self.ends = ends
+        self._whole = max(ends.values(), default=0)
         self._changed = threading.Condition()
         self._bytes = 0
         self._failure: str | None = None
 
     @property
     def is_whole(self) -> bool:
-        return self._bytes >= max(self.ends.values(), default=0)
+        return self._bytes >= self._whole
 
     def reach(self, count: int) -> None:
         """The first ``count`` bytes are there."""
@@ -51,10 +52,10 @@ class TransferProgress:
     def wait(self, name: str) -> None:
         """Return when the tensor is there. Raises ArealError when it will not come; one that nobody announced is
         waited for as all of them."""
-        self.wait_for(self.ends.get(name, max(self.ends.values(), default=0)))
+        self.wait_for(self.ends.get(name, self._whole))
 
     def wait_all(self) -> None:
-        self.wait_for(max(self.ends.values(), default=0))
+        self.wait_for(self._whole)
 
     def wait_for(self, end: int) -> None:
         """Return when the first ``end`` bytes are there. Raises ArealError when they will not come."""

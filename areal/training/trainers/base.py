@@ -14,13 +14,14 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
 from areal.api import stats
 from areal.api.alloc_mode import train_backend
 from areal.api.cli_args import BaseExperimentConfig, TrainEngineConfig
+from areal.api.config.experiment import PeriodicConfig
 from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
 from areal.errors import ArealError, UsageFault
@@ -33,19 +34,11 @@ from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, re
 from areal.training.run_folder import run_folder
 
 
-class Period(Protocol):
-    """Steps, epochs and seconds, whichever passes first; None disables one."""
-
-    freq_steps: int | None
-    freq_epochs: int | None
-    freq_secs: int | None
-
-
 @dataclass
 class Timer:
     """Call ``due`` once after every step. ``now`` is the first rank's monotonic clock: all ranks must fire together."""
 
-    period: Period
+    period: PeriodicConfig
     steps: int = 0  # since it fired
     epochs: int = 0
     fired_at: float | None = None

@@ -58,16 +58,13 @@ class PromptStream:
 
     def __init__(self, dataset: Sequence[Mapping[str, Any]], order: DataOrder, frontier: Frontier) -> None:
         self._dataset = dataset
-        self._order = order
+        self.order = order
         self.frontier = frontier
-
-    def row(self, position: int) -> int:
-        return self._order.row(position)
 
     def __iter__(self) -> Iterator[Prompt]:
         while True:
             position = self.frontier.take()
-            row = self.row(position)
+            row = self.order.row(position)
             yield Prompt(self._dataset[row], position, row)
 
 
@@ -194,7 +191,7 @@ class RolloutSource:
         is_permanent = failure is not None and failure.blame == Blame.CALLER
         if frontier.fail(position, is_permanent=is_permanent):
             why = f"by fault of the {failure.blame}: {failure.error!r}" if failure else "its answers come too late"
-            cause = f"row {self.prompts.row(position)} of the data set: {why}"
+            cause = f"row {self.prompts.order.row(position)} of the data set: {why}"
             self._failures.given_up(cause)
             _log.warning("a prompt is given up: %s", cause)
 

@@ -72,13 +72,7 @@ def join_groups(ranks: Ranks, part: Part) -> Any:
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group("nccl" if ranks.device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
-    sizes = {
-        "tensor_model_parallel_size": part.tensor,
-        "pipeline_model_parallel_size": part.pipeline,
-        "context_parallel_size": part.context,
-        "expert_model_parallel_size": part.expert,
-        "expert_tensor_parallel_size": part.expert_tensor,
-    }
+    sizes = _sizes(part)
     if not state.model_parallel_is_initialized():
         state.initialize_model_parallel(**sizes)
         from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
@@ -96,6 +90,16 @@ def join_groups(ranks: Ranks, part: Part) -> Any:
     from megatron.core.process_groups_config import ProcessGroupCollection
 
     return ProcessGroupCollection.use_mpu_process_groups()
+
+
+def _sizes(part: Part) -> dict[str, int]:
+    return {
+        "tensor_model_parallel_size": part.tensor,
+        "pipeline_model_parallel_size": part.pipeline,
+        "context_parallel_size": part.context,
+        "expert_model_parallel_size": part.expert,
+        "expert_tensor_parallel_size": part.expert_tensor,
+    }
 
 
 def _parallel_state() -> Any:
@@ -175,11 +179,7 @@ def transformer_config(model: Architecture, part: Part, config: TrainEngineConfi
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "bf16": dtype == torch.bfloat16,
-        "tensor_model_parallel_size": part.tensor,
-        "pipeline_model_parallel_size": part.pipeline,
-        "context_parallel_size": part.context,
-        "expert_model_parallel_size": part.expert,
-        "expert_tensor_parallel_size": part.expert_tensor,
+        **_sizes(part),
         "sequence_parallel": part.tensor > 1,
         "variable_seq_lengths": True,  # micro-batches have shapes of their own
         "moe_token_dispatcher_type": "alltoall",  # the only one that supports variable shapes
