@@ -96,10 +96,12 @@ class TurnCaller:
         return self.out.prepared and not self.out.writable
 
     def pass_on(self, events: bytes) -> None:
-        if not self.out.prepared and not self.stream and self._may_wait(events):
-            self.accepted += events
-        elif not self.out.prepared:
-            self.begin(events)
+        if not self.out.prepared:
+            fits = len(self.accepted) + len(events) <= _HELD_BYTES
+            if fits and not self.stream and _OWN_STREAM not in events:
+                self.accepted += events
+            else:
+                self.begin(events)
         elif not self.failed:
             with contextlib.suppress(ConnectionResetError):
                 self.out.write_nowait(events)
@@ -111,9 +113,6 @@ class TurnCaller:
     async def wait_writable(self) -> None:
         with contextlib.suppress(ConnectionResetError):
             await self.out.wait_writable()
-
-    def _may_wait(self, events: bytes) -> bool:
-        return len(self.accepted) + len(events) <= _HELD_BYTES and _OWN_STREAM not in events
 
 
 @dataclass(eq=False)

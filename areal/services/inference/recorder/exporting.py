@@ -191,13 +191,6 @@ def _shared(tables: SessionTables, session: int, now: float) -> set[int]:
     return found
 
 
-def _export_of(tables: SessionTables, session: int, trajectory: int) -> int | None:
-    """The number of the newest export that took a trajectory."""
-    query = "SELECT export FROM trajectories WHERE session=? AND number=?"
-    row = tables.db.execute(query, (session, trajectory)).fetchone()
-    return row[0] if row is not None else None
-
-
 def _not_ready(message: str) -> ApiError:
     return ApiError(425, message, code="trajectory_not_ready", headers={"Retry-After": "1"})
 
@@ -255,10 +248,11 @@ def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bo
     kept = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
     if kept is None or kept.until > now:
         return False
+    newest = "SELECT export FROM trajectories WHERE session=? AND number=?"  # the export that took it last
     for session, number in kept.items:
         with contextlib.suppress(CorruptRecord):
             trajectory = tables.trajectory(session, number)
-            if trajectory is not None and _export_of(tables, session, number) == name.number:
+            if trajectory is not None and tables.db.execute(newest, (session, number)).fetchone() == (name.number,):
                 tables.release(session, trajectory)
     tables.db.execute("DELETE FROM exports WHERE number=?", (name.number,))
     return True
