@@ -92,7 +92,7 @@ class ChatDelta:
 
 
 @dataclass
-class _GatewayClient:
+class _SyncClient:
     """``base_url``: of a gateway, without ``/v1``. ``timeout_s`` bounds the connect and each read."""
 
     base_url: str
@@ -116,7 +116,7 @@ class _GatewayClient:
             raise ArealError(f"cannot talk to {base_url}: {what}", hint=f"areal {self._namespace} status") from error
 
 
-class ChatClient(_GatewayClient):
+class ChatClient(_SyncClient):
     """Client of a gateway of an inference service."""
 
     _namespace = "inf"
@@ -219,7 +219,7 @@ class TurnDelta:
     result: str | None = None
 
 
-class TurnClient(_GatewayClient):
+class TurnClient(_SyncClient):
     """Client of an agent gateway."""
 
     _namespace = "agent"
