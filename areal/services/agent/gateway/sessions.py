@@ -29,6 +29,7 @@ from areal.services.http.messages import (
     read_object,
 )
 from areal.services.http.service import Handler, Service, json_response
+from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.routing import LiveTable, RouterClient
 from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, place_sessions, to_response
 from areal.services.journal.keys import tag_of_key
@@ -172,6 +173,15 @@ class AgentSessions:
             raise session_not_found(key)
         return tag
 
+    async def find_again(self, key: str, gone: str) -> str:
+        """The tag of the session's journal, since the journal ``gone`` is no more: a session with this key may have
+        started in another one meanwhile. Raises 404, 503."""
+        self.forget(key)
+        tag = await self.find(key)
+        if tag == gone:
+            raise session_not_found(key)
+        return tag
+
     def require_pairs(self) -> None:
         """Raises 503 if no pair is registered, or the routing table is incomplete: sessions cannot be found then."""
         self._table.require_whole()
@@ -307,7 +317,13 @@ class AgentSessionRoutes:
 
     async def _forward(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> Response:
         tag = await self._sessions.find(key)
-        reply = await self._journals.ask(tag, method, path_of(key, verb), self._journals.for_admin(request), body)
+        call = method, path_of(key, verb), self._journals.for_admin(request), body
+        try:
+            reply = await self._journals.ask(tag, *call)
+        except ApiError as error:
+            if error.code != NO_SESSION:
+                raise
+            reply = await self._journals.ask(await self._sessions.find_again(key, tag), *call)
         if reply.status in (404, 410):
             self._sessions.forget(key)
         return to_response(reply)

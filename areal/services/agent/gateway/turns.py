@@ -118,9 +118,10 @@ class TurnDispatcher:
             try:
                 worker = await self._worker(tag, refused, since)
             except ApiError as error:
-                if error.code == NO_SESSION:
-                    self._sessions.forget(call.key)
-                raise
+                if error.code != NO_SESSION:
+                    raise
+                tag = await self._sessions.find_again(call.key, tag)
+                continue
             outcome = await self._attempt(call, body, tag, worker, sink)
             if not isinstance(outcome, ApiError):
                 return outcome

@@ -198,8 +198,8 @@ async def test_resume_that_failed_is_repeated(processes: Processes, api: Scripte
 
     await in_thread(wait_until, lambda: not is_paused())
     # A pause that a client asked for stays.
-    assert (await in_thread(proxy.call, "POST", "/pause_generation", {}, key=processes.key)).status == 200
     api.replies["GET /is_paused"] = (200, {"is_paused": True})
+    assert (await in_thread(proxy.call, "POST", "/pause_generation", {}, key=processes.key)).status == 200
     api.got.clear()
     await asyncio.sleep(1.5)
     assert await in_thread(is_paused) and "POST /resume" not in [route for route, _, _ in api.got]
