@@ -17,8 +17,9 @@ def two(processes: Processes, tmp_path: Path) -> AgentService:
 
 
 def said(service: AgentService, session: str) -> list[str]:
-    history = service.call("GET", f"/sessions/{session}").json()["history"]
-    return [message["content"] for message in history if message["role"] == "user"]
+    shown = service.call("GET", f"/sessions/{session}")
+    assert shown.status == 200, shown.body
+    return [message["content"] for message in shown.json()["history"] if message["role"] == "user"]
 
 
 def holder(service: AgentService, session: str) -> int:
@@ -61,20 +62,15 @@ def test_lost_pair_is_adopted_and_the_others_never_notice(two: AgentService) -> 
 
 
 def test_session_that_another_relay_started_again_in_another_journal_is_found(two: AgentService) -> None:
-    """What the other relay does is done at the data proxies here."""
+    """What the other relay does is done at the router and the data proxy here."""
     two.respond("one", "again")
     before = holder(two, "again")
-    leaves, stays = two.proxies[before], two.proxies[1 - before]
-    (tag,) = leaves.call("GET", "/ready").json()["journals"]
-    assert leaves.call("POST", "/session/again/close", {}, key=two.key).status == 200
+    (tag,) = two.proxies[before].call("GET", "/ready").json()["journals"]
+    assert two.proxies[before].call("POST", "/session/again/close", {}, key=two.key).status == 200
     tell_router(two, "/drain", before)
     wait_until(lambda: tag not in two.router.call("GET", "/table", key=two.key).body.decode(), what="the journal goes")
-    body = {"api_key": "again", "reopen": True}
-    assert stays.call("POST", "/rl/start_session", body, key=two.key).status == 201
-    serial = two.router.call("GET", "/table", key=two.key).json()["serial"]
-    wait_until(
-        lambda: two.gateway.call("GET", "/health").json()["table"]["serial"] >= serial, what="the gateway follows"
-    )
+    body = {"api_key": "again", "model": NAME, "reopen": True}
+    wait_until(lambda: two.router.call("POST", "/register_session", body, key=two.key).status == 201, what="a start")
     assert said(two, "again") == []
     assert two.respond("two", "again").status == 200
     assert said(two, "again") == ["two"]
