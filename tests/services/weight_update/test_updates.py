@@ -164,7 +164,8 @@ def test_update_that_one_of_two_engines_cannot_compute_or_is_held_at_leaves_one_
         update = threading.Thread(target=pair.publish, args=(5, weights(model(5))), name="update")
         update.start()
         wait_until(lambda: here.pairs()[0]["state"] == "updating", what="the update")
-        assert here.versions()[0] == 4  # none takes what the other has not made ready
+        exact_proxy, key = here.proxies[0], here.processes.key
+        assert exact_proxy.call("GET", "/get_version", key=key).json()["version"] == 4, "the other is not ready"
     finally:
         held.send_signal(signal.SIGCONT)
     update.join(60)
