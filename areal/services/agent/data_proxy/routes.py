@@ -111,13 +111,12 @@ class PairRoutes:
                 try:
                     session, new = await journal.start(body.api_key, body.metadata, inference)
                 except BaseException:
-                    if theirs is None:
-                        await uninterrupted(self._rl.end(inference), "end-rl-session")
+                    await uninterrupted(self._rl.end(inference), "end-rl-session")
                     raise
             if new:
                 self._started.inc()
                 session.checked_at = time.monotonic()
-            elif theirs is None:
+            else:
                 await self._rl.end(inference)
         if not new and theirs is not None and session.inference != theirs:
             await session.journal.set_inference(session, theirs)

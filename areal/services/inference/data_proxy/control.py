@@ -409,6 +409,7 @@ class EngineControl:
         async def resume() -> None:
             with contextlib.suppress(EngineError):
                 await self._resume()
+            self._pause.set(self._resume_due.is_set())
 
         await uninterrupted(resume(), "undo-pause")
 
@@ -423,7 +424,6 @@ class EngineControl:
             await self._engine.resume()
         except (EngineUnsupported, EngineRefused):  # the same request would fail again
             self._resume_due.clear()
-            self._pause.set(False)
             raise
         except EngineError:
             self._resume_due.set()
