@@ -7,7 +7,7 @@ dispositions, and none of the shim's descriptors.
 States: a component lives; or one is due at ``_restart_at`` (back-off); or the run is over. ``SIGTERM`` stops,
 ``SIGUSR1`` ends a back-off now. Within one turn of the loop the dead are reaped before signals are acted on, so a
 kick that races with a death restarts the component. A record that the disk does not take is written again each second:
-the newest one only. The last one, of the end, is tried for ``_PATIENCE_S``.
+the newest one only. The last one, of the end, is tried for ``_RECORD_S``.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _READS_PER_TURN = 32
 _PIPE_SIZE = 1 << 20
 _F_SETPIPE_SZ = 1031
 _WRITE_AGAIN_S = 1.0
-_PATIENCE_S = 300.0
+_RECORD_S = 300.0
 _ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -400,7 +400,7 @@ class RunSupervisor:
             "swept": self._swept,
         }
         # Whoever stops it records the end where the shim cannot.
-        self._leave_by = time.monotonic() + (0.0 if self._stopping else _PATIENCE_S)
+        self._leave_by = time.monotonic() + (0.0 if self._stopping else _RECORD_S)
         if self._has_lost_its_job():  # how that ended is its scheduler's word
             self._leave()
         else:
