@@ -39,6 +39,8 @@ import orjson
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from areal.http.client import HttpReply
+from areal.http.headers import Headers
 from areal.reconcilers.desired import Target, Wanted, target_for
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
 from areal.reconcilers.plan import Plan
@@ -47,8 +49,6 @@ from areal.reconcilers.planning import PlanScope, Policy
 from areal.runtime import records
 from areal.runtime.backends.base import LastExit, Phase, RunSpec, RunState
 from areal.runtime.runs import RunStore
-from areal.services.http.client import HttpReply
-from areal.services.http.headers import Headers
 from areal.services.http.service import Metrics
 from areal.services.inference.gateway.relay import Admission
 from areal.services.inference.gateway.routing import LiveTable

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from areal.services.http.headers import Headers
+from areal.http.headers import Headers
 from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse, Upgraded, has_body
 from areal.services.http.process import bind, collect_rarely, read_config, serve_options
 from areal.services.http.serve import run_loop

@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 
 from areal.api.config.fields import Absent, Inert, Range
+from areal.http.client import HttpClient
 from areal.services.agent.gateway.app import build_gateway
 from areal.services.http.auth import Access
-from areal.services.http.client import HttpClient
 from areal.services.http.process import serve_options
 from areal.services.http.service import Handler, Service
 from areal.services.inference.data_proxy.process import data_proxy

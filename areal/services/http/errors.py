@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from areal.services.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
+from areal.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
 
 _TYPES = {
     401: "authentication_error",

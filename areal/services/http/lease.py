@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from areal.services.http.client import CallFailed, HttpClient
+from areal.http.client import CallFailed, HttpClient
 from areal.services.http.service import Service
 from areal.services.http.tasks import until_beat
 from areal.wire.bodies import RenewLease

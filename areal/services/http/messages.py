@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl
 
 import orjson
 
+from areal.http.headers import REQUEST_ID, Headers, unique_id
 from areal.services.http.errors import ApiError, ErrorFormat, bad_request
-from areal.services.http.headers import REQUEST_ID, Headers, unique_id
 from areal.wire.fields import FieldError, read_fields
 
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from typing import NoReturn, cast
 
 import httptools
 
+from areal.http.headers import Headers, add_field, unique_id
 from areal.services.http.errors import OPENAI, ApiError
-from areal.services.http.headers import Headers, add_field, unique_id
 from areal.services.http.messages import (
     AnyResponse,
     FlowControl,

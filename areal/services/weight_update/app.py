@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from areal.files import replace_file
+from areal.http.client import HttpClient
 from areal.resources.addresses import base_url
 from areal.services.http.auth import Access
-from areal.services.http.client import HttpClient
 from areal.services.http.errors import bad_request, unsupported
 from areal.services.http.messages import Request, Response, body_as, read_body, read_object
 from areal.services.http.process import ServeOptions

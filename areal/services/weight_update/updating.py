@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from areal.services.http.client import CallFailed, HttpClient
+from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState
 from areal.wire.bodies import CheckWeights, ConnectPair, WeightOrder

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair
 from areal.services.weight_update.publisher import WeightUpdateFailed

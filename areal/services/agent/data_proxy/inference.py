@@ -19,9 +19,9 @@ from urllib.parse import quote
 import orjson
 
 from areal.errors import UsageFault
+from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
-from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.processes import InferenceAccess

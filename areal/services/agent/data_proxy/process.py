@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from areal.http.client import HttpClient
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import open_agent_journal
 from areal.services.agent.data_proxy.routes import PairRoutes
 from areal.services.agent.data_proxy.turns import TurnRunner, TurnSlots
 from areal.services.agent.data_proxy.worker import PairWorker
-from areal.services.http.client import HttpClient
 from areal.services.http.lease import RouterLease
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service

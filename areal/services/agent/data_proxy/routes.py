@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import orjson
 
+from areal.http import headers as names
+from areal.http.client import HttpReply
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
     AgentJournal,
@@ -23,9 +25,7 @@ from areal.services.agent.data_proxy.journal import (
 )
 from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnMessage, TurnRunner, TurnSlots
 from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
-from areal.services.http import headers as names
 from areal.services.http.auth import Access
-from areal.services.http.client import HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
 from areal.services.http.process import save_settings

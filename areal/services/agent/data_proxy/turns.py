@@ -25,6 +25,7 @@ from typing import Any
 
 import orjson
 
+from areal.http.client import CallFailed, Connection, NotConnected
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
     Outcome,
@@ -34,7 +35,6 @@ from areal.services.agent.data_proxy.journal import (
     TurnRequestKey,
 )
 from areal.services.agent.data_proxy.worker import PairWorker, Transcript, TurnFailed, event_line, last_event
-from areal.services.http.client import CallFailed, Connection, NotConnected
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, StreamingResponse
 from areal.services.http.service import Metrics

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import orjson
 
+from areal.http.client import CallFailed, HttpClient, PendingCall
 from areal.services.agent.data_proxy.journal import Outcome, TurnEntry
-from areal.services.http.client import CallFailed, HttpClient, PendingCall
 from areal.wire.agents import Failure
 from areal.wire.processes import AgentDataProxyConfig
 

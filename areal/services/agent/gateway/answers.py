@@ -13,11 +13,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from areal.http.headers import IGNORED
 from areal.services.agent.gateway.bodies import TurnBody
 from areal.services.agent.gateway.turns import Event
 from areal.services.dialects import DONE, CallArguments, CallEnd, CallStart, Content, ResponsesWriter, sse_data
 from areal.services.http.errors import ApiError
-from areal.services.http.headers import IGNORED
 from areal.services.http.messages import AnyResponse, Request, StreamingResponse
 from areal.services.http.service import json_response
 from areal.wire.agents import SESSION_KEY_HEADER

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from areal.http.client import HttpClient
 from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnswer, TurnAnswer
 from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header, require_session_key
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.http.auth import Access
-from areal.services.http.client import HttpClient
 from areal.services.http.errors import bad_request
 from areal.services.http.messages import AnyResponse, Request, read_object
 from areal.services.http.process import ServeOptions

@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import orjson
 
+from areal.http.headers import Headers
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.headers import Headers
 from areal.services.http.messages import (
     AnyResponse,
     Request,

@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from areal.http.headers import unique_id
 from areal.services.agent.gateway.sessions import (
     AgentSessionRoutes,
     AgentSessions,
@@ -29,7 +30,6 @@ from areal.services.agent.gateway.sessions import (
 from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, new_run_id
 from areal.services.http.auth import Access, Authenticator
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.headers import unique_id
 from areal.services.http.messages import Request, Response, body_as, decode_object
 from areal.services.http.service import Service
 from areal.services.http.websocket import GOING_AWAY, WebSocket, accept

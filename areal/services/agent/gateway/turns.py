@@ -14,11 +14,11 @@ from typing import Any
 
 import orjson
 
+from areal.http import headers as names
+from areal.http.client import Connection, HttpClient, NotConnected, ResponseLost
+from areal.http.headers import unique_id
 from areal.services.agent.gateway.sessions import AgentSessions, path_of, refusal
-from areal.services.http import headers as names
-from areal.services.http.client import Connection, HttpClient, NotConnected, ResponseLost
 from areal.services.http.errors import ApiError
-from areal.services.http.headers import unique_id
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.gateway.relay import NO_SESSION, Admission

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import orjson
 
 from areal.api.agent import AgentResponse, StreamResponse
-from areal.services.http.headers import unique_id
+from areal.http.headers import unique_id
 from areal.wire.agents import Failure
 
 Outcome = Literal["", "complete", "agent", "infra", "cancelled"]

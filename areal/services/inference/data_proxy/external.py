@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import orjson
 
+from areal.http import headers as names
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Reply, ResponseSummary
-from areal.services.http import headers as names
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
 from areal.services.http.service import EventCutter, Handler, json_response

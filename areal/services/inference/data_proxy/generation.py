@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from areal.http import headers as names
 from areal.services.dialects import Content, Piece, Reply, joined
-from areal.services.http import headers as names
 from areal.services.http.errors import ApiError, unsupported
 from areal.services.http.messages import FlowControl, Request, Response, StreamingResponse
 from areal.services.http.tasks import Watchdog

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import UsageFault
+from areal.http.client import ENGINE_IDLE_S, HttpClient
 from areal.resources.addresses import UrlError
 from areal.services.http.auth import Access
-from areal.services.http.client import ENGINE_IDLE_S, HttpClient
 from areal.services.http.lease import RouterLease
 from areal.services.http.messages import Request, Response
 from areal.services.http.process import ServeOptions, report_stage, serve_options

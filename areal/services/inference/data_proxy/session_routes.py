@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from prometheus_client import Counter
 
-from areal.services.http import headers as names
+from areal.http import headers as names
 from areal.services.http.auth import Access, AdminKey
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import (

@@ -21,8 +21,8 @@ from uuid import uuid4
 
 import orjson
 
+from areal.http.client import CallFailed, HttpClient
 from areal.services.http.auth import Access
-from areal.services.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, body_as, read_body
 from areal.services.http.service import Service, json_response

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from areal.services.http.client import HttpClient
+    from areal.http.client import HttpClient
     from areal.services.inference.engines.base import TokenEngine
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (
     Broadcast,
     Capabilities,

@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from areal.errors import ArealError
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (
     SAMPLING_FIELDS,
     UNKNOWN_VERSION,

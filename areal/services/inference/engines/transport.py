@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, Window
+from areal.http.client import CallFailed, Connection, HttpClient, NotConnected, Window
 from areal.services.inference.engines.base import (
     Broadcast,
     Capabilities,

@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
+from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, presented_key
-from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
 from areal.services.http.process import ServeOptions

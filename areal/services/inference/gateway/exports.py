@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from areal.services.http import headers as names
+from areal.http import headers as names
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object

@@ -24,10 +24,10 @@ from typing import Any
 
 from prometheus_client import Gauge, Histogram
 
-from areal.services.http import headers as names
-from areal.services.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
+from areal.http import headers as names
+from areal.http.client import Connection, HttpClient, NotConnected, PendingCall, ResponseLost
+from areal.http.headers import Headers, unique_id
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.headers import Headers, unique_id
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
 from areal.services.http.service import EventCutter, Metrics
 from areal.services.http.tasks import Watchdog

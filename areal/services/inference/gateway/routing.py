@@ -18,8 +18,8 @@ from typing import Any, Self
 
 import orjson
 
-from areal.services.http import headers as names
-from areal.services.http.client import CallFailed, Connection, HttpClient, NotConnected, ResponseLost
+from areal.http import headers as names
+from areal.http.client import CallFailed, Connection, HttpClient, NotConnected, ResponseLost
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import Handler, Service, json_response

@@ -13,9 +13,9 @@ from typing import Any
 
 import orjson
 
-from areal.services.http import headers as names
+from areal.http import headers as names
+from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
-from areal.services.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
 from areal.services.http.service import Service, json_response

@@ -24,8 +24,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from areal.http.headers import unique_id
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.headers import unique_id
 from areal.services.journal.keys import TAG
 from areal.wire.bodies import LARGEST_F32
 

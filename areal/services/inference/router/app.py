@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import orjson
 
 from areal.files import replace_file
+from areal.http.client import HttpClient, HttpReply
 from areal.services.http.auth import Access
-from areal.services.http.client import HttpClient, HttpReply
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import (
     AnyResponse,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from areal.services.http.client import CallFailed, HttpClient
+from areal.http.client import CallFailed, HttpClient
 from areal.services.http.tasks import until_beat
 from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport

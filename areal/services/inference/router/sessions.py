@@ -19,8 +19,8 @@ from typing import Any
 
 import orjson
 
-from areal.services.http import headers as names
-from areal.services.http.client import CallFailed, HttpClient, HttpReply, NotConnected
+from areal.http import headers as names
+from areal.http.client import CallFailed, HttpClient, HttpReply, NotConnected
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.session import GroupName, SessionName
 from areal.services.inference.router.picking import rendezvous

@@ -18,8 +18,8 @@ from typing import Any
 
 import orjson
 
+from areal.http.client import HttpClient
 from areal.services.http.auth import Access, AdminKey
-from areal.services.http.client import HttpClient
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.serve import run_service

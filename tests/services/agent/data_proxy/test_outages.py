@@ -6,7 +6,7 @@ import resource
 import sqlite3
 from typing import Any
 
-from areal.services.http.headers import JOURNAL
+from areal.http.headers import JOURNAL
 from areal.services.journal.keys import key_digest
 from tests.services.agent.data_proxy.pair import Pair, start_proxy, start_worker
 from tests.services.processes import TERM, Process, wait_ready, wait_until

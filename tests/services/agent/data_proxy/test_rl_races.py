@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import pytest
 
+from areal.http.client import HttpClient
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import AgentJournal, SessionEntry, open_agent_journal
-from areal.services.http.client import HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.journal.store import JournalStore, open_journal_store
 from areal.wire.agents import ExportSession

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from areal.services.http.client import HttpClient, Window
+from areal.http.client import HttpClient, Window
 from areal.services.inference.engines import open_engine, transport
 from areal.services.inference.engines.base import (
     EngineCall,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, cast
 
-from areal.services.http.client import Connection
+from areal.http.client import Connection
 from areal.services.inference.gateway.routing import AnswerLines
 
 

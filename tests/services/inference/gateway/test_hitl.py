@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from areal.services.http.headers import Headers
+from areal.http.headers import Headers
 from areal.services.inference.gateway.sessions import HitlSessions, WorkerReply
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from areal.services.http import headers as names
+from areal.http import headers as names
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin, begin_group, export
 from tests.services.inference.running_service import later
 from tests.services.processes import (

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 import pytest
 
-from areal.services.http.client import HttpClient, HttpReply
+from areal.http.client import HttpClient, HttpReply
+from areal.http.headers import Headers
 from areal.services.http.errors import ApiError
-from areal.services.http.headers import Headers
 from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry, WorkerReport
 from areal.services.inference.router.sessions import Placements, SessionPlacing

@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.router.health import ProbeResult
 from areal.services.inference.router.prober import Prober
 from areal.services.inference.router.registry import WorkerRegistry

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from areal.services.http.headers import JOURNAL
+from areal.http.headers import JOURNAL
 from areal.services.inference.recorder.session import LeaseName
 from tests.services.inference.recorder.rollouts import Rollout
 from tests.services.inference.running_service import CHAT, later

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import TypeVar
 
 from areal.errors import UsageFault
-from areal.services.http.headers import unique_id
+from areal.http.headers import unique_id
 from areal.services.inference.data_proxy.parsers.json_calls import (
     DEEPSEEK,
     KIMI,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import (
     EngineError,

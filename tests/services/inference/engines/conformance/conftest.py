@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines.base import EngineCall, EngineDelta, TokenEngine
 from areal.wire.sampling import SamplingParams
 from tests.services.inference.engines.conformance.engines import KINDS, REAL, EngineProcess, start

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from areal.client.command import free_port
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines import open_engine
 from areal.services.inference.engines.base import EngineState, TokenEngine
 from tests.services.inference.engines.conformance.models import MAX_LEN

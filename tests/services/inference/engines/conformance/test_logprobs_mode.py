@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines.base import LogprobsMode
 from areal.wire.sampling import SamplingParams
 from tests.services.inference.engines.conformance.engines import start

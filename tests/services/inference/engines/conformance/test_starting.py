@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from areal.http.client import HttpClient
 from areal.runtime.logs import first_exception
-from areal.services.http.client import HttpClient
 from tests.services.inference.engines.conformance.conftest import kind_params
 from tests.services.inference.engines.conformance.engines import REAL, start
 from tests.services.inference.engines.conformance.models import Models

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from areal.services.http.client import HttpClient
+from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (
     EngineError,
     EngineRefused,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.http.client import Connection, ResponseLost, Window
+from areal.http.client import Connection, ResponseLost, Window
 from areal.services.inference.engines.base import EngineDelta, FinishReason
 from areal.services.inference.engines.embedded_client import read_delta
 from areal.services.inference.engines.transport import JsonLines

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httptools
 import orjson
 
-from areal.services.http.headers import Headers, add_field
+from areal.http.headers import Headers, add_field
 
 
 class CallFailed(Exception):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.services.http.client import Connection, HttpClient, NotConnected, ResponseLost, parse_address, start_of_chunk
+from areal.http.client import Connection, HttpClient, NotConnected, ResponseLost, parse_address, start_of_chunk
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"

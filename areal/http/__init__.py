@@ -1,0 +1,1 @@
+"""HTTP for every floor: the asyncio client and the header names."""
