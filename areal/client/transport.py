@@ -18,15 +18,14 @@ import contextlib
 import json
 import logging
 import random
+import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import quote
 
-import aiohttp
 import orjson
-from yarl import URL
 
 from areal.client.errors import (
     CallerError,
@@ -40,6 +39,17 @@ from areal.client.errors import (
     error_of_answer,
 )
 from areal.errors import ArealError
+from areal.http.client import (
+    CallFailed,
+    Connection,
+    HttpClient,
+    HttpReply,
+    Lines,
+    NotConnected,
+    PendingCall,
+    event_payloads,
+    parse_address,
+)
 
 _log = logging.getLogger(__name__)
 AddressLookup = Callable[[], str]
@@ -77,20 +87,7 @@ def may_repeat(error: ClientError, *, repeatable: bool) -> bool:
     )
 
 
-_CONNECT_S = 5.0
 _LOOKUP_PERIOD_S = 2.0
-_LINE_BYTES = 1024 * 1024  # one event of a stream
-_KEEP_ALIVE_S = 30.0  # below the usual timeout of servers, so that no connection is reused that a server just closed
-
-
-@dataclass(frozen=True)
-class HttpAnswer:
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    def json(self) -> Any:
-        return orjson.loads(self.body)
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,11 @@ class Transport:
         connections: int = 1024,
         lookup: AddressLookup | None = None,
     ) -> None:
+        """Raises CallerError for a ``base_url`` that is not an address."""
+        try:
+            parse_address(base_url)
+        except ValueError as error:
+            raise CallerError(f"base_url: {error}") from error
         self.base_url = base_url.rstrip("/")
         self._lookup = lookup
         self._lookup_lock = asyncio.Lock()
@@ -126,11 +128,11 @@ class Transport:
         self._key = key
         self._timeout_s = timeout_s
         self._retry = retry or RetryPolicy()
-        self._connections = connections
-        self._session: aiohttp.ClientSession | None = None
+        self._free = asyncio.Semaphore(connections)
+        self._http: HttpClient | None = None
         self._closed = False
 
-    async def call(self, call: HttpCall) -> HttpAnswer:
+    async def call(self, call: HttpCall) -> HttpReply:
         """Make a call, with retries. Returns a response with a status below 300. Raises ClientError."""
         deadline = time.monotonic() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
         attempt = 0
@@ -139,9 +141,9 @@ class Transport:
             base = self.base_url
             try:
                 with self._failures(call):
-                    async with asyncio.timeout(deadline - time.monotonic()), self._request(call) as response:
-                        answer = HttpAnswer(response.status, response.headers, await response.read())
-                return checked(answer, self._what(call))
+                    async with asyncio.timeout(deadline - time.monotonic()), self._free, self._pending(call) as answer:
+                        reply = HttpReply(answer.status, answer.headers, await answer.whole())
+                return checked(reply, self._what(call))
             except ClientError as error:
                 if isinstance(error, Unreachable) and await self._moved_from(base):
                     attempt = 0
@@ -186,7 +188,7 @@ class Transport:
             after = quote(answer["next"], safe="")
 
     @contextlib.asynccontextmanager
-    async def stream(self, call: HttpCall) -> AsyncGenerator[aiohttp.ClientResponse, None]:
+    async def stream(self, call: HttpCall) -> AsyncGenerator[Connection, None]:
         """A streamed response; read it with ``events``. The timeout applies to the response head, then to each read.
         The call is not retried, except at a new address after a refused connection."""
         timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
@@ -194,45 +196,39 @@ class Transport:
             while True:
                 base = self.base_url
                 try:
-                    response = await self._head(stack, call, timeout_s)
+                    answer = await self._head(stack, call, timeout_s)
                     break
                 except Unreachable:
+                    await stack.aclose()
                     if not await self._moved_from(base):
                         raise
-            yield response
+            yield answer
 
-    async def _head(self, stack: contextlib.AsyncExitStack, call: HttpCall, timeout_s: float) -> aiohttp.ClientResponse:
+    async def _head(self, stack: contextlib.AsyncExitStack, call: HttpCall, timeout_s: float) -> Connection:
         with self._failures(call):
             async with asyncio.timeout(timeout_s):
-                response: aiohttp.ClientResponse = await stack.enter_async_context(
-                    self._request(call, silence_s=timeout_s)
-                )
-                if response.status >= 300:
-                    answer = HttpAnswer(response.status, response.headers, await response.read())
-                    checked(answer, self._what(call))
-        return response
+                await stack.enter_async_context(self._free)
+                answer = await stack.enter_async_context(self._pending(call))
+                if answer.status >= 300:
+                    checked(HttpReply(answer.status, answer.headers, await answer.whole()), self._what(call))
+        return answer
 
-    def _request(self, call: HttpCall, silence_s: float | None = None) -> Any:
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=silence_s)
-        headers = dict(call.headers)
-        data = None
+    def _pending(self, call: HttpCall) -> PendingCall:
+        if self._closed:
+            raise RuntimeError("the client is closed")
+        if self._http is None:
+            self._http = HttpClient()
+        headers = {"Accept": "*/*", "User-Agent": "areal", **call.headers}
+        body = b""
         if call.body is not None:
-            data = _encoded(call.body)
+            body = _encoded(call.body)
             headers["Content-Type"] = "application/json"
         if (key := call.key or self._key) is not None:
             headers["Authorization"] = f"Bearer {key}"
-        url = URL(self.base_url + call.path, encoded=True)  # a session's key may be ".."
-        return self._open().request(
-            call.method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
-        )
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._closed:
-            raise RuntimeError("the client is closed")
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=self._connections, keepalive_timeout=_KEEP_ALIVE_S)
-            self._session = aiohttp.ClientSession(connector=connector, trust_env=False, read_bufsize=_LINE_BYTES)
-        return self._session
+        try:
+            return self._http.call(call.method, self.base_url, call.path, headers, body)
+        except ValueError as error:
+            raise CallerError(f"{self._what(call)}: {error}") from error
 
     def _failures(self, call: HttpCall) -> contextlib.AbstractContextManager[None]:
         return failures(self._what(call), self._timeout_s if call.timeout_s is None else call.timeout_s)
@@ -243,9 +239,8 @@ class Transport:
     async def close(self) -> None:
         """Idempotent. Running calls fail."""
         self._closed = True
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        if self._http is not None:
+            self._http.close()
 
 
 class AsyncClient:
@@ -287,13 +282,17 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
     """Raise the errors of the HTTP library as ClientError."""
     try:
         yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        why = error.os_error.strerror or error if isinstance(error, aiohttp.ClientConnectorError) else "no answer"
+    except NotConnected as error:
+        cause = error.__cause__
+        if isinstance(cause, ssl.SSLError):
+            trust = "SSL_CERT_FILE=FILE names the certificates to trust"
+            raise Unreachable(f"{what}: TLS failed: {cause}", hint=trust) from error
+        why = "no answer" if isinstance(cause, TimeoutError) else getattr(cause, "strerror", None) or cause
         raise Unreachable(f"{what}: nobody listens there: {why}", hint="areal inf status") from error
     except TimeoutError as error:
         raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
-    except (aiohttp.ClientError, ConnectionError) as error:
-        raise ConnectionLost(f"{what}: the connection broke: {error!r}") from error
+    except CallFailed as error:
+        raise ConnectionLost(f"{what}: {error}") from error
 
 
 def _encoded(body: Any) -> bytes:
@@ -307,7 +306,7 @@ def _encoded(body: Any) -> bytes:
     return data
 
 
-def checked(answer: HttpAnswer, what: str) -> HttpAnswer:
+def checked(answer: HttpReply, what: str) -> HttpReply:
     """``answer``, if its status is below 300. Raises the typed error of any other."""
     if answer.status < 300:
         return answer
@@ -321,22 +320,23 @@ def checked(answer: HttpAnswer, what: str) -> HttpAnswer:
 _LAST = ("response.completed", "response.incomplete")  # events that end a stream of the Responses API
 
 
-async def events(response: aiohttp.ClientResponse, what: str, silence_s: float) -> AsyncIterator[Any]:
+async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterator[Any]:
     """Decoded server-sent events until ``[DONE]`` or the end event of a response. Raises ConnectionLost for a stream
     that ends before, and the typed error of an error event."""
+    lines = Lines()
     while True:
         with failures(what, silence_s):
-            line = await response.content.readline()
-        if not line:
+            async with asyncio.timeout(silence_s):
+                part = await answer.part()
+        if not part:
             raise ConnectionLost(f"{what}: the stream was cut short")
-        payload = line[5:].strip() if line.startswith(b"data:") else b""
-        if payload == b"[DONE]":
-            return
-        if payload:
+        for payload in event_payloads(lines.feed(part)):
+            if payload == b"[DONE]":
+                return
             data = orjson.loads(payload)
             kind = data.get("type") if isinstance(data, dict) else None
             if isinstance(data, dict) and (error := _stream_error(kind, data)) is not None:
-                raise error_of_answer(500, {"error": error}, response.headers, what)
+                raise error_of_answer(500, {"error": error}, answer.headers, what)
             yield data
             if kind in _LAST:
                 return

@@ -1,4 +1,4 @@
-"""The HTTP client of service processes: a pool of connections with one call at a time on each.
+"""The asyncio HTTP client of the services and the SDK: a pool of connections with one call at a time on each.
 
 A response is parsed just far enough to pass it on. A reader that lags behind pauses the connection, so that a slow
 caller holds back the service that answers. ``stream_to`` passes a body on from inside the loop's callback, without a
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -354,10 +356,18 @@ class Address:
 
 
 def parse_address(url: str) -> Address:
+    """Raises ValueError for a URL that is not ``http(s)://host[:port][/path]``."""
     parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError(f"{url!r} is not an address like http://host:port")
     tls = parts.scheme == "https"
     port = parts.port or (443 if tls else 80)
-    return Address(parts.hostname or "", port, tls, parts.netloc, parts.path.rstrip("/"))
+    return Address(parts.hostname, port, tls, parts.netloc, parts.path.rstrip("/"))
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reads all certificates of the system: some 20 ms
 
 
 @dataclass(frozen=True)
@@ -368,10 +378,14 @@ class HttpReply:
     headers: Headers
     body: bytes
 
+    def json(self) -> Any:
+        """The decoded body. Raises orjson.JSONDecodeError."""
+        return orjson.loads(self.body)
+
     def object(self) -> dict[str, Any]:
         """The JSON object in the body; empty where it holds none."""
         try:
-            data = orjson.loads(self.body)
+            data = self.json()
         except orjson.JSONDecodeError:
             return {}
         return data if isinstance(data, dict) else {}
@@ -398,7 +412,7 @@ class PendingCall:
             request, self._request = self._request, b""  # frees a large body while the response is read
             await connection.ask(request)
         except BaseException:
-            connection.abort()
+            self._pool.release(self._address, connection)
             raise
         return connection
 
@@ -408,8 +422,8 @@ class PendingCall:
 
 
 class HttpClient:
-    """Calls to other services; ``async with`` closes idle connections at its end. ``base`` is a URL to which the path
-    is added. Entering a call raises NotConnected or ResponseLost."""
+    """Calls to other services; ``async with`` closes all connections at its end, also those of running calls. ``base``
+    is a URL to which the path is added. Entering a call raises NotConnected or ResponseLost."""
 
     def __init__(self, *, idle_s: float = POOL_IDLE_S, on_lost: Callable[[], None] | None = None) -> None:
         """``idle_s``: seconds that a connection is kept unused; less than the server's keep-alive. ``on_lost`` is
@@ -418,6 +432,7 @@ class HttpClient:
         self._on_lost = on_lost
         self._addresses: dict[str, Address] = {}
         self._idle: dict[Address, list[Connection]] = {}
+        self._busy: set[Connection] = set()
         self._loop = asyncio.get_running_loop()
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -461,18 +476,21 @@ class HttpClient:
             connection = idle.pop()
             if not connection.closed and self._loop.time() - connection.idle_since < self._idle_s:
                 connection.on_lost = None
+                self._busy.add(connection)
                 return connection
             connection.abort()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 _, made = await self._loop.create_connection(
-                    Connection, address.host, address.port, ssl=True if address.tls else None
+                    Connection, address.host, address.port, ssl=_tls_context() if address.tls else None
                 )
         except (OSError, TimeoutError) as error:
             raise NotConnected(f"{address.authority}: {error!r}") from error
+        self._busy.add(made)
         return made
 
     def release(self, address: Address, connection: Connection) -> None:
+        self._busy.discard(connection)
         if not connection.reusable:
             connection.abort()
             return
@@ -505,7 +523,32 @@ class HttpClient:
     def close(self) -> None:
         if self._sweep is not None:
             self._sweep.cancel()
-        for connections in self._idle.values():
+        for connections in (*self._idle.values(), [*self._busy]):
             for connection in connections:
                 connection.abort()
         self._idle.clear()
+
+
+# Bodies of lines, and of server-sent events.
+
+
+class Lines:
+    """Splits the parts of a body into complete lines without their newlines; empty ones are skipped."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def is_line(self, part: bytes) -> bool:
+        """Whether ``part`` is exactly one line, as nearly every step of a stream is."""
+        return not self._rest and part.find(b"\n") == len(part) - 1 > 0
+
+    def feed(self, part: bytes) -> list[bytes]:
+        *lines, self._rest = (self._rest + part).split(b"\n")
+        return [line for line in lines if line]
+
+
+def event_payloads(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """The data in the lines of a server-sent event stream."""
+    for line in lines:
+        if line.startswith(b"data:") and (payload := line.removeprefix(b"data:").strip()):
+            yield payload

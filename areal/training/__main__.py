@@ -99,7 +99,7 @@ def _is_collective_error(error: BaseException) -> bool:
 
 _COLLECTIVES = "torch/distributed/distributed_c10d"
 _TRAIN_EXTRA = frozenset(
-    ("aiohttp", "math_verify", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
+    ("httptools", "math_verify", "numpy", "omegaconf", "orjson", "peft", "pyarrow", "safetensors", "torch")
 ) | {"transformers"}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

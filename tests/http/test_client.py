@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.http import client
 from areal.http.client import Connection, HttpClient, NotConnected, ResponseLost, parse_address, start_of_chunk
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -26,7 +30,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 @asynccontextmanager
-async def worker(talk: Talk) -> AsyncIterator[str]:
+async def worker(talk: Talk, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await talk(reader, writer)
@@ -35,7 +39,7 @@ async def worker(talk: Talk) -> AsyncIterator[str]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
@@ -68,6 +72,54 @@ def test_address_of_a_url_with_a_prefix_keeps_host_port_and_prefix() -> None:
     address = parse_address("http://[::1]:81/deep/")
     assert (address.host, address.port, address.prefix, address.authority) == ("::1", 81, "/deep", "[::1]:81")
     assert parse_address("https://a.b").port == 443
+
+
+@pytest.mark.parametrize("url", ["h:1", "ws://h:1", "http://", "http://:80", "http://h:x", "http://u:p@h", "/path"])
+def test_url_that_is_not_an_address_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"address|[Pp]ort"):
+        parse_address(url)
+
+
+async def test_close_ends_running_calls(pool: HttpClient) -> None:
+    asked = asyncio.Event()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        asked.set()
+        await reader.read()
+
+    async with worker(talk) as url:
+        running = asyncio.ensure_future(ask(pool, url))
+        await asked.wait()
+        pool.close()
+        with pytest.raises(ResponseLost):
+            await running
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A certificate of localhost that nobody trusts, with its key."""
+    file = tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(file), "-out", str(tmp_path / "public.pem")]
+    subprocess.run(made, check=True, capture_output=True)
+    file.write_bytes(file.read_bytes() + (tmp_path / "public.pem").read_bytes())
+    return file
+
+
+async def test_tls_verifies_the_server(pool: HttpClient, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate)
+    async with worker(says(OK), tls) as url:
+        url = url.replace("http://127.0.0.1", "https://localhost")
+        with pytest.raises(NotConnected, match="CERTIFICATE_VERIFY_FAILED"):
+            await ask(pool, url)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        client._tls_context.cache_clear()
+        try:
+            assert await ask(pool, url) == b"hello"
+        finally:
+            client._tls_context.cache_clear()
 
 
 @pytest.mark.parametrize(

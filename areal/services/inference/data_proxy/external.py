@@ -15,6 +15,7 @@ import aiohttp
 import orjson
 
 from areal.http import headers as names
+from areal.http.client import Lines, event_payloads
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Reply, ResponseSummary
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
@@ -40,7 +41,6 @@ from areal.services.inference.data_proxy.serializers import ChatTranslation, Dia
 from areal.services.inference.data_proxy.sessions import CallRecorders
 from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected, connection_error
-from areal.services.inference.engines.transport import Lines, event_payloads
 from areal.services.inference.recorder.records import RecordedTurn
 
 EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}

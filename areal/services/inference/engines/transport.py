@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 
 import orjson
 
-from areal.http.client import CallFailed, Connection, HttpClient, NotConnected, Window
+from areal.http.client import CallFailed, Connection, HttpClient, Lines, NotConnected, Window, event_payloads
 from areal.services.inference.engines.base import (
     Broadcast,
     Capabilities,
@@ -81,21 +81,6 @@ def malformed_answer(error: Exception) -> EngineFailed:
     return EngineFailed(f"the engine's answer makes no sense: {type(error).__name__}: {str(error)[:200]}")
 
 
-class Lines:
-    """Splits the parts of a body into complete lines without their newlines; empty ones are skipped."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def is_line(self, part: bytes) -> bool:
-        """Whether ``part`` is exactly one line, as nearly every step of a stream is."""
-        return not self._rest and part.find(b"\n") == len(part) - 1 > 0
-
-    def feed(self, part: bytes) -> list[bytes]:
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        return [line for line in lines if line]
-
-
 class JsonLines:
     """Reads an answer with one JSON object per line."""
 
@@ -144,13 +129,6 @@ class JsonWhole(JsonLines):
 
     def end(self) -> Iterable[EngineDelta]:
         return self._deltas(self._lines.feed(b"".join([*self._parts, b"\n"])))
-
-
-def event_payloads(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The data in the lines of a server-sent event stream."""
-    for line in lines:
-        if line.startswith(b"data:") and (payload := line.removeprefix(b"data:").strip()):
-            yield payload
 
 
 class JsonEvents(JsonLines):
