@@ -155,3 +155,10 @@ def test_override_finds_a_number_among_the_keys_of_a_map(text: str, after: Any) 
     override = tree.parse_override(text)
     tree.apply_override(node, override, None if override.value is None else int(override.value))
     assert node == after
+
+
+def test_delete_of_the_whole_leaves_nothing_and_of_an_unknown_path_everything() -> None:
+    value = {"a": {"b": 1}, "c": [{"name": "x", "d": 2}]}
+    assert tree.delete_path(value, ()) == {}
+    assert tree.delete_path(value, ("a", "z")) == value
+    assert tree.delete_path(value, ("a", "b")) == {"c": value["c"]}

@@ -16,6 +16,7 @@ from areal.training.batches import (
     micro_batches,
     minibatches,
     pack,
+    paired_batch,
     partition,
     select,
     split_groups,
@@ -236,3 +237,27 @@ def test_rows_of_tokens_are_padded_and_the_first_token_of_none_is_trained_on() -
 def test_row_without_a_mask_for_its_tokens_is_named(row: dict[str, list[int]], said: str) -> None:
     with pytest.raises(UsageFault, match=said):
         token_batch([{"input_ids": [1], "loss_mask": [1]}, row])
+
+
+def test_pair_has_the_common_prefix_for_its_prompt() -> None:
+    rows = [
+        {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 5]},
+        {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 3, 4]},
+        {"chosen_ids": [1, 2, 3], "rejected_ids": [1, 2, 3, 4]},
+        {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 3, 5], "prompt_length": 1},
+    ]
+    trained = [[place for place, on in enumerate(row) if on] for row in paired_batch(rows)["loss_mask"].tolist()]
+    assert trained == [[2, 3], [2], [3], [3], [2], [2, 3], [1, 2, 3], [1, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"chosen_ids": [1, 2]}, "row 0 of the batch has no rejected_ids"),
+        ({"chosen_ids": [], "rejected_ids": [1, 2]}, "row 0 of the batch has no chosen_ids"),
+        ({"chosen_ids": [1], "rejected_ids": [1, 2]}, "row 0 of the batch has an answer of one token"),
+    ],
+)
+def test_pair_without_two_answers_is_named(row: dict[str, list[int]], said: str) -> None:
+    with pytest.raises(UsageFault, match=said):
+        paired_batch([row])

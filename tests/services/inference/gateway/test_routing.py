@@ -174,3 +174,10 @@ async def test_trusted_workers_are_listed_once_until_one_gets_into_trouble_or_ou
     assert routable(live_table) == {"b", "c"}
     live_table.apply(table(1, a=READY, c=READY))
     assert routable(live_table) == {"c"}
+
+
+@pytest.mark.parametrize(("worker", "serves"), [("a", True), ("b", True), ("c", False), ("unknown", False)])
+async def test_worker_that_the_router_sees_alive_is_serving(worker: str, serves: bool) -> None:
+    live_table = live(table(a=READY, b=DRAINING, c=DEAD))
+    assert live_table.is_serving("m", f"http://{worker}:1") is serves
+    assert not live_table.is_serving("another", f"http://{worker}:1")
