@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -240,7 +242,7 @@ def test_row_without_a_mask_for_its_tokens_is_named(row: dict[str, list[int]], s
 
 
 def test_pair_has_the_common_prefix_for_its_prompt() -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 5]},
         {"chosen_ids": [1, 2, 3, 4], "rejected_ids": [1, 2, 3, 4]},
         {"chosen_ids": [1, 2, 3], "rejected_ids": [1, 2, 3, 4]},
