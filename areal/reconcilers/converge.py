@@ -35,6 +35,7 @@ from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends.base import ENDED, Phase, RestartPolicy, RunControl, RunSpec, RunState
+from areal.runtime.backends.cluster import reserved
 from areal.state.events import EventLog
 from areal.state.journal import Operation, Transaction, orphans
 from areal.state.locks import lock_objects
@@ -116,13 +117,15 @@ def _check_start(command: CommandContext, prepared: Prepared) -> None:
     planned = {target.ref: target.object for target in prepared.scope.all}
     refs = {op.ref for op in spawned}
     starting = {ref: item for ref, item in planned.items() if ref in refs}
-    demands: list[tuple[Mapping[str, Any], int, int]] = []
+    demands: list[tuple[Mapping[str, Any], dict[str, Any]]] = []
     for op in spawned:
-        demand = command.scheduler_of(planned, op.ref), int(op.args.get("gpus", 0)), int(op.args.get("nodes", 1))
+        cpus, memory_bytes = reserved(op.target.partition("/")[0], planned[op.ref].spec)
+        wanted = {"gpus": int(op.args.get("gpus", 0)), "nodes": int(op.args.get("nodes", 1))}
+        demand = command.scheduler_of(planned, op.ref), {**wanted, "cpus": cpus, "memory_bytes": memory_bytes}
         if demand not in demands:
             demands.append(demand)
-    for scheduler, gpus, nodes in demands:
-        command.backend.named(scheduler["type"]).require_possible(scheduler, gpus=gpus, nodes=nodes)
+    for scheduler, wanted in demands:
+        command.backend.named(scheduler["type"]).require_possible(scheduler, **wanted)
     for kind in sorted({item.kind for item in starting.values()}):
         mine = {ref: item for ref, item in starting.items() if item.kind == kind}
         controller_of(kind).check_start(mine, command.ctx.report)

@@ -267,9 +267,10 @@ class Ray(SpecModel):
 
 
 _OWN_OPTIONS = (
-    *("--array", "--chdir", "--comment", "--job-name", "--output", "--parsable", "--test-only", "--wait", "--wrap"),
+    *("--array", "--chdir", "--clusters", "--comment", "--job-name", "--output", "--parsable", "--test-only"),
+    *("--wait", "--wrap"),
 )
-_OWN_LETTERS = ("-J", "-D", "-W", "-a", "-o")
+_OWN_LETTERS = ("-J", "-D", "-M", "-W", "-a", "-o")
 
 
 class Slurm(SpecModel):

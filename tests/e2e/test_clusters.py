@@ -126,9 +126,11 @@ def on(name: str, settings: str, model: str, words: str) -> Any:
     [
         on("slurm", "{partition: nope}", "", "invalid partition specified: nope"),
         on("slurm", "{}", f"resources: {{gpus: {SLURM_GPUS + 1}}}", "9 GPUs.*at most 8"),
+        on("slurm", "{}", "resources: {cpus: 65}", "65 CPUs asked for.*64 CPUs"),
         on("slurm", "{containerImage: /a.sif, containerType: apptainer}", "", "apptainer.*No such file"),
         on("slurm", "{containerImage: no/such}", "", "container-image"),
         on("ray", "{}", f"resources: {{gpus: {RAY_GPUS + 1}}}", "no node has GPU 5: the most is 4"),
+        on("ray", "{}", "resources: {cpus: 999}", "no node has CPU 999"),
         on("ray", "{resources: {h900: 1}}", "", "no node has h900 1"),
         on("ray", "{runtimeEnv: {image_uri: no/such}}", "", "podman"),
         on("ray", "{python: /no/such/python}", "", "/no/such/python: (not found|No such file)"),

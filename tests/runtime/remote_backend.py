@@ -52,7 +52,9 @@ class RemoteBackend(ClusterBackend):
             raise ArealError("the remote cluster does not answer")
         return Capacity(queued={NAME: settings()["gpus"]})
 
-    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+    def require_possible(
+        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+    ) -> None:
         if gpus > settings()["gpus"] or nodes > 1:
             raise NoCapacity(f"no node has {gpus} GPUs" if nodes == 1 else f"there are not {nodes} nodes")
 

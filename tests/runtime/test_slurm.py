@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,42 @@ def test_what_cannot_be_placed_is_refused_in_slurms_words_before_and_at_the_star
     assert slurm_cluster.jobs() == []
 
 
+@pytest.mark.parametrize(
+    ("reserves", "words"),
+    [
+        (
+            {"cpus": 65},
+            "1 node with 0 GPUs, 65 CPUs asked for, .* 2 nodes with at most 8 GPUs, 64 CPUs",
+        ),
+        ({"memory_bytes": 2**40}, "1 node with 0 GPUs, 1048576 MiB asked for, .* at most 8 GPUs, 64000 MiB"),
+    ],
+)
+def test_more_cpus_or_memory_than_a_node_has_are_refused_before_anything_starts(
+    slurm: SlurmBackend, reserves: dict[str, float], words: str
+) -> None:
+    with pytest.raises(NoCapacity, match=words):
+        slurm.require_possible({"type": "slurm"}, gpus=0, nodes=1, **reserves)
+
+
+def test_partitions_whose_nodes_are_away_for_now_are_not_refused(
+    slurm: SlurmBackend, slurm_cluster: SlurmCluster
+) -> None:
+    slurm_cluster.command("scontrol", "update", "NodeName=n1,n2", "State=DOWN", "Reason=test")
+    try:
+        for settings in ({"partition": "main,urgent"}, {"extraArgs": ["--partition=urgent"]}, {}):
+            slurm.require_possible({"type": "slurm", "slurm": settings}, gpus=1, nodes=2)
+    finally:
+        slurm_cluster.command("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
+        slurm_cluster.until(lambda: slurm_cluster.node_states().count("idle") == len(NODES), "both nodes to be idle")
+
+
+def test_option_that_submits_nothing_is_an_error(slurm: SlurmBackend) -> None:
+    with pytest.raises(NoCapacity, match="sbatch took no job for run r1 of Model/qwen: Usage: sbatch"):
+        slurm.start(run_spec("r1", **placed_by(extraArgs=["--help"])))
+
+    assert slurm.observe() == {}
+
+
 def test_busy_cluster_is_not_refused(slurm: SlurmBackend) -> None:
     started(slurm, "first", gpus=tuple(map(str, range(GPUS))))
 
@@ -176,6 +213,33 @@ def test_machine_without_slurms_commands_says_so(slurm: SlurmBackend, monkeypatc
         patch.setenv("PATH", "/nowhere")
         with pytest.raises(ArealError, match="is not installed on this machine"):
             slurm.capacity()
+
+
+# -- a user's own environment
+
+
+def test_users_defaults_for_slurms_commands_hide_no_job_and_keep_no_signal(
+    slurm: SlurmBackend, slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("SQUEUE_PARTITION", "urgent")
+        patch.setenv("SBATCH_ARRAY_INX", "1-2")
+        started(slurm)
+    assert len(slurm_cluster.jobs()) == 1
+
+    with monkeypatch.context() as patch:
+        patch.setenv("SCANCEL_STATE", "PENDING")
+        assert slurm.stop("r1").was_alive
+    assert slurm_cluster.jobs() == []
+
+
+def test_job_of_the_user_whose_name_is_no_text_hides_no_other(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
+    other = slurm_cluster.command("sbatch", "--parsable", "--hold", "--job-name=caf\udce9", "--wrap=true").strip()
+    try:
+        started(slurm)
+        assert slurm.stop("r1").was_alive
+    finally:
+        slurm_cluster.command("scancel", other)
 
 
 # -- slurmctld away
@@ -216,6 +280,22 @@ def test_job_that_somebody_cancels_says_so(slurm: SlurmBackend, slurm_cluster: S
     state = until_state(slurm, lambda state: state.cause is Cause.CANCELLED, "the cause")
     assert state.phase in (Phase.EXITED, Phase.DEAD)
     assert state.last_exit is not None and state.last_exit.reason == f"Slurm job {job_id} is CANCELLED on {state.node}"
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "SPECIAL_EXIT"])
+def test_job_that_somebody_holds_is_stopped_at_once(
+    slurm: SlurmBackend, slurm_cluster: SlurmCluster, state: str
+) -> None:
+    job_id = started(slurm, **placed_by(extraArgs=["--requeue"])).job_id
+    held = ("suspend",) if state == "SUSPENDED" else ("requeuehold", "State=SpecialExit")
+    slurm_cluster.command("scontrol", *held, job_id)
+    until(lambda: state in "".join(slurm_cluster.jobs()), "Slurm to hold it")
+    began = time.monotonic()
+
+    assert slurm.stop("r1").was_alive
+
+    assert time.monotonic() - began < 10
+    assert slurm_cluster.jobs() == []
 
 
 def test_requeued_job_waits_and_runs_again(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
@@ -297,8 +377,6 @@ def test_run_whose_processes_are_all_killed_is_dead(slurm: SlurmBackend, tmp_pat
 
 
 def _within(patience_s: float, look: Callable[[], Any], condition: Callable[[Any], bool]) -> Any:
-    import time
-
     deadline = time.monotonic() + patience_s
     while not condition(found := look()):
         assert time.monotonic() < deadline, found

@@ -110,6 +110,12 @@ def test_options_have_what_the_manifest_says_and_the_extra_ones_last() -> None:
     assert found.index("--no-requeue") < found.index("--requeue")
 
 
+@pytest.mark.parametrize("word", ["-Mother", "--clusters=other", "--cluster", "--array=1-2", "-Jname"])
+def test_options_by_which_jobs_would_not_be_found_are_refused(word: str) -> None:
+    with pytest.raises(ValueError, match="areal's own"):
+        slurm(extra_args=[word])
+
+
 def test_resources_are_those_of_the_component_that_computes() -> None:
     spec = run_spec(component="data-proxy", spec={"resources": {"cpus": 64, "memory": "1Ti"}})
 

@@ -310,10 +310,13 @@ class Backend(RunControl, Protocol):
         that start or stop something."""
         ...
 
-    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
-        """Check, before anything starts, that the cluster can ever place a run of ``nodes`` nodes with ``gpus`` GPUs
-        each under these settings (``spec.scheduler``). Raises NoCapacity where it is too small, InvalidManifest for a
-        setting that names nothing of the cluster, ArealError where the cluster does not answer."""
+    def require_possible(
+        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+    ) -> None:
+        """Check, before anything starts, that the cluster can ever place a run of ``nodes`` nodes with ``gpus`` GPUs,
+        ``cpus`` cores and ``memory_bytes`` each (0: the cluster's default) under these settings (``spec.scheduler``).
+        Raises NoCapacity where it is too small, InvalidManifest for a setting that names nothing of the cluster,
+        ArealError where the cluster does not answer."""
         ...
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:

@@ -51,12 +51,13 @@ _SIZE = re.compile(r"([0-9.]+)(Ki|Mi|Gi|Ti|k|M|G|T)?")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def reserved(spec: RunSpec) -> tuple[float, float]:
-    """CPU cores and bytes of memory that the run reserves on each of its nodes; 0 where the manifest says nothing. The
-    manifest says what each process of the component that computes needs. Other components are small."""
-    if spec.component not in ("engine", "driver"):
+def reserved(component: str, spec: Mapping[str, Any]) -> tuple[float, float]:
+    """CPU cores and bytes of memory that a run of the owner's ``spec`` reserves on each of its nodes; 0 where the
+    manifest says nothing. The manifest says what each process of the component that computes needs. Other components
+    are small."""
+    if component not in ("engine", "driver"):
         return 0, 0
-    resources = spec.spec.get("resources") or {}
+    resources = spec.get("resources") or {}
     processes = resources.get("processesPerNode") or 1
     return processes * (resources.get("cpus") or 0), processes * size_bytes(resources.get("memory") or "0")
 
@@ -288,7 +289,9 @@ class ClusterBackend(ABC):
         """``queued``: all GPUs of the cluster, by this backend's name."""
 
     @abstractmethod
-    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+    def require_possible(
+        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+    ) -> None:
         """See ``base.Backend``."""
 
     @abstractmethod

@@ -170,7 +170,9 @@ class LocalBackend:
                 free.append(gpu.uuid)
         return Capacity(tuple(free), tuple(leased), squatters)
 
-    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+    def require_possible(
+        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+    ) -> None:
         """A plan counts the GPUs of this machine."""
 
     def claim_ports(self, count: int, *, owner: str, prefer: Sequence[int] = ()) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ from areal.runtime.backends.ray_job import (
     settings_of,
     submission_id,
     waits_for_resources,
+    wants,
     wants_in,
-    wants_of,
     why_impossible,
 )
 
@@ -203,12 +203,13 @@ class RayBackend(ClusterBackend):
                 gpus += sum(node.resources.get("GPU", 0) for node in RayApi(address).nodes())
         return Capacity(queued={self.name: int(gpus)})
 
-    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+    def require_possible(
+        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+    ) -> None:
         settings = settings_of(scheduler)
         api = RayApi(resolve_address(settings.get("address", "auto"), os.environ))
-        spec = RunSpec("any", "", "", 0, (), scheduler=scheduler, gpus=("",) * gpus, nodes=nodes)
-        present = api.nodes()
-        why = why_impossible(present, wants_of(spec), settings.get("placementStrategy", "STRICT_SPREAD"))
+        wanted, strategy = wants(scheduler, gpus, nodes, cpus, memory_bytes), settings.get("placementStrategy")
+        why = why_impossible(api.nodes(), wanted, strategy or "STRICT_SPREAD")
         if why and not settings.get("autoscaling"):
             hint = "ask for less, or write spec.scheduler.ray.autoscaling: true where Ray adds nodes"
             raise NoCapacity(f"the Ray cluster at {api.address} cannot place it: {why}", hint=hint)

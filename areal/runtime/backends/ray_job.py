@@ -46,13 +46,16 @@ class RayWants:
 
 
 def wants_of(spec: RunSpec) -> RayWants:
-    cpus, memory_bytes = reserved(spec)
+    return wants(spec.scheduler, len(spec.gpus), spec.nodes, *reserved(spec.component, spec.spec))
+
+
+def wants(scheduler: Mapping[str, Any], gpus: int, nodes: int, cpus: float, memory_bytes: float) -> RayWants:
     wanted = {"CPU": float(cpus or _SMALL_CPUS)}
-    if spec.gpus:
-        wanted["GPU"] = float(len(spec.gpus))
+    if gpus:
+        wanted["GPU"] = float(gpus)
     if memory_bytes:
         wanted["memory"] = memory_bytes
-    return RayWants({**wanted, **settings_of(spec.scheduler).get("resources", {})}, spec.nodes)
+    return RayWants({**wanted, **settings_of(scheduler).get("resources", {})}, nodes)
 
 
 def settings_of(scheduler: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from areal.errors import ArealError, InvalidManifest, NoCapacity, TimedOut
 from areal.runtime import records
@@ -31,6 +31,7 @@ from areal.runtime.backends.cluster import ClusterBackend
 from areal.runtime.backends.slurm_job import (
     IMPOSSIBLE,
     JOB_LOG,
+    NOT_RUNNING,
     SlurmJob,
     batch_script,
     error_words,
@@ -64,7 +65,10 @@ _AT_THE_MOMENT = "Requested node configuration is not available"  # also of node
 _NOT_PASSED = (
     *("AREAL_CRASH_AT", FIRST_NODE_VARIABLE, NODE_ADDRESS_VARIABLE, NODE_RANK_VARIABLE),
     *(RUN_UID_VARIABLE, RUN_DIR_VARIABLE, PARENT_VARIABLE, "CUDA_VISIBLE_DEVICES"),
+    # A user's defaults for these commands would hide jobs, send no signal, or submit more than one job.
+    *("SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT"),
 )
+"""Prefixes of variables of the caller that Slurm's commands do not get."""
 
 
 class SlurmBackend(ClusterBackend):
@@ -78,9 +82,12 @@ class SlurmBackend(ClusterBackend):
         gres = dict(line.split("|", 1) for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%G").splitlines())
         return Capacity(queued={self.name: sum(map(gpus_of_gres, gres.values()))})
 
-    def require_possible(self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int) -> None:
+    def require_possible(
+        self, scheduler: Mapping[str, Any], *, gpus: int, nodes: int, cpus: float = 0, memory_bytes: float = 0
+    ) -> None:
         options = _options(scheduler)
-        asked = [*resource_options(gpus=gpus, nodes=nodes), *placement_options(options)]
+        wanted = resource_options(gpus=gpus, nodes=nodes, cpus=cpus, memory_bytes=memory_bytes)
+        asked = [*wanted, *placement_options(options)]
         done = _run("sbatch", "--test-only", *asked, "--wrap=true")
         if done.returncode == 0:
             return
@@ -88,19 +95,15 @@ class SlurmBackend(ClusterBackend):
         _require_answer(words)
         if _AT_THE_MOMENT not in words:
             raise InvalidManifest(f"Slurm refuses spec.scheduler.slurm: {words}", hint="sinfo; sacctmgr show assoc")
-        # The GPUs of each node of the partition, whatever its present state.
-        lines = [line.split("|") for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%P|%G").splitlines()]
-        chosen = {
-            node: gres
-            for node, name, gres in lines
-            if name.rstrip("*") == options.partition or (not options.partition and "*" in name)
-        }
-        most = [gpus_of_gres(gres) for gres in chosen.values()]
-        if sum(each >= gpus for each in most) < nodes:
-            where = f"partition {options.partition}" if options.partition else "the default partition"
-            wanted = f"{nodes} node{'s' if nodes > 1 else ''} with {gpus} GPUs"
-            has = f"{len(most)} nodes with at most {max(most, default=0)}"
-            raise NoCapacity(f"{wanted} asked for, {where} has {has}: {words}", hint="sinfo -o '%P %D %G'")
+        where, able = _nodes_of(options)
+        if sum(node.gpus >= gpus and node.cpus >= cpus and node.memory_bytes >= memory_bytes for node in able) < nodes:
+            amount = f"{nodes} node{'s' if nodes > 1 else ''} with {_amounts(gpus, cpus, memory_bytes)}"
+            most = _Node(*map(max, zip(*able, strict=True))) if able else _Node(0, 0, 0)
+            has = _amounts(most.gpus, cpus and most.cpus, memory_bytes and most.memory_bytes)
+            raise NoCapacity(
+                f"{amount} asked for, {where} has {len(able)} nodes with at most {has}: {words}",
+                hint="sinfo -o '%P %D %G %c %m'",
+            )
 
     # -- jobs
 
@@ -112,7 +115,9 @@ class SlurmBackend(ClusterBackend):
             words = error_words(done.stderr)
             _require_answer(words)
             raise NoCapacity(f"Slurm refuses run {spec.uid} of {spec.owner}: {words}", hint="sinfo; squeue")
-        job_id = done.stdout.strip().partition(";")[0]
+        job_id = (done.stdout.split() or [""])[-1].partition(";")[0]
+        if not job_id.isdigit():  # such as --help
+            raise NoCapacity(f"sbatch took no job for run {spec.uid} of {spec.owner}: {done.stdout.strip()[:200]}")
         self._crash("ack-after")
         state, _, reason = _run("squeue", "-h", "-j", job_id, "-o", "%T|%r").stdout.strip().partition("|")
         if reason in IMPOSSIBLE and state in ("PENDING", "FAILED"):
@@ -130,7 +135,9 @@ class SlurmBackend(ClusterBackend):
         found = {uid: job.job(self._last_words(uid) if job.is_over else "") for uid, job in known.items()}
         forgotten = {job_id: uid for uid in uids if uid not in found and (job_id := self._job_of_node(uid))}
         if forgotten:
-            found |= {forgotten[job.job_id]: job.job() for job in _accounted(forgotten) if job.job_id in forgotten}
+            # One that accounting has as running, and slurmctld does not know, has ended without a word.
+            over = [job for job in _accounted(forgotten) if job.job_id in forgotten and job.is_over]
+            found |= {forgotten[job.job_id]: job.job() for job in over}
         return found
 
     def _job_of_node(self, uid: str) -> str:
@@ -169,7 +176,7 @@ class SlurmBackend(ClusterBackend):
         job_id, is_gone = state.job_id, partial(_is_gone, state.job_id)
         deadline = time.monotonic() + grace_s + _MARGIN_S
         while job_id and time.monotonic() < deadline:
-            if _state_of(job_id) == "PENDING":
+            if _state_of(job_id) in NOT_RUNNING:  # scancel --signal would wait for a minute
                 _run("scancel", job_id)
             else:
                 _signal("TERM", state)
@@ -199,6 +206,33 @@ def _options(scheduler: Mapping[str, Any]) -> Slurm:
     from areal.resources.fields import Slurm
 
     return Slurm.model_validate(scheduler.get("slurm") or {})
+
+
+class _Node(NamedTuple):
+    """Configured sizes of a node, whatever its present state."""
+
+    gpus: int
+    cpus: int
+    memory_bytes: int
+
+
+def _nodes_of(options: Slurm) -> tuple[str, list[_Node]]:
+    """The partitions that a job may use, in words, and their nodes."""
+    named = options.partition or os.environ.get("SBATCH_PARTITION", "")
+    where = f"partition {named}" if named else "the default partition"
+    if any(word.startswith(("-p", "--p")) for word in options.extra_args):
+        where = "the cluster"
+    found = {}
+    for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%P|%G|%c|%m").splitlines():
+        name, partition, gres, cpus, memory = line.split("|")
+        if where == "the cluster" or (partition.rstrip("*") in named.split(",") if named else "*" in partition):
+            found[name] = _Node(gpus_of_gres(gres), int(cpus.rstrip("+")), int(memory.rstrip("+")) << 20)
+    return where, list(found.values())
+
+
+def _amounts(gpus: int, cpus: float, memory_bytes: float) -> str:
+    found = [f"{gpus} GPUs", *([f"{cpus:g} CPUs"] if cpus else [])]
+    return ", ".join([*found, *([f"{memory_bytes / 2**20:.0f} MiB"] if memory_bytes else [])])
 
 
 def _accounted(job_ids: Collection[str]) -> list[SlurmJob]:
@@ -245,10 +279,17 @@ def _size(path: str) -> int:
 
 
 def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED)}
     try:
         return subprocess.run(
-            argv, input=script or "", env=environment, capture_output=True, text=True, check=False, timeout=_ANSWER_S
+            argv,
+            input=script or "",
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",  # a job of the user may have a name that is no UTF-8
+            check=False,
+            timeout=_ANSWER_S,
         )
     except FileNotFoundError:
         raise ArealError(

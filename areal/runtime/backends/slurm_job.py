@@ -62,7 +62,7 @@ def _launcher(options: Slurm, nodes: int, home: str) -> list[str]:
 
 def submit_options(spec: RunSpec, options: Slurm, run_dir: str, home: str) -> list[str]:
     """Options of ``sbatch``. The manifest's own extra ones come last, so they win."""
-    cpus, memory_bytes = reserved(spec)
+    cpus, memory_bytes = reserved(spec.component, spec.spec)
     return [
         "--parsable",
         f"--job-name={spec.uid}",
@@ -112,6 +112,8 @@ def _minutes(seconds: float) -> str:
 # -- Slurm's words as values
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+NOT_RUNNING = _QUEUED | {"CONFIGURING", "SUSPENDED"}
+"""States of a job whose processes take no signal."""
 _ENDED = frozenset(
     {
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
@@ -130,7 +132,9 @@ IMPOSSIBLE = frozenset(
     {
         *("BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionNodeLimit"),
         *("PartitionTimeLimit", "AccountNotAllowed", "QOSNotAllowed", "AssocMaxWallDurationPerJobLimit"),
-        *("QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxCpuPerJobLimit"),
+        *("QOSMaxWallDurationPerJobLimit", "QOSMaxNodePerJobLimit", "QOSMaxCpuPerJobLimit", "QOSMaxGRESPerJob"),
+        *("QOSMaxMemoryPerJob", "QOSMinCpuNotSatisfied", "QOSMinGRES", "QOSMinMemory", "AssocMaxNodePerJobLimit"),
+        *("AssocMaxCpuPerJobLimit", "AssocMaxGRESPerJob", "AssocMaxMemPerJob", "DependencyNeverSatisfied"),
     }
 )
 """Reasons of waiting that waiting does not mend."""
