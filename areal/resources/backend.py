@@ -31,7 +31,7 @@ TRAIN_ENGINES = ("fsdp", "megatron")
 ENGINES = (*INFERENCE_ENGINES, *TRAIN_ENGINES)
 
 _NAMES = {"d": "data", "t": "tensor", "p": "pipeline", "c": "context", "e": "expert"}
-_DIM = re.compile(r"([a-z])(\d*)")
+_DIM = re.compile(r"([a-z])([0-9]*)")
 _HYBRID = re.compile(r"[a-z]+:\(attn:([a-z0-9]+)\|ffn:([a-z0-9]+)\)")
 _MAX_DEVICES = 1_000_000
 
@@ -218,6 +218,9 @@ def _parse_dims(text: str, column: int, dotted: bool) -> dict[str, int]:
 def _check_part(part: Part, column: int) -> None:
     if part.engine == "fsdp" and part.pipeline > 1:
         raise BackendError("fsdp has no pipeline parallelism: use megatron, or p1", column)
+    if part.engine == "megatron" and (part.world_size // part.pipeline) % (part.expert * part.expert_tensor):
+        ranks, each = part.world_size // part.pipeline, f"e{part.expert} of t{part.expert_tensor}"
+        raise BackendError(f"experts cannot share the {ranks} devices of a stage evenly over {each}", column)
     if part.engine in ("embedded", "external") and part.devices_per_replica > 1:
         raise BackendError(f"{part.engine} runs in one process: only d can be above 1", column)
     if part.world_size > _MAX_DEVICES:

@@ -73,6 +73,8 @@ def test_parse_backend_tells_inference_from_training() -> None:
         ("fsdp:(attn:d2|ffn:d2)", 6, "fsdp has one layout for all layers"),
         ("megatron:(attn:d2)", 10, "is written (attn:d4t2|ffn:d2t1e4)"),
         ("megatron:(attn:d2e2|ffn:d2)", 16, "e is of ffn"),
+        ("megatron:d2e3", 1, "experts cannot share the 2 devices of a stage evenly over e3 of t1"),
+        ("megatron:d２", 11, "needs a number from 1 up"),
         ("megatron:(attn:d2|ffn:d1c2)", 23, "c is of attn"),
         ("megatron:(attn:d2|ffn:d4)", 10, "attn is on 2 devices and ffn (d*t*p*e) on 4"),
         ("megatron:(attn:d2p2|ffn:d4)", 10, "a layer is on one stage"),

@@ -60,7 +60,12 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
                 f"the model folder {path} has no weights (*.safetensors)",
                 hint="init_from_scratch: true makes new ones",
             )
-        model = loader.from_pretrained(path, config=about, dtype=dtype, **settings)
+        model, read = loader.from_pretrained(path, config=about, dtype=dtype, output_loading_info=True, **settings)
+        # transformers makes up what is missing. Only a critic's head may be new.
+        base = f"{model.base_model_prefix}."
+        for name in sorted(read["missing_keys"]):
+            if not config.is_critic or name.startswith(base):
+                raise NotFound(f"the weights in {path} lack {name}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # transformers 5 deprecates names that peft still uses
         if config.gradient_checkpointing:

@@ -4,6 +4,7 @@ any number of ranks, adapters merged into what is published."""
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,19 @@ def _engine(model: Path, **changes) -> FSDPEngine:
 
 def _weights(engine: FSDPEngine) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in engine.named_tensors()}
+
+
+def test_folder_that_lacks_a_weight_is_refused_and_a_critics_head_is_new(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(model, tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model" / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(NotFound, match=r"the weights in .* lack lm_head\.weight"):
+        _engine(tmp_path / "model")
+    assert _engine(tmp_path / "model", is_critic=True)
 
 
 @pytest.mark.parametrize("spec", [MicroBatchSpec(n_mbs=3), MicroBatchSpec(max_tokens_per_mb=40)])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from areal.errors import UsageFault
 from areal.resources.backend import Part
-from areal.training.engines.megatron.model import check
+from areal.training.engines.megatron.model import check, load
 from areal.training.engines.megatron.names import (
     FAMILIES,
     Architecture,
@@ -129,6 +129,32 @@ def about(kind: str = "llama", **changes: Any) -> Any:
 def test_what_megatron_would_compute_otherwise_is_refused(changes: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageFault, match=told):
         architecture(about(**changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "told"),
+    [
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "no models with quantized weights"),
+        ("qwen3_moe", {"num_experts_per_tok": 1, "norm_topk_prob": True}, "one expert for each token"),
+    ],
+)
+def test_what_megatron_would_read_or_route_otherwise_is_refused(kind: str, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageFault, match=told):
+        architecture(about(kind, **changes))
+
+
+def test_weights_of_other_shapes_than_the_configuration_are_an_error_that_names_them() -> None:
+    weight = Weight("qkv", ("q", "k", "v"), (16, 1), 0, "qkv", groups=4, head_size=2)
+    for rows in ((4, 4, 4), (8, 4, 4)):  # the second has as many rows in all, and other heads
+        parts = [torch.rand(count, 1) for count in rows]
+        with pytest.raises(UsageFault, match=rf"which makes \[16, 1\] of q \[{rows[0]}, 1\], k \[4, 1\]"):
+            join(weight, parts)
+
+
+def test_another_head_than_the_tied_one_is_refused() -> None:
+    tensors = {"lm_head.weight": torch.ones(1), "model.embed_tokens.weight": torch.zeros(1)}
+    with pytest.raises(UsageFault, match=r"the folder has another lm_head\.weight"):
+        load({}, architecture(about("qwen2", tie_word_embeddings=True)), None, tensors.__getitem__)
 
 
 def test_model_of_another_family_is_refused() -> None:

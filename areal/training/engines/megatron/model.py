@@ -9,7 +9,7 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -255,6 +255,13 @@ def tensor_group(weight: Weight, groups: Any) -> Any:
 def load(mine: Mapping[str, Tensor], model: Architecture, groups: Any, read: Callable[[str], Tensor]) -> None:
     """Set the parameters ``mine`` from the Hugging Face model's tensors, by name from ``read``."""
     by_name = {weight.name: weight for weight in weights(model)}
+    if model.tied:
+        with suppress(NotFound):
+            if not torch.equal(read("lm_head.weight"), read("model.embed_tokens.weight")):
+                raise UsageFault(
+                    "config.json says tie_word_embeddings, and the folder has another lm_head.weight",
+                    hint="tie_word_embeddings: false in config.json, or delete the tensor",
+                )
     for name, parameter in mine.items():
         weight = by_name[name]
         whole = join(weight, [read(hf_name) for hf_name in weight.hf_names])

@@ -59,6 +59,11 @@ def architecture(about: Any) -> Architecture:
         raise UsageFault(
             f"the megatron engine has no {kind} models: it has {', '.join(FAMILIES)}", hint="backend=fsdp:d1 has all"
         )
+    if getattr(about, "quantization_config", None):
+        raise UsageFault(
+            "the megatron engine has no models with quantized weights (quantization_config of config.json)",
+            hint="path of the model before it was quantized",
+        )
     rope = dict(about.rope_parameters)
     layer_types = set(getattr(about, "layer_types", None) or ["full_attention"])
     odd = {
@@ -67,7 +72,7 @@ def architecture(about: Any) -> Architecture:
         "attention in windows": layer_types != {"full_attention"} or bool(getattr(about, "use_sliding_window", False)),
         "biases of the attention's output": bool(getattr(about, "attention_bias", False)) and kind != "qwen2",
         "biases of the MLP": bool(getattr(about, "mlp_bias", False)),
-        f"the activation {about.hidden_act}": about.hidden_act != "silu",
+        f"the activation {about.hidden_act}": about.hidden_act not in ("silu", "swish"),
     }
     if found := next((name for name, is_odd in odd.items() if is_odd), None):
         raise UsageFault(f"the megatron engine has no {kind} model with {found}", hint="backend=fsdp:d1 has")
@@ -76,6 +81,9 @@ def architecture(about: Any) -> Architecture:
         step, dense = about.decoder_sparse_step, set(about.mlp_only_layers or ())
         sparse = tuple((n + 1) % step == 0 and n not in dense for n in range(about.num_hidden_layers))
     has_experts = any(sparse)
+    if has_experts and about.num_experts_per_tok == 1 and about.norm_topk_prob:
+        why = "one expert for each token and norm_topk_prob: its weight is 1, and the router learns nothing"
+        raise UsageFault(f"the megatron engine has no {kind} model with {why}", hint="backend=fsdp:d1 has")
     return Architecture(
         layers=about.num_hidden_layers,
         hidden=about.hidden_size,
@@ -178,15 +186,16 @@ def _mlp(prefix: str, hf_prefix: str, hidden: int, width: int, layer: int, exper
 
 
 def join(weight: Weight, parts: Sequence[Tensor]) -> Tensor:
-    """Megatron's weight from Hugging Face's ``parts``. Raises ValueError where their shapes do not match."""
-    if weight.kind == "qkv":
-        grouped = [part.reshape(weight.groups, -1, *part.shape[1:]) for part in parts]
-        whole = torch.cat(grouped, 1).flatten(0, 1)
-    else:
-        whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
-    if tuple(whole.shape) != weight.shape:
-        raise ValueError(f"{', '.join(weight.hf_names)}: {list(whole.shape)} is not {list(weight.shape)}")
-    return whole
+    """Megatron's weight from Hugging Face's ``parts``. Raises UsageFault where their shapes do not match."""
+    whole, keys = torch.cat(list(parts)) if len(parts) > 1 else parts[0], weight.groups * weight.head_size
+    fits = weight.kind != "qkv" or len(parts[1]) == len(parts[2]) == keys
+    if tuple(whole.shape) != weight.shape or not fits:
+        found = ", ".join(f"{name} {list(part.shape)}" for name, part in zip(weight.hf_names, parts, strict=True))
+        raise UsageFault(f"the weights are not those of config.json, which makes {list(weight.shape)} of {found}")
+    if weight.kind != "qkv":
+        return whole
+    grouped = [part.reshape(weight.groups, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(grouped, 1).flatten(0, 1)
 
 
 def split(weight: Weight, whole: Tensor) -> list[Tensor]:
