@@ -70,6 +70,16 @@ def test_action_marks_every_fault_at_its_place_and_fails(folder: Path) -> None:
     assert "unknown field" in log and "expected a map" in log
 
 
+def test_action_marks_more_faults_than_an_argument_holds(folder: Path) -> None:
+    item = "---\napiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: m%d}\nspec: {no_such_field: 1}\n"
+    (folder / "manifests" / "many.yaml").write_text("".join(item % number for number in range(2000)))
+
+    code, log, *_ = run_action(folder, files="manifests/many.yaml")
+
+    assert code == 3
+    assert log.count("::error ") >= 2000
+
+
 def test_action_takes_an_overlay_with_a_profile(folder: Path) -> None:
     overlay: dict[str, Any] = {"apiVersion": "areal.dev/v1alpha1", "kind": "Overlay", "bases": ["m.yaml"]}
     overlay["profiles"] = {"big": {"namePrefix": "big-"}}

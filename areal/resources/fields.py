@@ -255,7 +255,7 @@ class Ray(SpecModel):
     the command, which every node must have."""
     python: Annotated[Text | None, UpdateClass.RECREATE] = None
     """Python of the nodes that has areal. Absent: the one of the command, or `python` where `runtimeEnv` brings one."""
-    resources: Annotated[dict[str, float], UpdateClass.RECREATE] = {}
+    resources: Annotated[dict[str, Annotated[float, Field(ge=0)]], UpdateClass.RECREATE] = {}
     """Custom resources that each process takes of its node, for example `{h100: 1}`."""
     placement_strategy: Annotated[Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"], UpdateClass.RECREATE] = (
         "STRICT_SPREAD"
@@ -264,6 +264,23 @@ class Ray(SpecModel):
     autoscaling: Annotated[bool, UpdateClass.RECREATE] = False
     """`true`: the cluster adds nodes, so that a process which no present node can take waits for one. `false`: it is
     refused before anything starts."""
+
+    @classmethod
+    def schema_rules(cls) -> list[Schema]:
+        texts: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
+        variables: Schema = {"properties": {"env_vars": {"anyOf": [texts, {"type": "null"}, EXPRESSION]}}}
+        return [{"properties": {"runtimeEnv": variables}}]
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _variables_are_texts(cls, environment: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """Ray itself says it only when the job has been submitted."""
+        variables = environment.get("env_vars")
+        if variables is not None and not (
+            isinstance(variables, dict) and all(isinstance(value, str) for value in variables.values())
+        ):
+            raise PydanticCustomError("areal_ray_variables", "env_vars is a map of texts: put its values into quotes")
+        return environment
 
 
 _OWN_OPTIONS = (

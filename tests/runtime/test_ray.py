@@ -117,8 +117,14 @@ def test_address_is_that_of_the_dashboard(address: str, environ: dict[str, str],
     assert resolve_address(address, environ) == found
 
 
-@pytest.mark.parametrize("address", ["ray://head:10001", "http://"])
-def test_address_of_another_server_of_ray_is_refused(address: str) -> None:
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("ray://head:10001", "http://", "http://head:port", "http://head:99999", "http://[::1", "http://he ad:8265"),
+        *("http://head:8265/a b", " http://head:8265", "http://user:word@head:8265"),
+    ],
+)
+def test_address_that_is_no_url_of_a_dashboard_is_refused(address: str) -> None:
     with pytest.raises(InvalidManifest, match="not the URL of a Ray dashboard"):
         resolve_address(address, {})
 

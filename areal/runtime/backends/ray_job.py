@@ -143,14 +143,18 @@ def cancel_request(uid: str, home: str, python: str) -> dict[str, Any]:
 
 
 def resolve_address(address: str, environ: Mapping[str, str]) -> str:
-    """The URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers."""
+    """The URL of the dashboard. Raises InvalidManifest for an address of another of Ray's servers, or a bad one."""
     if address == "auto":
         named = [environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", "")]
         address = next((each for each in named if each.startswith(("http://", "https://"))), DEFAULT_ADDRESS)
     if "://" not in address:
         address = f"http://{address}"
-    url = urlsplit(address)
-    if url.scheme not in ("http", "https") or not url.hostname:
+    try:
+        url = urlsplit(address)
+        usable = url.scheme in ("http", "https") and url.hostname and url.port != 0 and not url.username
+    except ValueError:  # a port that is no number, half an IPv6 address
+        usable = False
+    if not usable or re.search(r"[\s\x00-\x1f\x7f]", address):
         raise InvalidManifest(
             f"spec.scheduler.ray.address {address} is not the URL of a Ray dashboard",
             hint="write http://HEAD:8265, with the head's own name and port",
