@@ -15,6 +15,7 @@ MAX_GROUP = 1024
 MAX_EXPORTED = 4096  # sessions in one export
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/]{0,199}")
 _WORKER_ID = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._]{0,127}")
+_ADDRESS = "host:port or http://host:port: a host and a port, nothing else"
 _NOT_ALLOWED = "has characters or a length that is not allowed"
 _TARGET = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 _LABEL = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,63}")
@@ -255,6 +256,20 @@ class RegisterExternal:
         return (name, model) if _MODEL_NAME.fullmatch(name) else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SetVersion:
+    """``version`` of the weights that sample next. It only grows, unless ``force`` sets it back."""
+
+    version: int = bounded(0, 2**63 - 1)
+    force: bool = False
+
+    def conflict(self, served: int | None, where: str) -> str | None:
+        """Why the version cannot be set ``where`` the version ``served`` is; None if it can."""
+        if self.force or served is None or self.version >= served:
+            return None
+        return f"{where} is at version {served}, above {self.version}: a version only grows, but with force: true"
+
+
 # The router's control routes.
 
 
@@ -267,7 +282,7 @@ def worker_id(default: Any = MISSING) -> Any:
 
 
 def worker_addr(default: Any = MISSING) -> Any:
-    return checked("must be host:port or http://host:port: a host and a port, nothing else", _is_address, default)
+    return checked(f"must be {_ADDRESS}", _is_address, default)
 
 
 def _is_address(text: str) -> bool:
@@ -328,6 +343,45 @@ class RegisterModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishModel:
+    """At the gateway: data proxies that already run serve ``model``. With a ``url`` they first register that external
+    API, whose name for the model is ``provider_model``."""
+
+    model: str = text()
+    data_proxy_addrs: tuple[str, ...] = checked(
+        f"must be a list of addresses, each {_ADDRESS}", lambda addrs: all(map(_is_address, addrs)), ()
+    )
+    url: str | None = None
+    api_key: str | None = None
+    provider_model: str | None = None
+    api: Literal["openai", "anthropic"] = "openai"
+    allow_private: bool = False
+
+    @property
+    def addrs(self) -> list[str]:
+        return list(dict.fromkeys(map(worker_base_url, self.data_proxy_addrs)))
+
+    @property
+    def external(self) -> RegisterExternal | None:
+        """The external API, as the data proxies register it."""
+        if not self.url:
+            return None
+        return RegisterExternal(
+            name=self.model,
+            model=self.provider_model or self.model,
+            url=self.url,
+            api_key=self.api_key,
+            api=self.api,
+            allow_private=self.allow_private,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameModel:
+    model: str = text()
+
+
+@dataclass(frozen=True, kw_only=True)
 class RemoveModel:
     """Names the model by ``model``, or by ``name``."""
 
@@ -365,6 +419,12 @@ class ConfigureRouter:
 def is_target(text: str) -> bool:
     match = _TARGET.fullmatch(text)
     return match is not None and int(match[2]) <= 65535
+
+
+def scrape_target(url: str, job: str, **labels: str | None) -> dict[str, Any]:
+    """The service at ``url``, which has /metrics, as an entry of Prometheus' HTTP service discovery."""
+    known = {name: value for name, value in labels.items() if value}
+    return {"targets": [urlsplit(url).netloc.rpartition("@")[2]], "labels": {"job": f"areal-{job}", **known}}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,22 +36,26 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatewayConfig(ServeConfig):
-    """The limits hold until the router's table says otherwise."""
+class FollowerConfig(ServeConfig):
+    """A gateway, which follows a router. The limits hold until the router's table says otherwise."""
 
-    port: int = option(8080, "0 takes a free one", least=0)
     router_url: str = required("address of the router")
-    relays: int = option(1, "relay processes on the one port", least=1)
-    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)
+    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body, or WebSocket frame", least=0)
     request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", least=0)
     max_queued_requests: int = option(
-        GatewayLimits.max_queued_requests, "requests that may wait for a worker, in each relay", least=0
+        GatewayLimits.max_queued_requests, "requests that may wait for a worker, in each process", least=0
     )
-    relay_index: int | None = option(None)  # set by the supervisor on its children
 
     @property
     def limits(self) -> GatewayLimits:
         return GatewayLimits(self.max_body_bytes, self.request_timeout, self.max_queued_requests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewayConfig(FollowerConfig):
+    port: int = option(8080, "0 takes a free one", least=0)
+    relays: int = option(1, "relay processes on the one port", least=1)
+    relay_index: int | None = option(None)  # set by the supervisor on its children
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,18 +159,10 @@ class InferenceAccess:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentGatewayConfig(ServeConfig):
+class AgentGatewayConfig(FollowerConfig):
     port: int = option(8090, "0 takes a free one", least=0)
     service: str = option("default", "name of the agent service, as its data proxies register it")
-    router_url: str = required("address of the router")
-    max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body, and longest frame", least=0)
-    request_timeout: float = option(GatewayLimits.request_timeout_seconds, "seconds without progress", least=0)
-    max_queued_requests: int = option(GatewayLimits.max_queued_requests, "turns that may wait for a pair", least=0)
     inference: tuple[InferenceAccess, ...] = option((), "JSON: inference services whose sessions callers may bring")
-
-    @property
-    def limits(self) -> GatewayLimits:
-        return GatewayLimits(self.max_body_bytes, self.request_timeout, self.max_queued_requests)
 
 
 @dataclass(frozen=True, kw_only=True)

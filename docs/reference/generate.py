@@ -23,8 +23,7 @@ from typing import Any
 import yaml
 
 from areal.api.config.fields import Absent, Inert, Range
-from areal.http.client import HttpClient
-from areal.services.agent.gateway.app import build_gateway
+from areal.services.agent.gateway.app import agent_gateway
 from areal.services.http.auth import Access
 from areal.services.http.process import serve_options
 from areal.services.http.service import Handler, Service
@@ -63,13 +62,13 @@ class Recorder:
         Service.route = self._route  # type: ignore[method-assign]
 
 
+async def build(service: contextlib.AbstractAsyncContextManager[Service]) -> None:
+    async with service:
+        pass
+
+
 async def build_services(state: Path) -> None:
     """Each service as its process builds it; none of them listens."""
-
-    async def build(service: contextlib.AbstractAsyncContextManager[Service]) -> None:
-        async with service:
-            pass
-
     relay = GatewayConfig(router_url="http://127.0.0.1:1")
     await build(gateway(relay, serve_options(relay)))
     for config, factory in ((RouterConfig(), router), (WeightUpdateConfig(), weight_update_gateway)):
@@ -84,9 +83,8 @@ async def build_services(state: Path) -> None:
 
 async def build_agent_services() -> None:
     """As ``build_services``. Some of them are components of the same names."""
-    gateway = AgentGatewayConfig(router_url="http://127.0.0.1:1")
-    async with HttpClient() as http:
-        build_gateway(gateway, serve_options(gateway), http)
+    config = AgentGatewayConfig(router_url="http://127.0.0.1:1")
+    await build(agent_gateway(config, serve_options(config)))
 
 
 def routes() -> dict[str, Routes]:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from areal.http.headers import ANTHROPIC_REQUEST_ID, REQUEST_ID
+
+if TYPE_CHECKING:
+    from areal.http.client import HttpReply
 
 _TYPES = {
     401: "authentication_error",
@@ -64,6 +67,14 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = "i
 
 def unsupported(name: str, why: str) -> ApiError:
     return bad_request(f"{name} is not supported: {why}", param=name, code="unsupported_parameter")
+
+
+def refusal(reply: HttpReply, who: str) -> ApiError:
+    """The error of a call to another component, ``who``, for the caller of this one; 502 if it gave no reason."""
+    error = reply.error()
+    if not error.get("message"):
+        return ApiError(502, f"{who} answered {reply.status}", code="bad_gateway")
+    return ApiError(reply.status, str(error["message"]), code=error.get("code"), param=error.get("param"))
 
 
 class ErrorFormat:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import unquote
 
 import orjson
@@ -27,6 +27,9 @@ from prometheus_client.registry import Collector
 from areal.services.http.auth import Access, AdminKey, Authenticator
 from areal.services.http.errors import ApiError, bad_request, error_format
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
+
+if TYPE_CHECKING:
+    from areal.http.client import HttpReply
 
 # Prometheus metrics. A scrape of relay processes that share a port reaches one of them: when their supervisor sets
 # ``PROMETHEUS_MULTIPROC_DIR``, ``exposition`` sums over all of them.
@@ -378,6 +381,13 @@ class Service:
 
 def json_response(data: object, *, status: int = 200, more_headers: dict[str, str] | None = None) -> Response:
     return Response(status, orjson.dumps(data), content_type="application/json", headers=more_headers)
+
+
+def to_response(reply: HttpReply) -> Response:
+    """Another component's answer, for the caller."""
+    again = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
+    kind = reply.headers.get("Content-Type", "application/json")
+    return Response(reply.status, reply.body, content_type=kind, headers=again)
 
 
 async def _error_answer(request: Request, error: ApiError) -> AnyResponse:

@@ -14,7 +14,6 @@ from urllib.parse import quote
 import orjson
 
 from areal.http import headers as names
-from areal.http.client import HttpReply
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
     AgentJournal,
@@ -29,7 +28,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
 from areal.services.http.process import save_settings
-from areal.services.http.service import Service, json_response
+from areal.services.http.service import Service, json_response, to_response
 from areal.services.http.tasks import uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
@@ -353,7 +352,7 @@ class PairRoutes:
         session = self._named(request)
         reply = await self._rl.reward(session, await read_body(request, RewardSession, _BODY_BYTES))
         self._rewards.inc(int(reply.status == 200))
-        return _passed_on(reply)
+        return to_response(reply)
 
     async def export(self, request: Request) -> Response:
         session = self._named(request)
@@ -362,7 +361,7 @@ class PairRoutes:
             raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
         reply = await self._rl.export(session, body)
         self._rewards.inc(int(body.reward is not None and reply.status == 200))
-        return _passed_on(reply)
+        return to_response(reply)
 
 
 def session_ended() -> ApiError:
@@ -407,7 +406,3 @@ def _turn(turn: TurnEntry) -> dict[str, Any]:
         "messages": orjson.Fragment(turn.messages),
         "metadata": orjson.Fragment(turn.metadata),
     }
-
-
-def _passed_on(reply: HttpReply) -> Response:
-    return Response(reply.status, reply.body, content_type=reply.headers.get("Content-Type", "application/json"))

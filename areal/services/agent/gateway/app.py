@@ -17,10 +17,8 @@ from areal.services.http.errors import bad_request
 from areal.services.http.messages import AnyResponse, Request, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service
-from areal.services.http.tasks import background
-from areal.services.inference.gateway.relay import Admission
-from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
-from areal.services.inference.gateway.sessions import JournalClient, SessionKeys
+from areal.services.inference.gateway.routing import LiveTable
+from areal.services.inference.gateway.sessions import gateway_parts
 from areal.wire.agents import IDEMPOTENCY_KEY_PROBLEM, StartAgentSession, TurnRequest, is_idempotency_key
 from areal.wire.processes import AgentGatewayConfig
 
@@ -75,37 +73,15 @@ def _idempotency_key(request: Request, session: str | None) -> str | None:
 
 @contextlib.asynccontextmanager
 async def agent_gateway(config: AgentGatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
-    """The gateway's service. It follows the router's routing table while it serves."""
     async with HttpClient() as http:
-        yield build_gateway(config, options, http)
-
-
-def build_gateway(config: AgentGatewayConfig, options: ServeOptions, http: HttpClient) -> Service:
-    table, headers = LiveTable(config.limits), options.headers
-    follower = Follower(table, http, config.router_url, headers)
-    service = Service(
-        "gateway",
-        key=options.key,
-        loopback=options.loopback,
-        not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
-        details=lambda: {
-            "router_connected": follower.connected,
-            "table": table.summary(),
-            "service": config.service,
-        },
-    )
-    queued = service.metrics.gauge("areal_gateway_queued", "Turns waiting for a pair.")
-    admission = Admission(table, queued)
-    router = RouterClient(http, config.router_url, headers)
-    keys = SessionKeys(table, follower, router, options.key)
-    sessions = AgentSessions(config.service, table, router, keys, config.inference)
-    journals = JournalClient(http, table, admission, keys, headers)
-    runner = TurnDispatcher(sessions, table, follower, admission, http, headers, TurnMetrics(service.metrics))
-    TurnRoutes(table, sessions, runner).add_to(service)
-    session_routes = AgentSessionRoutes(sessions, journals)
-    session_routes.add_to(service)
-    service.route("GET", "/http_sd", router.lists_targets(service, "agent-gateway"), Access.METRICS)
-    SocketRoutes(table, sessions, session_routes, runner).add_to(service)
-
-    service.add_lifespan(lambda: background("router-watch", follower.run))
-    return service
+        parts = gateway_parts(config, options, http, "Turns waiting for a pair.", service=config.service)
+        service, table, router = parts.service, parts.table, parts.router
+        sessions = AgentSessions(config.service, table, router, parts.keys, config.inference)
+        metrics = TurnMetrics(service.metrics)
+        runner = TurnDispatcher(sessions, table, parts.follower, parts.admission, http, options.headers, metrics)
+        session_routes = AgentSessionRoutes(sessions, parts.journals)
+        TurnRoutes(table, sessions, runner).add_to(service)
+        session_routes.add_to(service)
+        SocketRoutes(table, sessions, session_routes, runner).add_to(service)
+        service.route("GET", "/http_sd", router.lists_targets(service, "agent-gateway"), Access.METRICS)
+        yield service

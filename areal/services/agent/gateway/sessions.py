@@ -18,7 +18,7 @@ import orjson
 
 from areal.http.headers import Headers
 from areal.services.http.auth import Access
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError, bad_request, refusal
 from areal.services.http.messages import (
     AnyResponse,
     Request,
@@ -28,10 +28,10 @@ from areal.services.http.messages import (
     read_body,
     read_object,
 )
-from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.routing import LiveTable, RouterClient
-from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, place_sessions, to_response
+from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, WorkerReply, place_sessions
 from areal.services.journal.keys import tag_of_key
 from areal.wire.agents import (
     KEY_PROBLEM,
@@ -85,15 +85,6 @@ def require_session_key(idempotency_key: str | None, session: str | None, param:
         message = f"{param} needs the key of a session, by which a retry finds its turn"
         raise bad_request(message, param=param, code="session_key_required")
     return idempotency_key
-
-
-def refusal(status: int, body: bytes) -> ApiError:
-    """The error response of another component, as an ApiError for the caller."""
-    try:
-        error = orjson.loads(body)["error"]
-        return ApiError(status, error["message"], code=error.get("code"), param=error.get("param"))
-    except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError):
-        return ApiError(502, f"a component of the service answered {status}", code="bad_gateway")
 
 
 def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -219,14 +210,14 @@ class AgentSessions:
 
     async def _start(self, start: StartAgentSession, request_id: str) -> OpenedSession:
         body = orjson.dumps(start)
-        status, answer = await place_sessions(self._table, self._router, body, self.service, request_id)
-        if status == 404 and b'"model_not_found"' in answer:
+        reply = await place_sessions(self._table, self._router, body, self.service, request_id)
+        if reply.status == 404 and reply.error().get("code") == "model_not_found":
             raise _no_pair()
-        if status == 404 and start.api_key is not None:
+        if reply.status == 404 and start.api_key is not None:
             raise session_not_found(start.api_key)
-        if status != 201:
-            raise refusal(status, answer)
-        document = orjson.loads(answer)
+        if reply.status != 201:
+            raise refusal(reply, "a data proxy")
+        document = reply.object()
         session = document["sessions"][0]
         key = session["session_api_key"]
         tag = document.get("journal") or tag_of_key(key)
@@ -298,7 +289,7 @@ class AgentSessionRoutes:
 
     async def close(self, request: Request) -> AnyResponse:
         key = (await read_body(request, _NamedSession, _BODY_BYTES)).session_key
-        return await self._forward(request, key, "POST", "/close")
+        return to_response(await self._send(request, key, "POST", "/close"))
 
     def _forward_handler(self, method: str, verb: str, body: type[Any] | None = None) -> Handler:
         """A handler that forwards the request, its query included, to the session's data proxy, after it validates the
@@ -311,11 +302,11 @@ class AgentSessionRoutes:
                 given = given or b"{}"
                 body_as(body, decode_object(given))
             query = f"?{request.query_string}" if request.query_string else ""
-            return await self._forward(request, key, method, verb + query, given)
+            return to_response(await self._send(request, key, method, verb + query, given))
 
         return handle
 
-    async def _forward(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> Response:
+    async def _send(self, request: Request, key: str, method: str, verb: str, body: bytes = b"") -> WorkerReply:
         tag = await self._sessions.find(key)
         call = method, path_of(key, verb), self._journals.for_admin(request), body
         try:
@@ -326,12 +317,12 @@ class AgentSessionRoutes:
             reply = await self._journals.ask(await self._sessions.find_again(key, tag), *call)
         if reply.status in (404, 410):
             self._sessions.forget(key)
-        return to_response(reply)
+        return reply
 
     async def cancel(self, key: str, idempotency_key: str | None, request: Request) -> Mapping[str, Any]:
         """Cancel the session's running turn; with ``idempotency_key``, the message of that request. Raises 404."""
         query = f"?idempotency_key={quote(idempotency_key, safe='')}" if idempotency_key is not None else ""
-        reply = await self._forward(request, key, "DELETE", f"/turn{query}")
+        reply = await self._send(request, key, "DELETE", f"/turn{query}")
         if reply.status != 200:
-            raise refusal(reply.status, reply.body)
-        return dict(orjson.loads(reply.body))
+            raise refusal(reply, "a data proxy")
+        return reply.object()

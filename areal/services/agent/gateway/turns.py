@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 
 from areal.http import headers as names
-from areal.http.client import Connection, HttpClient, NotConnected, ResponseLost
+from areal.http.client import Connection, HttpClient, HttpReply, NotConnected, ResponseLost
 from areal.http.headers import unique_id
-from areal.services.agent.gateway.sessions import AgentSessions, path_of, refusal
-from areal.services.http.errors import ApiError
+from areal.services.agent.gateway.sessions import AgentSessions, path_of
+from areal.services.http.errors import ApiError, refusal
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
 from areal.services.inference.gateway.relay import NO_SESSION, Admission
@@ -30,7 +30,6 @@ from areal.wire.routing import WorkerEntry
 Event = Mapping[str, Any]
 Sink = Callable[[Event], Awaitable[None]]
 LAST = ("complete", "failed")
-_GRACE_S = 1.0  # so that the data proxy's own deadline expires first
 _NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients would run the agent again
 _FAILURES = {
     "agent": (500, "agent_failed", _NO_RETRY),
@@ -139,16 +138,17 @@ class TurnDispatcher:
         path = path_of(call.key, "/turn")
         headers = {**self._headers, names.REQUEST_ID: call.request_id, names.JOURNAL: tag}
         try:
-            async with self._watchdog(call, worker) as watchdog:
-                async with self._http.call("POST", worker.addr, path, headers, body) as answer:
-                    if answer.status != 200:
-                        return refusal(answer.status, await answer.whole())
-                    self._table.trust(worker.addr)
-                    return await self._read(call, answer, sink, watchdog)
+            # Silence is excused too while the caller lags.
+            watched = self._follower.watchdog(self._sessions.service, worker.addr, lambda: call.writing)
+            async with watched as watchdog, self._http.call("POST", worker.addr, path, headers, body) as answer:
+                if answer.status != 200:
+                    return refusal(HttpReply(answer.status, answer.headers, await answer.whole()), "a data proxy")
+                self._table.trust(worker.addr)
+                return await self._read(call, answer, sink, watchdog)
         except NotConnected:
             return ApiError(503, "the data proxy is away", code="worker_lost")
         except TimeoutError:
-            return _lost(f"the data proxy gave no sign of life for {self._idle_s():g} s")
+            return _lost(f"the data proxy gave no sign of life for {self._table.timeout_s:g} s")
         except (ResponseLost, ValueError) as error:
             return _lost(f"the data proxy was lost: {error}")
 
@@ -173,18 +173,6 @@ class TurnDispatcher:
         """The data proxy that holds the journal. Raises ApiError."""
         model = self._table.model_of_journal(tag) or self._sessions.service
         return await self._admission.worker(model, CallKey(journal=tag), refused, since)
-
-    def _idle_s(self) -> float:
-        return self._table.limits.request_timeout_seconds
-
-    def _watchdog(self, call: TurnCall, worker: WorkerEntry) -> Watchdog:
-        """A timeout for silence of the data proxy. It does not apply while the caller lags, nor while the router sees
-        the data proxy alive: the data proxy enforces the deadline then."""
-        alive = self._table.is_serving
-        return Watchdog(
-            lambda: self._idle_s() + _GRACE_S,
-            excused=lambda: call.writing or (self._follower.connected and alive(self._sessions.service, worker.addr)),
-        )
 
 
 def _lost(error: str) -> Event:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from areal.files import replace_file
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, read_object
+from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
 from areal.services.http.process import report_stage
 from areal.services.http.service import Service, json_response
 from areal.services.http.tasks import uninterrupted, until_beat
@@ -39,7 +39,7 @@ from areal.services.inference.engines.base import (
     TokenEngine,
 )
 from areal.services.inference.recorder.storage import PUBLISHED
-from areal.services.inference.versions import check_grows, read_version
+from areal.wire.bodies import SetVersion
 from areal.wire.fields import read_fields
 from areal.wire.processes import DataProxyConfig
 from areal.wire.routing import worker_base_url
@@ -449,11 +449,12 @@ class EngineControl:
 
     async def set_version(self, request: Request) -> Response:
         """Set the weight version, which only grows unless ``force`` sets it back."""
-        version, force = read_version(await read_object(request, _BODY_BYTES))
+        wanted = await read_body(request, SetVersion, _BODY_BYTES)
         async with self.exclusively():
-            check_grows(version, await self._engine.version(), force=force)
-            await self._engine.set_version(version)
-        return json_response({"status": "ok", "version": version})
+            if conflict := wanted.conflict(await self._engine.version(), "the engine"):
+                raise ApiError(409, conflict, code="version_not_growing", param="version")
+            await self._engine.set_version(wanted.version)
+        return json_response({"status": "ok", "version": wanted.version})
 
     async def get_version(self, request: Request) -> Response:
         with engine_errors_as_api_errors():

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -16,19 +16,18 @@ import orjson
 from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, presented_key
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_object
+from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_body
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service, json_response
-from areal.services.http.tasks import background, uninterrupted
+from areal.services.http.tasks import uninterrupted
 from areal.services.inference.gateway.exports import ExportRoutes
-from areal.services.inference.gateway.relay import Admission, Relay, RelayMetrics
-from areal.services.inference.gateway.routing import Follower, LiveTable, RouterClient
-from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, SessionRoutes
-from areal.services.inference.versions import check_grows, read_version
-from areal.wire.bodies import ModelWorker, RegisterModel
+from areal.services.inference.gateway.relay import Relay, RelayMetrics
+from areal.services.inference.gateway.routing import LiveTable, RouterClient
+from areal.services.inference.gateway.sessions import SessionKeys, SessionRoutes, gateway_parts
+from areal.wire.bodies import ModelWorker, NameModel, PublishModel, RegisterExternal, RegisterModel, SetVersion
 from areal.wire.fields import write_fields
 from areal.wire.processes import GatewayConfig
-from areal.wire.routing import ModelEntry, worker_base_url
+from areal.wire.routing import ModelEntry
 
 MODEL_CALLS = ("/chat/completions", "/completions", "/responses", "/messages", "/messages/count_tokens")
 PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
@@ -150,14 +149,13 @@ class WorkerControl:
 
     async def set_version(self, request: Request) -> Response:
         """Without ``force``, refused for all where a worker has a newer version."""
-        body = await request.read(_BODY_BYTES)
-        version, force = read_version(decode_object(body))
+        wanted = await read_body(request, SetVersion, _BODY_BYTES)
         workers = await self._workers(request.match_info["worker_id"])
-        if not force:
+        if not wanted.force:
             for result in await self._ask_all("GET", "/get_version", workers, b""):
-                served = result.answer.get("version")
-                check_grows(version, served, force=False, where=f"worker {result.worker_id}")
-        return _answer("/set_version", await self._ask_all("POST", "/set_version", workers, body))
+                if conflict := wanted.conflict(result.answer.get("version"), f"worker {result.worker_id}"):
+                    raise ApiError(409, conflict, code="version_not_growing", param="version")
+        return _answer("/set_version", await self._ask_all("POST", "/set_version", workers, orjson.dumps(wanted)))
 
     async def _ask_all(self, method: str, path: str, workers: list[tuple[str, str]], body: bytes) -> list[WorkerResult]:
         return list(await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers)))
@@ -203,7 +201,6 @@ def _answer(path: str, results: list[WorkerResult]) -> Response:
 _REGISTRATION_BYTES = 1024 * 1024
 _PROBE_TIMEOUT_S = 10.0
 _TIMEOUT_S = 30.0  # more than the data proxy's 10 s for the external API
-_EXTERNAL_OPTIONS = ("url", "api_key", "api", "allow_private")
 
 
 class Registration:
@@ -218,28 +215,29 @@ class Registration:
         service.route("POST", "/deregister_model", self.deregister, Access.ADMIN)
 
     async def register(self, request: Request) -> Response:
-        data = await read_object(request, _REGISTRATION_BYTES)
-        model, external = _name(data), data.get("url") not in (None, "")
-        if not external and data.get("api_key") is not None:
+        body = await read_body(request, PublishModel, _REGISTRATION_BYTES)
+        model, external = body.model, body.external
+        if external is None and body.api_key is not None:
             raise bad_request("api_key belongs to a url, and there is none", param="api_key")
+        if external is None and not body.addrs:
+            raise bad_request("data_proxy_addrs must be a list of addresses, not empty", param="data_proxy_addrs")
         async with self._lock:
-            every_proxy = external and data.get("data_proxy_addrs") in (None, [])
-            addrs = await self._healthy() if every_proxy else _addresses(data)
+            addrs = body.addrs or await self._healthy()
             before = await self._registered(model)
-            if external:
-                await self._register_external(model, data, addrs)
+            if external is not None:
+                await self._register_external(external, addrs)
             try:
                 await asyncio.gather(*(self._check(addr, model) for addr in addrs))
-                await self._put(model, addrs, external=external)
+                await self._put(model, addrs, external=external is not None)
             except BaseException:
-                restore = self._restore(model, before, addrs if external else [])
+                restore = self._restore(model, before, addrs if external is not None else [])
                 await uninterrupted(restore, "restore-registration")
                 raise
         return json_response({"status": "ok", "model": model, "data_proxy_addrs": addrs})
 
     async def deregister(self, request: Request) -> Response:
         """``untold``: data proxies that did not answer and may still serve the external model."""
-        model = _name(await read_object(request, _REGISTRATION_BYTES))
+        model = (await read_body(request, NameModel, _REGISTRATION_BYTES)).model
         async with self._lock:
             known = await self._registered(model)
             await self._router.post("/remove_model", {"model": model})
@@ -256,16 +254,13 @@ class Registration:
             raise ApiError(503, "there is no healthy data proxy", code="no_worker_available", param="data_proxy_addrs")
         return addrs
 
-    async def _register_external(self, model: str, data: Mapping[str, Any], addrs: Sequence[str]) -> None:
-        """Register the API at each data proxy, after a dry run at all. Raises ApiError, after a rollback.
-        ``provider_model``: the model's name at the provider."""
-        options = {name: data[name] for name in _EXTERNAL_OPTIONS if data.get(name) is not None}
-        body = {**options, "name": model, "model": data.get("provider_model") or model}
-        await self._post_to_each(addrs, {**body, "dry_run": True})
+    async def _register_external(self, external: RegisterExternal, addrs: Sequence[str]) -> None:
+        """Register the API at each data proxy, after a dry run at all. Raises ApiError, after a rollback."""
+        await self._post_to_each(addrs, replace(external, dry_run=True))
         try:
-            await self._post_to_each(addrs, body)
+            await self._post_to_each(addrs, external)
         except BaseException:
-            forget = self._forget_external(model, addrs)
+            forget = self._forget_external(str(external.name), addrs)
             await uninterrupted(forget, "forget-external-model")
             raise
 
@@ -281,7 +276,7 @@ class Registration:
         done_at = await asyncio.gather(*map(deregister_at, addrs))
         return [addr for addr, done in zip(addrs, done_at, strict=True) if not done]
 
-    async def _post_to_each(self, addrs: Sequence[str], body: Mapping[str, Any]) -> None:
+    async def _post_to_each(self, addrs: Sequence[str], body: RegisterExternal) -> None:
         answers = await asyncio.gather(*(self._post(addr, "/register_model", body) for addr in addrs))
         for addr, answer in zip(addrs, answers, strict=True):
             if answer.status != 200:
@@ -290,7 +285,7 @@ class Registration:
                 code = refusal.get("code") or "data_proxy_refused"
                 raise ApiError(status, message, code=code, param=refusal.get("param"))
 
-    async def _post(self, addr: str, path: str, body: Mapping[str, Any]) -> HttpReply:
+    async def _post(self, addr: str, path: str, body: object) -> HttpReply:
         return await self._fetch("POST", addr, path, _TIMEOUT_S, orjson.dumps(body))
 
     async def _fetch(self, method: str, addr: str, path: str, timeout_s: float, body: bytes = b"") -> HttpReply:
@@ -344,23 +339,6 @@ class Registration:
             await self._router.post("/remove_model", {"model": model})
 
 
-def _name(data: Mapping[str, Any]) -> str:
-    model = data.get("model")
-    if not isinstance(model, str) or not model:
-        raise bad_request("model is required: the name under which callers know it", param="model")
-    return model
-
-
-def _addresses(data: Mapping[str, Any]) -> list[str]:
-    given = data.get("data_proxy_addrs")
-    if not isinstance(given, list) or not given or not all(isinstance(item, str) for item in given):
-        raise bad_request("data_proxy_addrs must be a list of addresses, not empty", param="data_proxy_addrs")
-    try:
-        return list(dict.fromkeys(map(worker_base_url, given)))
-    except ValueError as error:
-        raise bad_request(str(error), param="data_proxy_addrs") from error
-
-
 def _worker_id(model: str, addr: str) -> str:
     """Unique to the pair: an id of another model would replace that model's worker."""
     return "manual-" + hashlib.blake2b(f"{model}\0{addr}".encode(), digest_size=8).hexdigest()
@@ -370,25 +348,12 @@ def _worker_id(model: str, addr: str) -> str:
 async def gateway(config: GatewayConfig, options: ServeOptions) -> AsyncIterator[Service]:
     """The service of one relay process."""
     async with HttpClient() as http:
-        table, headers = LiveTable(config.limits), options.headers
-        follower = Follower(table, http, config.router_url, headers)
-        service = Service(
-            "gateway",
-            key=options.key,
-            loopback=options.loopback,
-            not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
-            details=lambda: {"router_connected": follower.connected, "table": table.summary()},
-        )
-        metrics = RelayMetrics(service.metrics)
-        admission = Admission(table, metrics.queued)
-        relay = Relay(table, follower, admission, http, metrics)
-        router = RouterClient(http, config.router_url, headers)
-        keys = SessionKeys(table, follower, router, options.key)
-        journals = JournalClient(http, table, admission, keys, headers)
+        parts = gateway_parts(config, options, http, "Model requests waiting for a worker.")
+        service, table, router, keys = parts.service, parts.table, parts.router, parts.keys
+        relay = Relay(table, parts.follower, parts.admission, http, RelayMetrics(service.metrics))
         GatewayRoutes(table, relay, router, keys).add_to(service)
-        SessionRoutes(table, relay, router, journals, keys).add_to(service)
-        ExportRoutes(journals).add_to(service)
-        WorkerControl(http, router, headers).add_to(service)
-        Registration(http, router, headers).add_to(service)
-        service.add_lifespan(lambda: background("router-watch", follower.run))
+        SessionRoutes(table, relay, router, parts.journals, keys).add_to(service)
+        ExportRoutes(parts.journals).add_to(service)
+        WorkerControl(http, router, options.headers).add_to(service)
+        Registration(http, router, options.headers).add_to(service)
         yield service

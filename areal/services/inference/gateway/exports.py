@@ -18,9 +18,9 @@ from areal.http import headers as names
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, decode_object, query_int, query_seconds, read_object
-from areal.services.http.service import Service, json_response
+from areal.services.http.service import Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
-from areal.services.inference.gateway.sessions import JournalClient, WorkerReply, to_response
+from areal.services.inference.gateway.sessions import JournalClient, WorkerReply
 from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz, parse_rows
 from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, SessionName, parse_kind
 from areal.services.journal.storage import CorruptRecord

@@ -102,7 +102,6 @@ class RelayMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self._overhead = metrics.overhead
         self._overheads: dict[str, Histogram] = {}
-        self.queued = metrics.gauge("areal_gateway_queued", "Model requests waiting for a worker.")
         self.retries = metrics.counter(
             "areal_gateway_retries_total", "Attempts that failed and went to another worker.", ("reason",)
         )
@@ -191,7 +190,7 @@ class Admission:
         if model not in self._table.snapshot.models:
             raise ApiError(404, f"the model {model!r} was removed", code="model_not_found", param="model")
         waited = asyncio.get_running_loop().time() - since
-        left = self._table.limits.request_timeout_seconds - waited
+        left = self._table.timeout_s - waited
         look_again_s = math.inf
         if key.journal is not None:
             look_again_s = _JOURNAL_S
@@ -220,7 +219,6 @@ _RESPONSE_HEADERS = ("Content-Type", "Retry-After", "WWW-Authenticate", names.IG
 MOVED = "moved"
 _RETRIED = {421: MOVED, 502: "engine", 503: "unavailable"}
 _BEGUN_RETRIES = 1
-_GRACE_S = 1.0  # the data proxy's own progress deadline comes first
 
 
 @dataclass(frozen=True)
@@ -321,7 +319,7 @@ class Relay:
         self._admission.begin(worker, call.key)
         waiting_since = time.perf_counter()
         try:
-            async with self._watchdog(call, worker) as watchdog:
+            async with self._follower.watchdog(call.model.name, worker.addr) as watchdog:
                 async with self._post(call, worker) as upstream:
                     call.elsewhere += time.perf_counter() - waiting_since
                     watchdog.kick()
@@ -329,23 +327,13 @@ class Relay:
         except NotConnected:
             return FailedAttempt(begun=False, reason="connect")
         except TimeoutError as error:
-            raise ApiError(504, f"no progress in {self._idle_s():g} s", code="progress_timeout") from error
+            raise ApiError(504, f"no progress in {self._table.timeout_s:g} s", code="progress_timeout") from error
         except (ResponseLost, OSError) as error:
             if not call.answering:
                 return FailedAttempt(begun=True, reason="lost")
             raise ApiError(502, "the worker was lost in the middle of the answer", code="worker_lost") from error
         finally:
             self._admission.end(worker, call.key)
-
-    def _idle_s(self) -> float:
-        return self._table.limits.request_timeout_seconds
-
-    def _watchdog(self, call: Call, worker: WorkerEntry) -> Watchdog:
-        """Silence is excused while the router sees the worker alive: its data proxy keeps the deadline."""
-        return Watchdog(
-            lambda: self._idle_s() + _GRACE_S,
-            excused=lambda: self._follower.connected and self._table.is_serving(call.model.name, worker.addr),
-        )
 
     def _post(self, call: Call, worker: WorkerEntry) -> PendingCall:
         """The caller's header fields are passed on unchecked: the server's parser admits no line break."""
@@ -356,7 +344,7 @@ class Relay:
             ours += f"{names.AGAIN}: 1\r\n"
         if call.key.journal is not None:
             ours += f"{names.JOURNAL}: {call.key.journal}\r\n"
-        lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._idle_s():g}\r\n".encode())
+        lines.append(f"{ours}{names.PROGRESS_TIMEOUT}: {self._table.timeout_s:g}\r\n".encode())
         return self._http.send(worker.addr, "POST ", call.path, b"".join(lines), call.body)
 
     async def _relay_answer(self, call: Call, upstream: Connection, watchdog: Watchdog) -> AnyResponse | FailedAttempt:

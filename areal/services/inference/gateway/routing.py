@@ -12,20 +12,19 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Self
 
 import orjson
 
 from areal.http import headers as names
-from areal.http.client import CallFailed, Connection, HttpClient, NotConnected, ResponseLost
-from areal.services.http.errors import ApiError
-from areal.services.http.messages import AnyResponse, Request, Response, decode_object
-from areal.services.http.service import Handler, Service, json_response
+from areal.http.client import CallFailed, Connection, HttpClient, HttpReply, NotConnected, ResponseLost
+from areal.services.http.errors import ApiError, refusal
+from areal.services.http.messages import AnyResponse, Request, decode_object
+from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.http.tasks import Watchdog
-from areal.services.inference.router.app import target
-from areal.wire.bodies import is_target
+from areal.wire.bodies import is_target, scrape_target
 from areal.wire.routing import (
     CORDONED,
     DEAD,
@@ -64,6 +63,11 @@ class LiveTable:
     @property
     def snapshot(self) -> Snapshot:
         return self._followed.table
+
+    @property
+    def timeout_s(self) -> float:
+        """The seconds that a call may take without progress, or without a worker."""
+        return self.limits.request_timeout_seconds
 
     @property
     def whole(self) -> bool:
@@ -256,6 +260,7 @@ class AnswerLines:
 _log = logging.getLogger(__name__)
 
 _SILENCE_S = 10.0  # the router's heartbeat comes every two
+_GRACE_S = 1.0  # the data proxy's own progress deadline comes first
 _REFRESH_S = 2.0
 _RECALL_S = 5.0
 _RETRY_FIRST_S = 0.05
@@ -315,6 +320,14 @@ class Follower:
         )
         _check(reply.status)
 
+    def watchdog(self, model: str, addr: str, busy: Callable[[], bool] = lambda: False) -> Watchdog:
+        """The progress deadline of a call to the worker at ``addr``. Silence is excused while ``busy``, and while the
+        router sees the worker alive: its data proxy keeps the deadline."""
+        return Watchdog(
+            lambda: self._table.timeout_s + _GRACE_S,
+            excused=lambda: busy() or (self.connected and self._table.is_serving(model, addr)),
+        )
+
     async def refresh(self) -> None:
         """Fetch the table now, before a model is called unknown. Concurrent callers share one fetch. A router that does
         not answer changes nothing."""
@@ -351,7 +364,7 @@ class RouterClient:
 
     def forwards(self, method: str, path: str) -> Handler:
         async def handle(request: Request) -> AnyResponse:
-            return await self._forward(request, method, path, await request.read(_ADMIN_BODY_BYTES))
+            return to_response(await self.send(method, path, await request.read(_ADMIN_BODY_BYTES), request.id))
 
         return handle
 
@@ -361,9 +374,8 @@ class RouterClient:
         async def handle(request: Request) -> AnyResponse:
             if body := await request.read(_ADMIN_BODY_BYTES):
                 decode_object(body)  # refuse a malformed body rather than ignore it
-            return await self._forward(
-                request, "POST", path, orjson.dumps({"worker_id": request.match_info["worker_id"]})
-            )
+            named = orjson.dumps({"worker_id": request.match_info["worker_id"]})
+            return to_response(await self.send("POST", path, named, request.id))
 
         return handle
 
@@ -371,47 +383,37 @@ class RouterClient:
         """The router's list for Prometheus, and ``service`` itself at the address of the request."""
 
         async def handle(request: Request) -> AnyResponse:
-            status, body = await self.send("GET", "/http_sd", b"", request.id)
-            if status != 200:
-                return Response(status, body, content_type="application/json")
+            reply = await self.send("GET", "/http_sd", b"", request.id)
+            if reply.status != 200:
+                return to_response(reply)
             asked = request.headers.get("Host", "")
             url = f"//{asked}" if is_target(asked) else service.address
-            return json_response([*([target(url, job)] if url else []), *orjson.loads(body)])
+            return json_response([*([scrape_target(url, job)] if url else []), *orjson.loads(reply.body)])
 
         return handle
 
-    async def _forward(self, request: Request, method: str, path: str, body: bytes) -> Response:
-        status, answer = await self.send(method, path, body, request.id)
-        return Response(status, answer, content_type="application/json")
-
     async def get(self, path: str) -> dict[str, Any]:
         """The JSON of the answer. Raises ApiError: the router's refusal, or 502 or 503 where there is no answer."""
-        return _read(*await self.send("GET", path))
+        return _accepted(await self.send("GET", path))
 
     async def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return _read(*await self.send("POST", path, orjson.dumps(body)))
+        return _accepted(await self.send("POST", path, orjson.dumps(body)))
 
-    async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> tuple[int, bytes]:
-        """Status and body of the router's answer. Raises ApiError where there is none: 503 when it was not reached, 502
-        when it may have acted."""
+    async def send(self, method: str, path: str, body: bytes = b"", request_id: str | None = None) -> HttpReply:
+        """The router's answer. Raises ApiError where there is none: 503 when it was not reached, 502 when it may have
+        acted."""
         named = {names.REQUEST_ID: request_id} if request_id is not None else {}
         headers = {**self._headers, "Content-Type": "application/json", **named}
         try:
-            reply = await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
+            return await self._http.fetch(method, self._url, path, headers=headers, body=body, timeout_s=_TIMEOUT_S)
         except NotConnected as error:
             again = {"Retry-After": "1"}
             raise ApiError(503, f"the router is away: {error!r}", code=ROUTER_AWAY, headers=again) from error
         except (CallFailed, TimeoutError) as error:
             raise ApiError(502, f"the router does not answer: {error!r}", code="router_unavailable") from error
-        return reply.status, reply.body
 
 
-def _read(status: int, body: bytes) -> dict[str, Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(502, "the router answered no JSON", code="router_unavailable") from error
-    if status == 200:
-        return dict(data)
-    refusal = data.get("error") or {}
-    raise ApiError(status, str(refusal.get("message")), code=refusal.get("code"), param=refusal.get("param"))
+def _accepted(reply: HttpReply) -> dict[str, Any]:
+    if reply.status != 200:
+        raise refusal(reply, "the router")
+    return reply.object()

@@ -18,12 +18,15 @@ from areal.http.client import CallFailed, HttpClient, HttpReply
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
-from areal.services.http.service import Service, json_response
+from areal.services.http.process import ServeOptions
+from areal.services.http.service import Service, json_response, to_response
+from areal.services.http.tasks import background
 from areal.services.inference.gateway.relay import NO_SESSION, Admission, Relay
 from areal.services.inference.gateway.routing import ROUTER_AWAY, Follower, LiveTable, RouterClient
 from areal.services.inference.recorder.session import HITL, GroupName, SessionName, tag_of_answer
 from areal.services.inference.router.picking import CallKey
 from areal.services.journal.keys import key_digest, tag_of_key
+from areal.wire.processes import FollowerConfig
 from areal.wire.routing import CORDONED, READY, WorkerEntry
 
 # A session's key carries the tag of its journal. A key that a caller chose is looked up at the router, and the result
@@ -317,21 +320,19 @@ _BODY_BYTES = 1024 * 1024
 _LOOK_AGAIN_S = 0.5
 
 
-async def place_sessions(
-    table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str
-) -> tuple[int, bytes]:
+async def place_sessions(table: LiveTable, router: RouterClient, body: bytes, model: str, request_id: str) -> HttpReply:
     """The router's answer, once a data proxy can take the sessions. Retried are 503 and 421 (a journal moves), which
     mean that nothing was started, and 404 for a known model, of which a restarted router has yet to hear. An agent
     service without an inference service is refused at once."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + table.limits.request_timeout_seconds
+    deadline = loop.time() + table.timeout_s
     while True:
         try:
             reply = await router.send("POST", "/register_session", body, request_id)
-            forgot = b'"model_not_found"' in reply[1] and model in table.snapshot.models
-            away = reply[0] == 503 and b'"inference_unavailable"' not in reply[1]
-            away = away or reply[0] == 421 or (reply[0] == 404 and forgot)
-            if not away or loop.time() >= deadline:
+            code = reply.error().get("code")
+            away = reply.status == 421 or (reply.status == 503 and code != "inference_unavailable")
+            forgot = code == "model_not_found" and model in table.snapshot.models
+            if not (away or forgot) or loop.time() >= deadline:
                 return reply
         except ApiError as error:
             if error.code != ROUTER_AWAY or loop.time() >= deadline:
@@ -363,12 +364,11 @@ class SessionRoutes:
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be a string", param="model")
         model = (await self._relay.resolve(name)).name
-        status, answer = await place_sessions(
-            self._table, self._router, orjson.dumps({**data, "model": model}), model, request.id
-        )
+        body = orjson.dumps({**data, "model": model})
+        reply = await place_sessions(self._table, self._router, body, model, request.id)
         if isinstance(key, str):
             self._keys.forget(key.encode("utf-8", "surrogatepass"))
-        return Response(status, answer, content_type="application/json")
+        return to_response(reply)
 
     def _session_call(self, path: str) -> Any:
         async def handle(request: Request) -> AnyResponse:
@@ -419,7 +419,35 @@ def _journal_tag(data: Mapping[str, Any]) -> str:
     return GroupName.require(group_id).tag
 
 
-def to_response(reply: WorkerReply) -> Response:
-    again = {"Retry-After": reply.headers["Retry-After"]} if "Retry-After" in reply.headers else {}
-    kind = reply.headers.get("Content-Type", "application/json")
-    return Response(reply.status, reply.body, headers={"Content-Type": kind, **again})
+@dataclass(frozen=True)
+class GatewayParts:
+    """The parts that the gateways of inference and of agents share."""
+
+    service: Service
+    table: LiveTable
+    follower: Follower
+    router: RouterClient
+    admission: Admission
+    keys: SessionKeys
+    journals: JournalClient
+
+
+def gateway_parts(
+    config: FollowerConfig, options: ServeOptions, http: HttpClient, queued: str, **details: object
+) -> GatewayParts:
+    """``queued``: the help of the metric that counts waiting calls. The service follows the router while it serves."""
+    table, headers = LiveTable(config.limits), options.headers
+    follower = Follower(table, http, config.router_url, headers)
+    service = Service(
+        "gateway",
+        key=options.key,
+        loopback=options.loopback,
+        not_ready=lambda: None if table.whole else "the router has not told all of its routing table yet",
+        details=lambda: {"router_connected": follower.connected, "table": table.summary(), **details},
+    )
+    service.add_lifespan(lambda: background("router-watch", follower.run))
+    router = RouterClient(http, config.router_url, headers)
+    admission = Admission(table, service.metrics.gauge("areal_gateway_queued", queued))
+    keys = SessionKeys(table, follower, router, options.key)
+    journals = JournalClient(http, table, admission, keys, headers)
+    return GatewayParts(service, table, follower, router, admission, keys, journals)

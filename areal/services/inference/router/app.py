@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 
 from areal.files import replace_file
-from areal.http.client import HttpClient, HttpReply
+from areal.http.client import HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import (
@@ -34,7 +33,7 @@ from areal.services.http.messages import (
     read_object,
 )
 from areal.services.http.process import ServeOptions
-from areal.services.http.service import Lifetime, Metrics, Service, json_response
+from areal.services.http.service import Lifetime, Metrics, Service, json_response, to_response
 from areal.services.http.tasks import background, until_beat
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober, expire_leases, read_report, read_result
@@ -49,6 +48,7 @@ from areal.wire.bodies import (
     RemoveModel,
     RenewLease,
     RouteCall,
+    scrape_target,
 )
 from areal.wire.processes import RouterConfig
 from areal.wire.routing import (
@@ -139,21 +139,15 @@ _MOST = 1000
 Target = dict[str, Any]
 
 
-def target(url: str, job: str, **labels: str | None) -> Target:
-    """``url``: of a service with /metrics."""
-    known = {name: value for name, value in labels.items() if value}
-    return {"targets": [urlsplit(url).netloc.rpartition("@")[2]], "labels": {"job": f"areal-{job}", **known}}
-
-
 def targets_of(workers: Iterable[WorkerRecord]) -> list[Target]:
     """Each data proxy, engine and agent's worker once, also where they serve several models."""
     found: dict[str, Target] = {}
     for worker in workers:
         about = {"model": worker.model, "worker_id": worker.id}
-        found.setdefault(worker.addr, target(worker.addr, "data-proxy", **about))
+        found.setdefault(worker.addr, scrape_target(worker.addr, "data-proxy", **about))
         for url, job in ((worker.report.engine_url, "engine"), (worker.report.agent_url, "agent-worker")):
             if url is not None:
-                found.setdefault(url, target(url, job, **about))
+                found.setdefault(url, scrape_target(url, job, **about))
     return list(found.values())
 
 
@@ -402,13 +396,13 @@ class RouterRoutes:
         return json_response({**where, "model": worker.model, **more})
 
     async def register_session(self, request: Request) -> Response:
-        return _to_response(await self._placing.start(await read_object(request), request.id))
+        return to_response(await self._placing.start(await read_object(request), request.id))
 
     async def remove_session(self, request: Request) -> Response:
         """End every session of a group: ``removed`` says whether there was any."""
         reply = await self._placing.end(await read_object(request), request.id)
         if reply.status != 200:
-            return _to_response(reply)
+            return to_response(reply)
         ended = orjson.loads(reply.body)["ended"]
         return json_response({"status": "ok", "removed": bool(ended), "ended": ended})
 
@@ -426,7 +420,7 @@ class RouterRoutes:
 
     async def scrape_targets(self, request: Request) -> Response:
         """Targets for Prometheus' ``http_sd_configs``."""
-        own = [target(self._service.address, "router")] if self._service.address else []
+        own = [scrape_target(self._service.address, "router")] if self._service.address else []
         found = [*own, *targets_of(self._registry.workers()), *self._scraped.all(time.monotonic())]
         return json_response(found)
 
@@ -464,10 +458,6 @@ class RouterRoutes:
         if worker is None:
             raise ApiError(404, f"no worker {body.worker_id or addr}", code="worker_not_found", param="worker_id")
         return worker
-
-
-def _to_response(reply: HttpReply) -> Response:
-    return Response(reply.status, reply.body, content_type="application/json")
 
 
 def _required_model(name: str | None) -> str:

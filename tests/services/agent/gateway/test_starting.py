@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from areal.http.client import HttpReply
+from areal.http.headers import Headers
 from areal.services.agent.gateway.sessions import AgentSessions
 from areal.services.http.errors import ApiError
 from areal.services.inference.gateway.routing import LiveTable
@@ -24,11 +26,12 @@ class Placing:
         self.gate, self.asked, self.status = asyncio.Event(), asyncio.Event(), status
         self.known: dict[bytes, str] = {}
 
-    async def send(self, *_: Any) -> tuple[int, bytes]:
+    async def send(self, *_: Any) -> HttpReply:
         self.asked.set()
         await self.gate.wait()
         session = {"sessions": [{"session_api_key": "own"}], "journal": TAG}
-        return self.status, orjson.dumps(session if self.status == 201 else {"error": {"message": "none"}})
+        answer = session if self.status == 201 else {"error": {"message": "none"}}
+        return HttpReply(self.status, Headers({}), orjson.dumps(answer))
 
     async def journal_with(self, key: bytes) -> str | None:
         return self.known.get(key)
