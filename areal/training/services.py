@@ -38,9 +38,10 @@ from areal.rollout.controller import ADDRESS, ServiceAddress
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE
 from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
-from areal.services.weight_update.publisher import Delivery, TrainerPair, WeightPublisher, serve_endpoint
+from areal.services.weight_update.publisher import TrainerPair, WeightPublisher, serve_endpoint
 from areal.services.weight_update.staging import copy_model, open_publisher, probe
 from areal.training.run_folder import RunFolder, config_files
+from areal.wire.bodies import UpdateResult
 from areal.wire.fields import write_fields
 from areal.wire.processes import WeightUpdateConfig
 
@@ -187,7 +188,7 @@ def _admin_key_file(folder: RunFolder, key: str | None) -> Iterator[Path | None]
 
 def publish(
     engine: TrainEngine, pair: TrainerPair | None, version: int, sample: torch.Tensor | None
-) -> Delivery | None:
+) -> UpdateResult | None:
     """Publish the engine's weights as ``version``. Every rank calls it, because all take part in gathering; the first
     has the ``pair`` and gets the result. ``sample`` [T]: tokens whose log-probabilities the inference engines must
     match."""

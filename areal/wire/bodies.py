@@ -77,6 +77,17 @@ class UpdateWeights:
     inference_gateway_url: str | None = http_url(None)
 
 
+@dataclass(frozen=True)
+class UpdateResult:
+    """An update, as the weight-update gateway answers it. ``paused_ms``: the longest pause of generation. ``bytes``:
+    the weights that each worker took."""
+
+    version: int
+    duration_ms: float
+    paused_ms: float
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class NamePair:
     pair_name: str

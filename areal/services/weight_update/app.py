@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from areal.services.http.messages import Request, Response, body_as, read_body, 
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response
 from areal.services.weight_update.pairs import Mode, Pair, PairMetadata, Pairs, check_version
-from areal.services.weight_update.updating import Updater, UpdateResult, WorkerClient
+from areal.services.weight_update.updating import Updater, WorkerClient
 from areal.wire import bodies
 from areal.wire.processes import WeightUpdateConfig
 
@@ -76,19 +77,19 @@ class WeightUpdateRoutes:
                 raise bad_request(message, param="inference_gateway_url")
             pair.inference_gateway = body.inference_gateway_url.rstrip("/")
         async with pair.lock:
-            if body.version == pair.synced_version:  # a sync has transferred it already
-                done, pair.synced_version = UpdateResult.of(pair), None
+            if body.version == pair.synced_version and pair.last is not None:  # a sync has transferred it already
+                done, pair.synced_version = pair.last, None
             else:  # checked again: another update may have run while this one waited
                 check_version(pair, body.version)
                 done = await self._updater.update(pair, body.version)
-        return json_response(done.to_json())
+        return json_response({"status": "ok", **asdict(done)})
 
     async def force_sync(self, request: Request) -> Response:
         """Transfer the newest staged version now, also to workers that are not known to have it."""
         pair = self._pairs.get((await read_body(request, bodies.NamePair, _BODY_BYTES)).pair_name)
         async with pair.lock:
             done = await self._updater.sync(pair)
-        return json_response(done.to_json())
+        return json_response({"status": "ok", **asdict(done)})
 
     async def join(self, request: Request) -> Response:
         """Give an inference worker that has started the version that the others serve."""

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from areal.services.http.errors import ApiError
+from areal.wire.bodies import UpdateResult
 
 
 class Mode(StrEnum):
@@ -44,9 +45,7 @@ class Pair:
     joining_workers: set[str] = field(default_factory=set)  # inference workers that requested the published version
     synced_version: int | None = None  # a version that a sync transferred before its trainer requested the update
     updated_at: float | None = None
-    duration_ms: float | None = None
-    paused_ms: float | None = None
-    bytes: int | None = None
+    last: UpdateResult | None = None
     error: str | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -66,16 +65,13 @@ class Pair:
             "state": self.state.value,
             "version": None if self.version < 0 else self.version,
             "last_update": self.updated_at,
-            "duration_ms": self.duration_ms,
-            "paused_ms": self.paused_ms,
-            "bytes": self.bytes,
+            **{name: getattr(self.last, name, None) for name in ("duration_ms", "paused_ms", "bytes")},
             "error": self.error,
         }
 
-    def succeeded(self, version: int, duration_ms: float, paused_ms: float, size: int) -> None:
+    def succeeded(self, done: UpdateResult) -> None:
         self.state, self.error = PairState.CONNECTED, None
-        self.version, self.updated_at = version, time.time()
-        self.duration_ms, self.paused_ms, self.bytes = duration_ms, paused_ms, size
+        self.version, self.updated_at, self.last = done.version, time.time(), done
 
     def failed(self, message: str) -> None:
         self.state, self.error = PairState.FAILED, message

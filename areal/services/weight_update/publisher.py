@@ -22,6 +22,7 @@ from areal.services.http.messages import Request, Response, read_body
 from areal.services.http.serve import serve_in_thread
 from areal.services.http.service import Service, json_response
 from areal.wire import bodies
+from areal.wire.fields import read_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,16 +159,6 @@ class WeightUpdateFailed(ArealError):
     """An update failed: the inference side serves the previous version."""
 
 
-@dataclass(frozen=True)
-class Delivery:
-    """The result of an update. The gateway measures the whole update and the longest pause of generation."""
-
-    version: int
-    bytes: int
-    duration_ms: float
-    paused_ms: float
-
-
 @dataclass
 class TrainerPair:
     """A pair as its trainer uses it. ``inference`` is either {"inference_worker_urls": [...]} or
@@ -192,7 +183,7 @@ class TrainerPair:
 
     def publish(
         self, version: int, weights: Iterable[tuple[str, Tensor]], probe: dict[str, Any] | None = None
-    ) -> Delivery:
+    ) -> bodies.UpdateResult:
         """Stage ``weights`` and transfer them, in parallel if the mode allows. Raises WeightUpdateFailed: then workers
         still serve the old version."""
         self.publisher.write(version, weights, probe)
@@ -205,13 +196,13 @@ class TrainerPair:
         self.publisher.write(version, weights, probe)
         self.publisher.settle()
 
-    def deliver(self, version: int) -> Delivery:
+    def deliver(self, version: int) -> bodies.UpdateResult:
         body: dict[str, Any] = {"pair_name": self.name, "version": version}
         if self.current_address is not None:
             body["inference_gateway_url"] = self.current_address()
         done = self._post("/update_weights", body, _UPDATE_S)
         self.delivered = version
-        return Delivery(version, int(done["bytes"]), float(done["duration_ms"]), float(done["paused_ms"]))
+        return read_fields(bodies.UpdateResult, done, lenient=True)
 
     def disconnect(self, left: Path | None = None, *, comes_back: bool = False) -> None:
         """Disconnect both sides; ignore a gateway that is gone. ``left``: a folder with the served weights, for workers

@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import orjson
@@ -26,7 +26,7 @@ import orjson
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.errors import ApiError
 from areal.services.weight_update.pairs import Mode, Pair, PairState
-from areal.wire.bodies import CheckWeights, ConnectPair, WeightOrder
+from areal.wire.bodies import CheckWeights, ConnectPair, UpdateResult, WeightOrder
 from areal.wire.routing import CORDONED, DRAINING, READY
 
 T = TypeVar("T")
@@ -186,30 +186,6 @@ class WorkerSet:
 # -- operations on a pair
 
 
-@dataclass(frozen=True)
-class UpdateResult:
-    """``paused_ms``: the longest pause of generation. ``bytes``: the weights that each worker took."""
-
-    version: int
-    duration_ms: float
-    paused_ms: float
-    bytes: int
-
-    @classmethod
-    def of(cls, pair: Pair) -> UpdateResult:
-        """The result of the pair's last update."""
-        return cls(pair.version, pair.duration_ms or 0.0, pair.paused_ms or 0.0, pair.bytes or 0)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "status": "ok",
-            "version": self.version,
-            "duration_ms": round(self.duration_ms, 3),
-            "paused_ms": round(self.paused_ms, 3),
-            "bytes": self.bytes,
-        }
-
-
 class Updater:
     """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests."""
 
@@ -290,7 +266,7 @@ class Updater:
         except BaseException as error:
             pair.failed(f"interrupted: {type(error).__name__}")
             raise
-        pair.succeeded(version, done.duration_ms, done.paused_ms, done.bytes)
+        pair.succeeded(done)
         return done
 
     async def _update(self, pair: Pair, version: int, began: float) -> UpdateResult:
@@ -311,7 +287,7 @@ class Updater:
                 _log.warning("the update of %s is repeated: %s: %s", pair.name, why, error)
                 await asyncio.sleep(_POLL_S)
         pair.joining_workers -= set(workers.urls)
-        return UpdateResult(version, (time.monotonic() - began) * 1e3, paused_ms, size)
+        return UpdateResult(version, round((time.monotonic() - began) * 1e3, 3), round(paused_ms, 3), size)
 
     async def _revert(
         self, pair: Pair, workers: Sequence[str], order: WeightOrder, error: WorkerFailed
