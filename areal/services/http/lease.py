@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ import orjson
 
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.service import Service
-from areal.services.http.tasks import until_beat
+from areal.services.http.tasks import happens, until_beat
 from areal.wire.bodies import RenewLease
 from areal.wire.processes import RegistrationConfig
 
@@ -74,9 +73,7 @@ class RouterLease:
         until = loop.time() + seconds
         news = self._service.lifetime.news
         while (left_s := until - loop.time()) > _TIMER_SLACK_S:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, until_beat(_POLL_S))):
-                    await news.wait()
+            await happens(news, min(left_s, until_beat(_POLL_S)))
             news.clear()
             if loop.time() >= until - _TIMER_SLACK_S:
                 return  # the renewal is due and sends everything

@@ -23,6 +23,15 @@ def until_beat(period_s: float) -> float:
     return left_s if left_s > period_s / 4 else left_s + period_s  # a timer rings a little early, too
 
 
+async def happens(event: asyncio.Event, within_s: float) -> bool:
+    """Return True once ``event`` is set, False after ``within_s`` seconds."""
+    try:
+        async with asyncio.timeout(within_s):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 async def _guarded(name: str, run: Callable[[], Coroutine[Any, Any, None]], again_after_s: float) -> None:
     while True:
         try:

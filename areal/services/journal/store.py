@@ -25,7 +25,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, read_object
 from areal.services.http.service import Metrics, Service, json_response
-from areal.services.http.tasks import background, uninterrupted, until_beat
+from areal.services.http.tasks import background, happens, uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import (
     Journal,
@@ -125,9 +125,7 @@ class JournalStore(Generic[J]):
 
     async def wait_news(self, timeout_s: float) -> None:
         """Return when a journal has news, when a journal was adopted, or after ``timeout_s``."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
+        await happens(self._news, timeout_s)
 
     # -- upkeep
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
@@ -12,6 +11,7 @@ import orjson
 
 from areal.http.client import CallFailed, HttpClient, PendingCall
 from areal.services.agent.data_proxy.journal import Outcome, TurnEntry
+from areal.services.http.tasks import happens
 from areal.wire.agents import Failure
 from areal.wire.processes import AgentDataProxyConfig
 
@@ -56,9 +56,7 @@ class PairWorker:
         while True:
             self._wake.clear()
             self._note(await self._ask())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SOON_S if self._failures else self.period_s):
-                    await self._wake.wait()
+            await happens(self._wake, _SOON_S if self._failures else self.period_s)
 
     async def _ask(self) -> str | None:
         try:
@@ -88,12 +86,7 @@ class PairWorker:
         self._ready.clear()
         self._failures = max(self._failures, 1)
         self._wake.set()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._ready.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await happens(self._ready, timeout_s)
 
     def call(self, body: bytes) -> PendingCall:
         return self._http.call("POST", self._url, "/run", self._headers, body)

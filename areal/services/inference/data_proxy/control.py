@@ -29,7 +29,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
 from areal.services.http.process import report_stage
 from areal.services.http.service import Service, json_response
-from areal.services.http.tasks import uninterrupted, until_beat
+from areal.services.http.tasks import happens, uninterrupted, until_beat
 from areal.services.inference.engines.base import (
     EngineError,
     EngineRefused,
@@ -136,9 +136,7 @@ class EngineWatch:
             if self.state.not_ready is None and not self._failures:
                 well_at = now()
                 period_s = self._period_s if self._busy() else 2 * self._period_s
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(until_beat(period_s)):
-                        await self._suspected.wait()
+                if await happens(self._suspected, until_beat(period_s)):
                     await asyncio.sleep(_STARTING_PERIOD_S)  # even if the engine closes every connection
             else:
                 pause_s = min(self._period_s, (now() - well_at) * _DOWN_SHARE)

@@ -23,7 +23,7 @@ from areal.http.client import CallFailed, Connection, HttpClient, HttpReply, Not
 from areal.services.http.errors import ApiError, refusal
 from areal.services.http.messages import AnyResponse, Request, decode_object
 from areal.services.http.service import Handler, Service, json_response, to_response
-from areal.services.http.tasks import Watchdog
+from areal.services.http.tasks import Watchdog, happens
 from areal.wire.bodies import is_target, scrape_target
 from areal.wire.routing import (
     CORDONED,
@@ -110,12 +110,7 @@ class LiveTable:
 
     async def changed(self, timeout_s: float) -> None:
         """Return at the next change of the table, or after ``timeout_s``."""
-        event = self._changed
-        try:
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
-        except TimeoutError:
-            return
+        await happens(self._changed, timeout_s)
 
     def published(self) -> list[ModelEntry]:
         return [model for model in self.snapshot.models.values() if model.published]

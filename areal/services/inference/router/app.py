@@ -34,7 +34,7 @@ from areal.services.http.messages import (
 )
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Lifetime, Metrics, Service, json_response, to_response
-from areal.services.http.tasks import background, until_beat
+from areal.services.http.tasks import background, happens, until_beat
 from areal.services.inference.router.picking import CallKey, Picker
 from areal.services.inference.router.prober import Prober, expire_leases, read_report, read_result
 from areal.services.inference.router.registry import WorkerRecord, WorkerRegistry
@@ -125,9 +125,7 @@ class Watch:
             else:
                 beat = {"type": "heartbeat", "epoch": self._registry.epoch, "serial": sent}
                 await response.write(orjson.dumps(beat) + b"\n")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until_beat(HEARTBEAT_S)):
-                    await waker.wait()
+            await happens(waker, until_beat(HEARTBEAT_S))
 
 
 # Targets for Prometheus' HTTP service discovery: a list of ``{"targets", "labels"}``. The router knows the data proxies
