@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from areal.api.alloc_mode import train_backend
-from areal.api.engine_api import NonFinite
 from areal.errors import UsageFault
 from areal.resources.kinds import TRAIN_ENGINES
 from areal.training.batches import MicroBatches
@@ -34,14 +33,6 @@ def without_optimizer(path: str, role: str = "actor") -> UsageFault:
     return UsageFault(
         f"the model {path} is to be trained, and its optimizer is null",
         hint=f"{role}.optimizer={{lr: 1e-5}}; a model that is trained needs one",
-    )
-
-
-def non_finite(update: int, path: str, loss: float, norm: float) -> NonFinite:
-    return NonFinite(
-        f"update {update} of {path}: loss {loss:g}, gradient norm {norm:g}; "
-        "stopped before the optimizer's step, the weights are those of the update before",
-        hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
     )
 
 

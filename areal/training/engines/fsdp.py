@@ -10,7 +10,6 @@ import copy
 import errno
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,21 +25,19 @@ from areal.training.algorithms.losses import token_outputs
 from areal.training.batches import (
     Batch,
     PackedRows,
-    lengths,
     pack,
     put_rows,
     select,
-    synchronized_micro_batches,
     target_mask,
     to_device,
 )
-from areal.training.engines import configured_settings, learning_rate, micro_batch_limits, non_finite, without_optimizer
-from areal.training.engines.head import Head, Targets, install_head
+from areal.training.engines import configured_settings
+from areal.training.engines.base import EngineBase, share_of
+from areal.training.engines.head import Targets, install_head
 from areal.training.engines.huggingface import (
     base_model,
     checkpoint_tensors,
     clip_gradients,
-    dtype_by_name,
     load_model,
     make_optimizer,
     prepare_packing,
@@ -60,41 +57,23 @@ _COUNTERS = "engine"
 _TORCH_WRITERS = ("inline_container", "PytorchStreamWriter")
 
 
-@dataclass
-class FSDPEngine:
-    """See ``areal.api.engine_api.TrainEngine``."""
-
-    config: TrainEngineConfig
-    ranks: Ranks
-    total_steps: int = 1
-    steps: int = 0
-    version: int = 0
-    model: torch.nn.Module = field(init=False)
-    optimizer: torch.optim.Optimizer | None = field(init=False, default=None)
-    _packs: bool = field(init=False)
-    _head: Head | None = field(init=False, default=None)  # None: the model computes the logits of all tokens
-
-    def __post_init__(self) -> None:
-        model = load_model(self.config, self.ranks)
+class FSDPEngine(EngineBase):
+    def __init__(self, config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1) -> None:
+        super().__init__(config, ranks, total_steps)
+        if ranks.device.type == "cpu":
+            self.default_tokens = _CPU_TOKENS
+        model = load_model(config, ranks)
         self._packs = prepare_packing(model)
-        if not self.config.is_critic:
-            self._head = install_head(model)
-        self.model = shard_model(model, self.config, self.ranks)
-        if self.config.optimizer is not None:
-            self.optimizer = make_optimizer(self.model, self.config.optimizer)
+        # None: the model computes the logits of all tokens.
+        self._head = None if config.is_critic else install_head(model)
+        self.model = shard_model(model, config, ranks)
+        if config.optimizer is not None:
+            self.optimizer = make_optimizer(self.model, config.optimizer)
         self._restore_mode()
 
     @property
-    def is_trained(self) -> bool:
-        return self.optimizer is not None
-
-    @property
     def vocab_size(self) -> int:
-        return int(self.model.config.vocab_size)  # type: ignore[arg-type, union-attr]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return dtype_by_name(self.config.dtype)
+        return int(self.model.config.vocab_size)
 
     # -- forward
 
@@ -157,26 +136,22 @@ class FSDPEngine:
     # -- updates
 
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
-        if self.optimizer is None or self.config.optimizer is None:
-            raise without_optimizer(self.config.path)
-        rate = learning_rate(self.config.optimizer, self.steps, self.total_steps)
+        settings, rate = self._schedule()
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.zero_grad(set_to_none=True)
         micros = [(*self._micro(batch, part), real) for part, real in self._micro_batches(batch)]
-        weights = [loss_weight_fn(micro).double() * real for micro, _, real in micros]
-        total = self.ranks.all_sum(torch.stack(weights).sum()).clamp(min=1e-12)
+        shares = self._shares([(micro, real) for micro, _, real in micros], loss_weight_fn)
         losses = [
-            self._backward(micro, packed, loss_fn, weight / total, last=number == len(micros) - 1)
-            for number, ((micro, packed, _), weight) in enumerate(zip(micros, weights, strict=True))
+            self._backward(micro, packed, loss_fn, share, last=number == len(micros) - 1)
+            for number, ((micro, packed, _), share) in enumerate(zip(micros, shares, strict=True))
         ]
-        norm = clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping, self.ranks.group)
-        loss = self.ranks.all_sum(torch.stack(losses).sum())
-        if not bool(torch.isfinite(loss) & torch.isfinite(norm)):
-            raise non_finite(self.steps + 1, self.config.path, float(loss), float(norm))
+        norm = float(clip_gradients(self.optimizer, settings.gradient_clipping, self.ranks.group))
+        loss = float(self.ranks.all_sum(torch.stack(losses).sum()))
+        self._check_finite(loss, norm)
         self.optimizer.step()
         self.steps += 1
-        return Update(float(loss), float(norm), rate, len(micros))
+        return Update(loss, norm, rate, len(micros))
 
     def _backward(
         self, micro: Batch, packed: PackedRows | None, loss_fn: LossFn, share: Tensor, *, last: bool
@@ -184,9 +159,8 @@ class FSDPEngine:
         """Add the micro-batch's gradient; its part of the loss. A share of 0 still runs both passes, because the other
         ranks' collectives wait for them."""
         if self.ranks.group is not None:  # gradients are reduced once, with the last micro-batch
-            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        loss = loss_fn(self.outputs(micro, packed), micro)
-        part = torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
+            self.model.set_requires_gradient_sync(last)
+        part = share_of(loss_fn(self.outputs(micro, packed), micro), share)
         (part * self.ranks.data_size).float().backward()  # type: ignore[no-untyped-call]
         return part.detach()
 
@@ -198,8 +172,7 @@ class FSDPEngine:
                 micro, packed = self._micro(batch, part)
                 weight = loss_weight_fn(micro).double() * real
                 parts.append(torch.stack([loss_fn(self.outputs(micro, packed), micro).double() * weight, weight]))
-        weighted, total = self.ranks.all_sum(torch.stack(parts).sum(0))
-        return float(weighted / total.clamp(min=1e-12))
+        return self._mean(parts)
 
     # -- weights
 
@@ -267,25 +240,12 @@ class FSDPEngine:
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [] if self.optimizer is None else [self.optimizer]
 
-    # -- micro-batches and modes
-
-    def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        default_tokens = _CPU_TOKENS if self.ranks.device.type == "cpu" else None
-        limits = micro_batch_limits(self.config.mb_spec, default_tokens)
-        return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
+    # -- modes
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.ranks.group is not None or self.dtype == torch.float32:
             return contextlib.nullcontext()  # FSDP's own policy casts
         return torch.autocast(self.ranks.device.type, dtype=self.dtype)
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self._restore_mode()
 
     def _restore_mode(self) -> None:
         if self.optimizer is not None:

@@ -22,9 +22,9 @@ from areal.api.config.training import megatron_faults
 from areal.api.engine_api import LossFn, TokenOutputs, Update, WeightFn
 from areal.errors import UsageFault
 from areal.hub import model_folder
-from areal.training.batches import Batch, lengths, put_rows, select, synchronized_micro_batches, to_device
-from areal.training.engines import learning_rate, micro_batch_limits, non_finite, without_optimizer
-from areal.training.engines.huggingface import dtype_by_name, write_model
+from areal.training.batches import Batch, put_rows, select, to_device
+from areal.training.engines.base import EngineBase, share_of
+from areal.training.engines.huggingface import write_model
 from areal.training.engines.megatron import model as building
 from areal.training.engines.megatron.names import Weight, architecture, split, unshard, weights
 from areal.training.engines.megatron.optimizer import (
@@ -46,14 +46,11 @@ HeadFn = Callable[[Tensor, "Tensor | None", int], Tensor]
 """(states after the last layer, ``slices_of`` the rows, number of the micro-batch) -> a loss."""
 
 
-class MegatronEngine:
-    """See ``areal.api.engine_api.TrainEngine``."""
-
+class MegatronEngine(EngineBase):
     def __init__(self, config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1) -> None:
         from transformers import AutoConfig
 
-        self.config, self.ranks, self.total_steps = config, ranks, total_steps
-        self.steps = self.version = 0
+        super().__init__(config, ranks, total_steps)
         self.part = replace(train_backend(config.backend, str(ranks.layout)), data=ranks.data_size)
         if fault := next(megatron_faults(config), None):
             raise UsageFault(fault)
@@ -71,22 +68,13 @@ class MegatronEngine:
             building.load(self._parameters, self.architecture, self.groups, read)
         self._built = built
         self.model: Any = built
-        self.optimizer: Any = None
         if config.optimizer is not None:
             self.model, self.optimizer = wrap(built, config, self.groups)
         self._restore_mode()
 
     @property
-    def is_trained(self) -> bool:
-        return self.optimizer is not None
-
-    @property
     def vocab_size(self) -> int:
         return self.architecture.vocabulary
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return dtype_by_name(self.config.dtype)
 
     # -- passes
 
@@ -215,32 +203,27 @@ class MegatronEngine:
     # -- updates
 
     def train_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> Update:
-        if self.optimizer is None or self.config.optimizer is None:
-            raise without_optimizer(self.config.path)
-        rate = learning_rate(self.config.optimizer, self.steps, self.total_steps)
+        settings, rate = self._schedule()
         for group in self.optimizer.param_groups:  # Megatron leaves these factors to the caller
-            group["lr"], group["weight_decay"] = rate, self.config.optimizer.weight_decay * group["wd_mult"]
+            group["lr"], group["weight_decay"] = rate, settings.weight_decay * group["wd_mult"]
         self.model.zero_grad_buffer()
         self.optimizer.zero_grad()
         cut = self._micro_batches(batch)
         micros = [self._micro(batch, part) for part, _ in cut]
-        shares = [loss_weight_fn(micro).double() * real for micro, (_, real) in zip(micros, cut, strict=True)]
-        total = self.ranks.all_sum(torch.stack(shares).sum()).clamp(min=1e-12)
+        shares = self._shares(zip(micros, (real for _, real in cut), strict=True), loss_weight_fn)
 
         def part_of_loss(outputs: TokenOutputs, number: int) -> Tensor:
-            loss, share = loss_fn(outputs, micros[number]).double(), shares[number] / total
-            return torch.where(share > 0, loss * share, loss * 0.0).float()
+            return share_of(loss_fn(outputs, micros[number]), shares[number]).float()
 
         parts = self._run(micros, part_of_loss, backward=True)
-        loss = self.ranks.all_sum(torch.stack(parts).double().sum())
+        loss = float(self.ranks.all_sum(torch.stack(parts).double().sum()))
         self.optimizer.prepare_grads()
         norm = float(self.optimizer.get_grad_norm())
-        if not (torch.isfinite(loss) and norm < float("inf")):
-            raise non_finite(self.steps + 1, self.config.path, float(loss), norm)
-        clip_gradients(self.optimizer, self.config.optimizer.gradient_clipping, norm)
+        self._check_finite(loss, norm)
+        clip_gradients(self.optimizer, settings.gradient_clipping, norm)
         self.optimizer.step_with_ready_grads()
         self.steps += 1
-        return Update(float(loss), norm, rate, len(micros))
+        return Update(loss, norm, rate, len(micros))
 
     @torch.no_grad()
     def eval_batch(self, batch: Mapping[str, Tensor], loss_fn: LossFn, loss_weight_fn: WeightFn) -> float:
@@ -252,9 +235,7 @@ class MegatronEngine:
             return torch.stack([loss_fn(outputs, micros[number]).double() * weight, weight])
 
         with self._evaluating():
-            found = self._run(micros, weighted)
-        loss, total = self.ranks.all_sum(torch.stack(found).sum(0))
-        return float(loss / total.clamp(min=1e-12))
+            return self._mean(self._run(micros, weighted))
 
     # -- weights
 
@@ -335,18 +316,6 @@ class MegatronEngine:
 
     def _micro(self, batch: Mapping[str, Tensor], part: Sequence[int]) -> Batch:
         return to_device(select(batch, part), self.ranks.device)
-
-    def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
-        limits = micro_batch_limits(self.config.mb_spec, None)
-        return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
-
-    @contextlib.contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self.model.eval()
-        try:
-            yield
-        finally:
-            self._restore_mode()
 
     def _restore_mode(self) -> None:
         self.model.train(self.optimizer is not None)

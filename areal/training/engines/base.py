@@ -1,0 +1,89 @@
+"""The part of a train engine that does not depend on how its model is sharded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from areal.api.engine_api import NonFinite, WeightFn
+from areal.training.batches import Batch, lengths, synchronized_micro_batches
+from areal.training.engines import learning_rate, micro_batch_limits, without_optimizer
+from areal.training.engines.huggingface import dtype_by_name
+
+if TYPE_CHECKING:
+    from areal.api.cli_args import OptimizerConfig, TrainEngineConfig
+    from areal.training.ranks import Ranks
+
+
+class EngineBase(ABC):
+    """See ``areal.api.engine_api.TrainEngine``. ``optimizer`` None: the model is not trained."""
+
+    model: Any
+    optimizer: Any = None
+    default_tokens: int | None = None  # of a micro-batch, where the configuration has no limit
+
+    def __init__(self, config: TrainEngineConfig, ranks: Ranks, total_steps: int = 1) -> None:
+        self.config, self.ranks, self.total_steps = config, ranks, total_steps
+        self.steps = self.version = 0
+
+    @property
+    def is_trained(self) -> bool:
+        return self.optimizer is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_by_name(self.config.dtype)
+
+    def _micro_batches(self, batch: Mapping[str, Tensor]) -> list[tuple[list[int], bool]]:
+        """The rows of each micro-batch, and whether they count."""
+        limits = micro_batch_limits(self.config.mb_spec, self.default_tokens)
+        return synchronized_micro_batches(lengths(batch), limits, self.ranks.all_max)
+
+    def _schedule(self) -> tuple[OptimizerConfig, float]:
+        """The settings and the learning rate of the next update. Raises UsageFault where the model is not trained."""
+        settings = self.config.optimizer
+        if settings is None:
+            raise without_optimizer(self.config.path)
+        return settings, learning_rate(settings, self.steps, self.total_steps)
+
+    def _shares(self, micros: Iterable[tuple[Batch, bool]], weight_of: WeightFn) -> list[Tensor]:
+        """The share of each micro-batch's mean loss in the loss of all ranks."""
+        weights = [weight_of(micro).double() * counts for micro, counts in micros]
+        total = self.ranks.all_sum(torch.stack(weights).sum()).clamp(min=1e-12)
+        return [weight / total for weight in weights]
+
+    def _mean(self, parts: list[Tensor]) -> float:
+        """The mean over all ranks of ``parts``, which are (weighted loss, weight)."""
+        weighted, total = self.ranks.all_sum(torch.stack(parts).sum(0))
+        return float(weighted / total.clamp(min=1e-12))
+
+    def _check_finite(self, loss: float, norm: float) -> None:
+        """Raises NonFinite."""
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NonFinite(
+                f"update {self.steps + 1} of {self.config.path}: loss {loss:g}, gradient norm {norm:g}; "
+                "stopped before the optimizer's step, the weights are those of the update before",
+                hint="a lower learning rate, gradient_clipping, or float32; the last checkpoint is intact",
+            )
+
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self._restore_mode()
+
+    @abstractmethod
+    def _restore_mode(self) -> None: ...
+
+
+def share_of(loss: Tensor, share: Tensor) -> Tensor:
+    """A micro-batch's part of the whole loss; 0 for a share of 0, whatever its loss is."""
+    return torch.where(share > 0, loss.double() * share, loss.double() * 0.0)
