@@ -14,6 +14,7 @@ from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object
 from areal.services.http.service import SECONDS, TOKEN_SECONDS, Handler, Metrics, json_response
 from areal.services.inference.data_proxy import anthropic, responses
+from areal.services.inference.data_proxy.control import EngineControl, EngineWatch
 from areal.services.inference.data_proxy.fields import Fields, check_logprobs, dialect_field_names
 from areal.services.inference.data_proxy.generation import (
     CallTimer,
@@ -262,8 +263,8 @@ Parse = Callable[[Fields], ParsedRequest]
 
 
 class ModelCalls:
-    """The handlers of the model routes. ``check_serving`` raises ApiError while no call may start. ``max_model_len``
-    and ``adapters`` are read at each call: the engine reports them only once it is up."""
+    """The handlers of the model routes. The state of the engine is read at each call: it reports its limits and
+    adapters only once it is up."""
 
     def __init__(
         self,
@@ -274,10 +275,8 @@ class ModelCalls:
         capabilities: Capabilities,
         recorders: CallRecorders,
         metrics: TokenMetrics,
-        *,
-        check_serving: Callable[[], None],
-        max_model_len: Callable[[], int | None],
-        adapters: Callable[[], Collection[str]],
+        control: EngineControl,
+        watch: EngineWatch,
     ) -> None:
         self._model = config.model
         self._max_body_bytes = config.max_body_bytes
@@ -290,10 +289,17 @@ class ModelCalls:
         self._capabilities = capabilities
         self._recorders = recorders
         self._metrics = metrics
-        self._check_serving = check_serving
-        self._max_model_len = max_model_len
-        self._adapters = adapters
+        self._control = control
+        self._watch = watch
+        self._most_context = config.max_model_len
         self.tokens_in_flight = 0
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The smaller of the data proxy's and the engine's context length: a call that the engine would truncate is
+        refused here."""
+        limits = [length for length in (self._most_context, self._watch.state.max_model_len) if length]
+        return min(limits, default=self._codec.max_positions)
 
     def handlers(self) -> dict[str, Handler]:
         parsers: dict[str, Parse] = {
@@ -309,7 +315,7 @@ class ModelCalls:
 
     async def _count_tokens(self, request: Request) -> AnyResponse:
         """Respond with the length of a prompt in tokens; nothing is generated."""
-        self._check_serving()
+        self._control.check_serving()
         self._recorders.authenticate(request.headers)
         body = await request.read(self._max_body_bytes)
 
@@ -321,7 +327,7 @@ class ModelCalls:
 
     def _parse(self, data: dict[str, Any], parse: Parse) -> ParsedRequest:
         fields = Fields(data)
-        adapter = adapter_of(fields.text("model"), self._model, self._adapters())
+        adapter = adapter_of(fields.text("model"), self._model, self._watch.state.adapters)
         parsed = parse(fields)
         return parsed if adapter is None else replace(parsed, generation=replace(parsed.generation, adapter=adapter))
 
@@ -342,7 +348,7 @@ class ModelCalls:
         return ParsedRequest(generation, serializer, id_prefix, translation.names)
 
     async def _answer(self, request: Request, parse: Parse) -> AnyResponse:
-        self._check_serving()
+        self._control.check_serving()
         caller = self._recorders.authenticate(request.headers)
         body = await request.read(self._max_body_bytes)
         timer = CallTimer(time.perf_counter())
@@ -355,7 +361,7 @@ class ModelCalls:
     async def _generate(
         self, request: Request, parsed: ParsedRequest, recorder: CallRecorder, timer: CallTimer, size: int
     ) -> AnyResponse:
-        generation, limit = parsed.generation, self._max_model_len()
+        generation, limit = parsed.generation, self.max_model_len
         is_recorded = recorder.records(generation.store)
         with dialect_field_names(parsed.names) if parsed.names else _NO_DIALECT:
             if is_recorded or generation.options.tells_logprobs:

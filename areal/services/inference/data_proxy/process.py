@@ -115,16 +115,10 @@ def _token_engine(config: DataProxyConfig) -> Build:
             busy=lambda: calls.tokens_in_flight > 0,
         )
 
-        def context() -> int | None:
-            """The smaller of the data proxy's and the engine's context length: a call that the engine would truncate is
-            refused here."""
-            limits = [length for length in (config.max_model_len, watch.state.max_model_len) if length]
-            return min(limits, default=codec.max_positions)
-
         def details() -> dict[str, Any]:
             return {
                 "in_flight_tokens": calls.tokens_in_flight,
-                "max_model_len": context(),
+                "max_model_len": calls.max_model_len,
                 "root": watch.state.root,
                 "engine_url": control.engine_url if config.engine in _SCRAPED else None,
                 "adapters": list(watch.state.adapters),
@@ -134,9 +128,6 @@ def _token_engine(config: DataProxyConfig) -> Build:
                 "awaits_version": tracker.behind.version if control.engine_is_available and tracker.behind else None,
                 **(store_details(store) if store is not None else {}),
             }
-
-        def adapters() -> Collection[str]:
-            return watch.state.adapters
 
         tracker = WeightTracker(watch, store.root if store is not None else None, config.model_path)
         service = _service(config, options, watch, lambda: control.not_ready, details)
@@ -155,16 +146,16 @@ def _token_engine(config: DataProxyConfig) -> Build:
             engine.capabilities,
             recorders,
             TokenMetrics(service.metrics),
-            check_serving=control.check_serving,
-            max_model_len=context,
-            adapters=adapters,
+            control,
+            watch,
         )
         control.add_to(service)
         service.add_lifespan(lambda: background("engine-control", control.run))
         WeightRoutes(engine, control, tracker, http).add_to(service)
         weight_sync = WeightSync(tracker, engine, control, http, headers, lambda: service.address, config.model)
         service.add_lifespan(lambda: background("published-weights", weight_sync.run))
-        models = _add_model_routes(service, config, options, recorders, store, calls.handlers(), adapters)
+        handlers, adapters = calls.handlers(), lambda: watch.state.adapters
+        models = _add_model_routes(service, config, options, recorders, store, handlers, adapters)
         try:
             yield service
         finally:

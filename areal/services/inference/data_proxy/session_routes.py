@@ -34,15 +34,14 @@ from areal.services.inference.recorder.session import (
     HITL,
     ExportName,
     GroupName,
-    LeaseName,
     SessionName,
     SessionRecord,
     SessionState,
     Trajectory,
     TrajectoryPhase,
     check_reward,
-    no_group,
     parse_kind,
+    read_leases,
 )
 from areal.services.inference.recorder.storage import SEQUENCES
 from areal.services.inference.recorder.store import TrajectoryLeases, TrajectoryStore
@@ -176,9 +175,7 @@ class JournalSessionRoutes:
 
 def _group(store: TrajectoryStore, group_id: str) -> tuple[SessionJournal, GroupName]:
     """Return the group's journal and its name. Raises 404; 421 where another process has the journal."""
-    group = GroupName.parse(group_id)
-    if group is None:
-        raise no_group(group_id)
+    group = GroupName.require(group_id)
     return journal_of(store, group.tag), group
 
 
@@ -306,7 +303,7 @@ class TrajectoryRoutes:
             journal, group = _group(self._store, body.group_id)
             ids = tuple(name for _, name in journal.members(group, removed=True))
             if not ids:
-                raise no_group(body.group_id)
+                raise GroupName.unknown(body.group_id)
         if not ids:
             raise bad_request("session_ids must be a list of session ids, not an empty one", param="session_ids")
         if body.trajectory_id is not None and body.trajectory_id >= SEQUENCES:
@@ -317,7 +314,7 @@ class TrajectoryRoutes:
 
     async def acknowledge_exports(self, request: Request) -> Response:
         export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")
-        name = ExportName.parse(export_id) if isinstance(export_id, str) else None
+        name = ExportName.parse(export_id)
         if name is None:
             raise bad_request("export_id must be that of an export", param="export_id")
         released = await journal_of(self._store, name.tag).acknowledge(name)
@@ -354,14 +351,11 @@ class TrajectoryRoutes:
         return response
 
     async def acknowledge_leases(self, request: Request) -> Response:
-        given = (await read_object(request, _EXPORT_BODY_BYTES)).get("lease_ids")
-        leases = [LeaseName.parse(item) if isinstance(item, str) else None for item in given or ()]
-        if not isinstance(given, list) or None in leases:
-            raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
-        known = [lease for lease in leases if lease is not None]
-        for lease in known:
+
+        leases = read_leases(await read_object(request, _EXPORT_BODY_BYTES))
+        for lease in leases:
             journal_of(self._store, lease.tag)
-        return json_response({"status": "ok", "released": await self._leases.acknowledge(known)})
+        return json_response({"status": "ok", "released": await self._leases.acknowledge(leases)})
 
 
 def _answer(export_id: str, export: Export, form: str, removed: bool) -> Response:

@@ -22,7 +22,7 @@ from areal.services.http.service import Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
 from areal.services.inference.gateway.sessions import JournalClient, WorkerReply
 from areal.services.inference.recorder.rows import KINDS, PADDINGS, ArrayColumn, RewardOverflow, npz, parse_rows
-from areal.services.inference.recorder.session import ExportName, GroupName, LeaseName, SessionName, parse_kind
+from areal.services.inference.recorder.session import ExportName, GroupName, SessionName, parse_kind, read_leases
 from areal.services.journal.storage import CorruptRecord
 from areal.wire.routing import WorkerEntry
 
@@ -95,12 +95,11 @@ class ExportRoutes:
     async def acknowledge_export(self, request: Request) -> Response:
         export_id = (await read_object(request, _BODY_BYTES)).get("export_id")
         parts = export_id.split(_SEPARATOR) if isinstance(export_id, str) else []
-        parsed = [ExportName.parse(part) for part in parts]
-        if not parsed or None in parsed:
+        exports = [name for part in parts if (name := ExportName.parse(part))]
+        if not exports or len(exports) < len(parts):
             raise bad_request("export_id must be that of an export", param="export_id")
         released = False
-        for name in parsed:
-            assert name is not None
+        for name in exports:
             reply = await self._acknowledge(request, name.tag, f"{_PATH}/ack", {"export_id": str(name)})
             if reply is not None and reply.status != 200:
                 return to_response(reply)
@@ -175,12 +174,8 @@ class ExportRoutes:
             await asyncio.gather(*asks, return_exceptions=True)
 
     async def acknowledge_leases(self, request: Request) -> Response:
-        given = (await read_object(request, _BODY_BYTES)).get("lease_ids")
         by_tag: dict[str, list[str]] = {}
-        for item in given if isinstance(given, list) else [None]:
-            lease = LeaseName.parse(item) if isinstance(item, str) else None
-            if lease is None:
-                raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
+        for lease in read_leases(await read_object(request, _BODY_BYTES)):
             by_tag.setdefault(lease.tag, []).append(str(lease))
         released = 0
         for tag, leases in by_tag.items():

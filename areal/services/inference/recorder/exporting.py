@@ -155,7 +155,7 @@ def session_named(tables: SessionTables, session_id: str) -> SessionRecord:
     if session is None or session.state is SessionState.REMOVED or name is None or session.task != name.task:
         if session_id == HITL:
             raise bad_request(f"{HITL} is several sessions, one a replica: use their ids", param="session_ids")
-        raise ApiError(404, f"no session {session_id!r}", code="session_not_found", param="session_ids")
+        raise SessionName.unknown(session_id, "session_ids")
     return session
 
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any, ClassVar, Self
 
 from areal.http.headers import unique_id
 from areal.services.http.errors import ApiError, bad_request
@@ -211,17 +212,44 @@ def holds_key(session: SessionRecord, trajectories: Sequence[Trajectory], now: f
 # -- identifiers
 
 HITL = "__hitl__"
-_SESSION = re.compile(rf"(?P<task>.{{1,256}})-(?P<tag>{TAG})-(?P<number>[0-9]{{1,9}})", re.DOTALL)
-_GROUP = re.compile(rf"grp-(?P<tag>{TAG})-(?P<first>[0-9]{{1,9}})-(?P<size>[0-9]{{1,4}})")
-_EXPORT = re.compile(rf"exp-(?P<tag>{TAG})-(?P<number>[0-9]{{1,12}})-(?P<nonce>[0-9a-f]{{8}})")
-_LEASE = re.compile(rf"lse-(?P<tag>{TAG})-(?P<session>[0-9]{{1,9}})-(?P<trajectory>[0-9]{{1,9}})")
 _ANSWER = re.compile(rf"[a-z]+-(?P<tag>{TAG})[0-9a-f]{{24}}(-[0-9]+)?")
 
 
-@dataclass(frozen=True)
-class SessionName:
-    """``str()`` is the session id that clients see."""
+class Name:
+    """An id that contains the tag of its journal: ``str()`` is the text that clients see. ``form``: its regular
+    expression, with a group for each field."""
 
+    kind: ClassVar[str]
+    form: ClassVar[re.Pattern[str]]
+
+    @classmethod
+    def parse(cls, text: object) -> Self | None:
+        met = cls.form.fullmatch(text) if isinstance(text, str) else None
+        if met is None:
+            return None
+        return cls(**{name: int(part) if name in _NUMBERS else part for name, part in met.groupdict().items()})
+
+    @classmethod
+    def require(cls, text: object, param: str | None = None) -> Self:
+        """Raises 404."""
+        name = cls.parse(text)
+        if name is None:
+            raise cls.unknown(text, param)
+        return name
+
+    @classmethod
+    def unknown(cls, text: object, param: str | None = None) -> ApiError:
+        param = param or f"{cls.kind}_id"
+        return ApiError(404, f"no {cls.kind} {text!r}", code=f"{cls.kind}_not_found", param=param)
+
+
+_NUMBERS = ("number", "first", "size", "session", "trajectory")
+
+
+@dataclass(frozen=True)
+class SessionName(Name):
+    kind = "session"
+    form = re.compile(rf"(?P<task>.{{1,256}})-(?P<tag>{TAG})-(?P<number>[0-9]{{1,9}})", re.DOTALL)
     task: str
     tag: str
     number: int
@@ -229,43 +257,19 @@ class SessionName:
     def __str__(self) -> str:
         return f"{self.task}-{self.tag}-{self.number}"
 
-    @classmethod
-    def parse(cls, text: str) -> SessionName | None:
-        met = _SESSION.fullmatch(text)
-        return cls(met["task"], met["tag"], int(met["number"])) if met else None
-
-    @classmethod
-    def require(cls, text: str, param: str = "session_id") -> SessionName:
-        """Raises 404."""
-        name = cls.parse(text)
-        if name is None:
-            raise ApiError(404, f"no session {text!r}", code="session_not_found", param=param)
-        return name
-
 
 @dataclass(frozen=True)
-class GroupName:
+class GroupName(Name):
     """The sessions of one group have consecutive numbers, from ``first``."""
 
+    kind = "group"
+    form = re.compile(rf"grp-(?P<tag>{TAG})-(?P<first>[0-9]{{1,9}})-(?P<size>[0-9]{{1,4}})")
     tag: str
     first: int
     size: int
 
     def __str__(self) -> str:
         return f"grp-{self.tag}-{self.first}-{self.size}"
-
-    @classmethod
-    def parse(cls, text: str) -> GroupName | None:
-        met = _GROUP.fullmatch(text)
-        return cls(met["tag"], int(met["first"]), int(met["size"])) if met else None
-
-    @classmethod
-    def require(cls, text: object) -> GroupName:
-        """Raises 404."""
-        name = cls.parse(text) if isinstance(text, str) else None
-        if name is None:
-            raise no_group(text)
-        return name
 
     def check_members(self, session_ids: Iterable[str]) -> None:
         """Raises 400 for a session of another group, 404 for an invalid session id."""
@@ -275,12 +279,10 @@ class GroupName:
                 raise bad_request(f"session {session_id!r} is not in group {self}", param="group_id")
 
 
-def no_group(text: object) -> ApiError:
-    return ApiError(404, f"no group {text!r}", code="group_not_found", param="group_id")
-
-
 @dataclass(frozen=True)
-class ExportName:
+class ExportName(Name):
+    kind = "export"
+    form = re.compile(rf"exp-(?P<tag>{TAG})-(?P<number>[0-9]{{1,12}})-(?P<nonce>[0-9a-f]{{8}})")
     tag: str
     number: int
     nonce: str
@@ -288,14 +290,11 @@ class ExportName:
     def __str__(self) -> str:
         return f"exp-{self.tag}-{self.number}-{self.nonce}"
 
-    @classmethod
-    def parse(cls, text: str) -> ExportName | None:
-        met = _EXPORT.fullmatch(text)
-        return cls(met["tag"], int(met["number"]), met["nonce"]) if met else None
-
 
 @dataclass(frozen=True)
-class LeaseName:
+class LeaseName(Name):
+    kind = "lease"
+    form = re.compile(rf"lse-(?P<tag>{TAG})-(?P<session>[0-9]{{1,9}})-(?P<trajectory>[0-9]{{1,9}})")
     tag: str
     session: int
     trajectory: int
@@ -303,10 +302,14 @@ class LeaseName:
     def __str__(self) -> str:
         return f"lse-{self.tag}-{self.session}-{self.trajectory}"
 
-    @classmethod
-    def parse(cls, text: str) -> LeaseName | None:
-        met = _LEASE.fullmatch(text)
-        return cls(met["tag"], int(met["session"]), int(met["trajectory"])) if met else None
+
+def read_leases(data: Mapping[str, Any]) -> list[LeaseName]:
+    """``lease_ids`` of a request. Raises 400."""
+    given = data.get("lease_ids")
+    leases = [lease for item in given if (lease := LeaseName.parse(item))] if isinstance(given, list) else []
+    if not isinstance(given, list) or len(leases) < len(given):
+        raise bad_request("lease_ids must be a list of lease ids", param="lease_ids")
+    return leases
 
 
 def new_answer_id(prefix: str, tag: str | None) -> str:

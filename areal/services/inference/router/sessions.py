@@ -166,9 +166,7 @@ class SessionPlacing:
         503."""
         digest = body.api_key_digest
         if body.session_id is not None:
-            name = SessionName.parse(body.session_id)
-            if name is None:
-                raise ApiError(404, f"no session {body.session_id!r}", code="session_not_found", param="session_id")
+            name = SessionName.require(body.session_id)
             return SessionLocation(self._with_journal(name.tag), name.tag)
         if body.api_key is not None:
             tag = tag_of_key(body.api_key)
