@@ -17,8 +17,7 @@ from areal.errors import UsageFault
 from areal.resources.backend import Part
 from areal.training.batches import trim
 from areal.training.engines.fsdp import FSDPEngine
-from areal.training.engines.huggingface import copies_of_shards
-from areal.training.engines.tensor_parallel import apply_tensor_parallelism
+from areal.training.engines.huggingface import apply_tensor_parallelism, copies_of_shards
 from areal.training.ranks import Ranks, one_process
 from tests.training.engines.models import STILL, batch, config, policy_batch, policy_gradient, save_model, sft, tokens
 

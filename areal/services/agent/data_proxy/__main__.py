@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from areal.services.agent.data_proxy.process import agent_data_proxy
+from areal.services.agent.data_proxy.app import agent_data_proxy
 from areal.services.http.serve import serve_main
 from areal.wire.processes import AgentDataProxyConfig
 

@@ -223,14 +223,12 @@ class TurnSlots:
 class TurnRunner:
     """Queues the turns of all sessions of a data proxy and runs them on the worker."""
 
-    def __init__(
-        self, config: AgentDataProxyConfig, worker: PairWorker, rl: RlSessions, metrics: Metrics, slots: TurnSlots
-    ) -> None:
+    def __init__(self, config: AgentDataProxyConfig, worker: PairWorker, rl: RlSessions, metrics: Metrics) -> None:
         self._config = config
         self.turn_timeout = config.turn_timeout
+        self.slots = slots = TurnSlots(config.max_concurrent)
         self._worker = worker
         self._rl = rl
-        self._slots = slots
         self._queues: dict[SessionEntry, SessionQueue] = {}
         turns = metrics.counter("areal_agent_turns_total", "Turns, by how they ended.", ("outcome",))
         self._outcomes = {each: turns.labels(each) for each in ("complete", "agent", "infra", "cancelled")}
@@ -415,7 +413,7 @@ class TurnRunner:
             turn.interruptible = False
 
     async def _attempt(self, session: SessionEntry, turn: SessionTurn, transcript: Transcript) -> dict[str, Any]:
-        async with self._slots:
+        async with self.slots:
             if (brought := turn.inference) is not None:
                 theirs = RlSession(**vars(brought))
                 if theirs != session.inference:

@@ -7,8 +7,14 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from areal.http.client import HttpClient
-from areal.services.agent.gateway.answers import CompletionAnswer, ResponsesAnswer, TurnAnswer
-from areal.services.agent.gateway.bodies import TurnBody, read_chat, read_responses
+from areal.services.agent.gateway.openai import (
+    CompletionAnswer,
+    ResponsesAnswer,
+    TurnAnswer,
+    TurnBody,
+    read_chat,
+    read_responses,
+)
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header, require_session_key
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id

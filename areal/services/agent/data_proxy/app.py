@@ -1,12 +1,13 @@
-"""The data proxy's routes: sessions and turns over HTTP (``areal.wire.agents``)."""
+"""The data proxy of an agent service: its routes for sessions and turns (``areal.wire.agents``), and its process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from urllib.parse import quote
 import orjson
 
 from areal.http import headers as names
+from areal.http.client import HttpClient
 from areal.services.agent.data_proxy.inference import RlSessions
 from areal.services.agent.data_proxy.journal import (
     AgentJournal,
@@ -21,18 +23,20 @@ from areal.services.agent.data_proxy.journal import (
     SessionEntry,
     TurnEntry,
     TurnRequestKey,
+    open_agent_journal,
 )
-from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnMessage, TurnRunner, TurnSlots
+from areal.services.agent.data_proxy.turns import SessionTurn, TurnCaller, TurnMessage, TurnRunner
 from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event_line, recorded_events
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.lease import RouterLease
 from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
-from areal.services.http.process import save_settings
+from areal.services.http.process import ServeOptions, save_settings
 from areal.services.http.service import Service, json_response, to_response
-from areal.services.http.tasks import uninterrupted, until_beat
+from areal.services.http.tasks import background, uninterrupted, until_beat
 from areal.services.journal.keys import key_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
-from areal.services.journal.store import JournalStore
+from areal.services.journal.store import JournalRoutes, JournalStore, serve_journals, store_details
 from areal.wire.agents import (
     EVENTS,
     ConfigureSessions,
@@ -63,7 +67,6 @@ class PairRoutes:
         runner: TurnRunner,
         worker: PairWorker,
         rl: RlSessions,
-        slots: TurnSlots,
     ) -> None:
         self._service_name = config.service
         self._max_body_bytes = config.max_body_bytes
@@ -72,7 +75,6 @@ class PairRoutes:
         self._runner = runner
         self._worker = worker
         self._rl = rl
-        self._slots = slots
 
     def add_to(self, service: Service) -> None:
         counter = service.metrics.counter
@@ -257,7 +259,7 @@ class PairRoutes:
         if body.turn_timeout is not None:
             self._runner.turn_timeout = body.turn_timeout
         if body.max_concurrent is not None:
-            self._slots.set_limit(body.max_concurrent)
+            self._runner.slots.set_limit(body.max_concurrent)
         if body.health_period is not None:
             self._worker.period_s = body.health_period
         save_settings(self.settings)
@@ -269,7 +271,7 @@ class PairRoutes:
         return {
             "idle_timeout": self._idle_timeout,
             "turn_timeout": self._runner.turn_timeout,
-            "max_concurrent": self._slots.limit,
+            "max_concurrent": self._runner.slots.limit,
             "health_period": self._worker.period_s,
         }
 
@@ -406,3 +408,48 @@ def _turn(turn: TurnEntry) -> dict[str, Any]:
         "messages": orjson.Fragment(turn.messages),
         "metadata": orjson.Fragment(turn.metadata),
     }
+
+
+@contextlib.asynccontextmanager
+async def agent_data_proxy(config: AgentDataProxyConfig, options: ServeOptions) -> AsyncIterator[Service]:
+    async with (
+        HttpClient() as http,
+        serve_journals(config.state_dir, open_agent_journal, config.adopt_after) as store,
+    ):
+        worker = PairWorker(config, http, options.headers)
+
+        def details() -> dict[str, Any]:
+            return {
+                "model": config.service,
+                "worker_url": config.worker_url,
+                "turns_running": runner.slots.taken,
+                "busy_sessions": runner.busy_sessions,
+                "settings": routes.settings,
+                **store_details(store),
+            }
+
+        service = Service(
+            "data-proxy",
+            key=options.key,
+            loopback=options.loopback,
+            not_ready=lambda: worker.fault or rl.fault,
+            details=details,
+        )
+        rl = RlSessions(http, config.inference)
+        worker.on_change = rl.on_change = service.lifetime.news.set
+        runner = TurnRunner(config, worker, rl, service.metrics)
+        routes = PairRoutes(config, store, runner, worker, rl)
+        JournalRoutes(store).add_to(service)
+        routes.add_to(service)
+        store.on_left = routes.forget_all
+        service.add_lifespan(lambda: background("worker-probes", worker.run))
+        if config.inference is not None:
+            service.add_lifespan(lambda: background("inference-probes", rl.watch))
+        service.add_lifespan(lambda: background("session-expiry", routes.expire))
+        if config.registration is not None:
+            lease = RouterLease(config.registration, service, http, options.headers, config.service)
+            service.add_lifespan(lambda: background("registration", lease.run))
+        try:
+            yield service
+        finally:
+            await runner.close()
