@@ -184,6 +184,60 @@ class DisconnectPair:
     left: Mapping[str, Any] | Literal["unknown"] | None = "unknown"
 
 
+# Weights and adapters: from a data proxy to its embedded engine.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadWeights:
+    """Serve the weights in the folder ``path``, or those that were ``staged`` as ``version``."""
+
+    path: str | None = text(None)
+    version: int | None = bounded(0, 2**63 - 1, None)
+    staged: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageWeights:
+    """Stage the weights in the folder ``path``, or the tensors of ``layout`` that a process ``group`` broadcasts."""
+
+    path: str | None = text(None)
+    version: int = bounded(0, 2**63 - 1)
+    group: str | None = text(None)
+    layout: Any = None  # read where the tensors arrive
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinGroup:
+    name: str = text()
+    host: str = text()
+    port: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiveWeights:
+    name: str = text()
+    version: int = bounded(0, 2**63 - 1)
+    layout: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaveGroup:
+    name: str = text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadAdapter:
+    name: str = text()
+    path: str = text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnloadAdapter:
+    name: str = text()
+
+
 # Sessions.
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from areal.errors import ArealError, Conflict, UsageFault
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, read_object
+from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
 from areal.services.http.service import Service, json_response
 from areal.services.inference.engines.embedded.loading import LoadedModel
 from areal.services.inference.engines.embedded.requests import (
@@ -36,6 +36,7 @@ from areal.services.inference.engines.embedded.requests import (
     read_sampling,
 )
 from areal.services.weight_transfer.memory import TransferProgress
+from areal.wire import bodies
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Body = dict[str, Any]
 Control = Callable[[LoadedModel], Awaitable[Body]]
-Command = Callable[[LoadedModel, Body], Awaitable[Body]]
+Command = Callable[[LoadedModel, Any], Awaitable[Body]]
 _SETTLE_S = 1.0
 _FORGET_S = 600.0
 
@@ -98,20 +99,20 @@ class EngineRoutes:
             "/release_memory_occupation": self._release_memory,
             "/resume_memory_occupation": self._restore_memory,
         }
-        commands: dict[str, Command] = {
-            "/abort": self._abort,
-            "/load_weights": self._load_weights,
-            "/stage_weights": self._stage_weights,
-            "/weight_group/join": self._join_group,
-            "/weight_group/receive": self._receive_weights,
-            "/load_adapter": self._load_adapter,
-            "/unload_adapter": self._unload_adapter,
-            "/set_version": self._set_version,
+        commands: dict[str, tuple[type[Any], Command]] = {
+            "/load_weights": (bodies.LoadWeights, self._load_weights),
+            "/stage_weights": (bodies.StageWeights, self._stage_weights),
+            "/weight_group/join": (bodies.JoinGroup, self._join_group),
+            "/weight_group/receive": (bodies.ReceiveWeights, self._receive_weights),
+            "/load_adapter": (bodies.LoadAdapter, self._load_adapter),
+            "/unload_adapter": (bodies.UnloadAdapter, self._unload_adapter),
+            "/set_version": (bodies.SetVersion, self._set_version),
         }
         for path, control in controls.items():
             service.route("POST", path, partial(self._answer_control, control), Access.ADMIN)
         for path, command in commands.items():
-            service.route("POST", path, partial(self._answer_command, command), Access.ADMIN)
+            service.route("POST", path, partial(self._answer_command, *command), Access.ADMIN)
+        service.route("POST", "/abort", self._abort, Access.ADMIN)
         service.route("POST", "/weight_group/leave", self._leave_group, Access.ADMIN)
         service.route("GET", "/get_version", partial(self._answer_control, self._get_version), Access.ADMIN)
         service.route("GET", "/stats", partial(self._answer_control, self._stats), Access.ADMIN)
@@ -119,8 +120,8 @@ class EngineRoutes:
     async def _answer_control(self, control: Control, request: Request) -> Response:
         return json_response(await control(self._model()))
 
-    async def _answer_command(self, command: Command, request: Request) -> Response:
-        return json_response(await command(self._model(), await read_object(request)))
+    async def _answer_command(self, body: type[Any], command: Command, request: Request) -> Response:
+        return json_response(await command(self._model(), await read_body(request, body)))
 
     def _load(self, index: int) -> float:
         return self._loaded.engine.load[index] if self._loaded else 0
@@ -170,12 +171,13 @@ class EngineRoutes:
         self._tokens.labels("prompt").inc(len(prompt))
         return json_response({"logprobs": logprobs, "top_logprobs": tops})
 
-    async def _abort(self, loaded: LoadedModel, body: Body) -> Body:
+    async def _abort(self, request: Request) -> Response:
         """Idempotent: a request that ended or is unknown is not an error."""
-        stream = self._requests.get(str(body.get("request_id")))
+        loaded, request_id = self._model(), (await read_object(request)).get("request_id")
+        stream = self._requests.get(str(request_id))
         if stream is not None:
             await asyncio.wrap_future(loaded.engine.abort(stream.sequences))
-        return {"aborted": stream is not None}
+        return json_response({"aborted": stream is not None})
 
     async def _pause(self, loaded: LoadedModel) -> Body:
         """Return when all tokens of these weights are written. A caller that leaves meanwhile undoes the pause."""
@@ -193,8 +195,8 @@ class EngineRoutes:
         await asyncio.wrap_future(loaded.engine.resume())
         return {"status": "ok", "paused": False, "version": loaded.engine.version}
 
-    async def _set_version(self, loaded: LoadedModel, body: Body) -> Body:
-        await asyncio.wrap_future(loaded.engine.set_version(_version(body)))
+    async def _set_version(self, loaded: LoadedModel, wanted: bodies.SetVersion) -> Body:
+        await asyncio.wrap_future(loaded.engine.set_version(wanted.version))
         return {"status": "ok", "version": loaded.engine.version}
 
     async def _get_version(self, loaded: LoadedModel) -> Body:
@@ -207,23 +209,22 @@ class EngineRoutes:
 
     # -- weights
 
-    async def _load_weights(self, loaded: LoadedModel, body: Body) -> Body:
+    async def _load_weights(self, loaded: LoadedModel, body: bodies.LoadWeights) -> Body:
         """Load weights from a folder, or those that were staged."""
-        if body.get("staged") is True:
-            return await self._swap(loaded, partial(loaded.engine.load_staged, _version(body)))
-        version = None if body.get("version") is None else _version(body)
-        return await self._swap(loaded, partial(loaded.engine.load_weights, Path(_text(body, "path")), version))
+        if body.staged:
+            return await self._swap(loaded, partial(loaded.engine.load_staged, _given(body.version, "version")))
+        folder = Path(_given(body.path, "path"))
+        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, body.version))
 
-    async def _stage_weights(self, loaded: LoadedModel, body: Body) -> Body:
+    async def _stage_weights(self, loaded: LoadedModel, body: bodies.StageWeights) -> Body:
         """Stage weights from a folder, or those that the group's trainer broadcasts now."""
-        version = _version(body)
-        if "group" in body:
+        if body.group is not None:
             # Tensors are staged as they arrive. Refused weights are received to the end, so that the group stays
             # usable.
             loaded.engine.drop_staged()  # frees memory in which these can arrive
             with _group_errors():
-                path, arrival, received = await self._groups.receiving(_text(body, "group"), body.get("layout"))
-            staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, version, arrival))
+                path, arrival, received = await self._groups.receiving(body.group, body.layout)
+            staging = self._swap(loaded, partial(loaded.engine.stage_weights, path, body.version, arrival))
             answer, end = await asyncio.gather(staging, received, return_exceptions=True)
             with _group_errors():
                 if isinstance(end, BaseException):
@@ -231,8 +232,8 @@ class EngineRoutes:
             if isinstance(answer, BaseException):
                 raise answer
         else:
-            stage = partial(loaded.engine.stage_weights, Path(_text(body, "path")), version)
-            answer = await self._swap(loaded, stage)
+            folder = Path(_given(body.path, "path"))
+            answer = await self._swap(loaded, partial(loaded.engine.stage_weights, folder, body.version))
         self._forget_later(loaded)
         return answer
 
@@ -268,33 +269,32 @@ class EngineRoutes:
         asyncio.get_running_loop().run_in_executor(None, replaced.clear)
         return {"status": "ok", "version": loaded.engine.version}
 
-    async def _join_group(self, loaded: LoadedModel, body: Body) -> Body:
+    async def _join_group(self, loaded: LoadedModel, body: bodies.JoinGroup) -> Body:
         with _group_errors():
-            await self._groups.join(_text(body, "name"), body, loaded.engine.device)
+            await self._groups.join(body, loaded.engine.device)
         return {"status": "ok"}
 
-    async def _receive_weights(self, loaded: LoadedModel, body: Body) -> Body:
+    async def _receive_weights(self, loaded: LoadedModel, body: bodies.ReceiveWeights) -> Body:
         with _group_errors():
-            folder = await self._groups.receive(_text(body, "name"), body.get("layout"))
-        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, _version(body)))
+            folder = await self._groups.receive(body.name, body.layout)
+        return await self._swap(loaded, partial(loaded.engine.load_weights, folder, body.version))
 
     async def _leave_group(self, request: Request) -> Response:
-        self._groups.leave(_text(await read_object(request), "name"))
+        self._groups.leave((await read_body(request, bodies.LeaveGroup)).name)
         return json_response({"status": "ok"})
 
-    async def _load_adapter(self, loaded: LoadedModel, body: Body) -> Body:
+    async def _load_adapter(self, loaded: LoadedModel, body: bodies.LoadAdapter) -> Body:
         """Load or replace an adapter. Running requests keep the one that they began with."""
-        name, path = _text(body, "name"), _text(body, "path")
         try:
-            adapter = await asyncio.to_thread(loaded.engine.read_adapter, name, Path(path))
+            adapter = await asyncio.to_thread(loaded.engine.read_adapter, body.name, Path(body.path))
         except ArealError as error:
             raise bad_request(f"the adapter was not loaded: {error}", param="path") from error
         loaded.adapters[adapter.name] = adapter
         return {"status": "ok", "adapters": sorted(loaded.adapters)}
 
-    async def _unload_adapter(self, loaded: LoadedModel, body: Body) -> Body:
-        if loaded.adapters.pop(str(body.get("name")), None) is None:
-            raise bad_request(f"adapter {body.get('name')!r} is not loaded here", param="name")
+    async def _unload_adapter(self, loaded: LoadedModel, body: bodies.UnloadAdapter) -> Body:
+        if loaded.adapters.pop(body.name, None) is None:
+            raise bad_request(f"adapter {body.name!r} is not loaded here", param="name")
         return {"status": "ok", "adapters": sorted(loaded.adapters)}
 
     async def _release_memory(self, loaded: LoadedModel) -> Body:
@@ -328,17 +328,9 @@ def _group_errors() -> Iterator[None]:
         raise ApiError(502, error.message, code="group_broken") from error
 
 
-def _text(body: Body, field: str) -> str:
-    value = body.get(field)
-    if not isinstance(value, str) or not value:
-        raise bad_request(f"{field} must be a text", param=field)
-    return value
-
-
-def _version(body: Body) -> int:
-    value = body.get("version")
-    if type(value) is not int or value < 0:
-        raise bad_request(f"version must be a whole number from 0, not {value!r}", param="version")
+def _given(value: T | None, field: str) -> T:
+    if value is None:
+        raise bad_request(f"{field} is required", param=field, code="missing_field")
     return value
 
 
@@ -373,17 +365,13 @@ class WeightGroups:
         self._forming: dict[str, threading.Event] = {}  # cancels a group that forms
         self._thread = _one_thread()
 
-    async def join(self, name: str, place: Mapping[str, Any], device: torch.device) -> None:
-        """``place``: host, port, rank, world_size. Raises UsageFault for an incomplete one, ArealError where the group
-        does not form."""
-        host, port, rank, size = (place.get(field) for field in ("host", "port", "rank", "world_size"))
-        numbers = (port, rank, size)
-        if not isinstance(host, str) or any(type(number) is not int for number in numbers):
-            raise UsageFault("a group has a host, a port, a rank and a world_size")
+    async def join(self, place: bodies.JoinGroup, device: torch.device) -> None:
+        """Raises ArealError where the group does not form."""
+        name = place.name
         self.leave(name)
         given_up = self._forming[name] = threading.Event()
         try:
-            group = await self._run(_form, host, port, rank, size, device, given_up)
+            group = await self._run(_form, place, device, given_up)
         except BaseException:
             self._leave_forming(name, given_up)
             raise
@@ -458,11 +446,11 @@ class WeightGroups:
             raise ArealError(f"the process group failed: {error}") from error
 
 
-def _form(host: str, port: int, rank: int, size: int, device: torch.device, given_up: threading.Event) -> Any:
+def _form(place: bodies.JoinGroup, device: torch.device, given_up: threading.Event) -> Any:
     from areal.services.weight_transfer.group import BroadcastGroup, open_store
 
-    store = open_store(host, port, size, _CONNECT_S, listen=False)
-    return BroadcastGroup(store, rank, size, _TIMEOUT_S, device, given_up)
+    store = open_store(place.host, place.port, place.world_size, _CONNECT_S, listen=False)
+    return BroadcastGroup(store, place.rank, place.world_size, _TIMEOUT_S, device, given_up)
 
 
 def _receive(member: _Member, body: torch.Tensor, reached: Callable[[int], None]) -> None:

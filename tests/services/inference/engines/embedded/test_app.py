@@ -18,6 +18,7 @@ from areal.services.inference.engines.embedded.app import EngineRoutes, WeightGr
 from areal.services.inference.engines.embedded.loading import LoadedModel
 from areal.services.inference.engines.embedded.requests import Streams
 from areal.services.weight_update.staging import BroadcastPublisher
+from areal.wire.bodies import JoinGroup
 
 from .support import Harness, make_sequence
 
@@ -76,14 +77,14 @@ def trainer(tmp_path: Path) -> Iterator[BroadcastPublisher]:
     publisher.remove()
 
 
-def place(offer: dict[str, Any], rank: int = 1) -> dict[str, Any]:
-    return {**offer, "rank": rank}
+def place(offer: dict[str, Any], rank: int = 1) -> JoinGroup:
+    return JoinGroup(name="pair", host=offer["host"], port=offer["port"], rank=rank, world_size=offer["world_size"])
 
 
 async def carried(trainer: BroadcastPublisher, engine: WeightGroups, version: int) -> bool:
     """A group of two forms, and brings what was staged."""
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
-    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(version, [("a", torch.full((1000, 100), float(version)))], None)
     layout = trainer.published(version)["source"]["layout"]
     file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, version))
@@ -97,7 +98,7 @@ async def test_group_whose_other_member_does_not_come_is_left_at_once(
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
     joining = [
         asyncio.create_task(asyncio.to_thread(trainer.join)),
-        asyncio.create_task(engine.join("pair", place(offer), CPU)),
+        asyncio.create_task(engine.join(place(offer), CPU)),
     ]
     done, _ = await asyncio.wait(joining, timeout=0.5)
     assert not done
@@ -115,7 +116,7 @@ async def test_join_that_nobody_asks_for_any_more_holds_the_next_one_up_for_noth
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
-    joining = asyncio.create_task(engine.join("pair", place(offer), CPU))
+    joining = asyncio.create_task(engine.join(place(offer), CPU))
     await asyncio.wait([joining], timeout=0.3)
     joining.cancel()
     async with asyncio.timeout(SOON_S):
@@ -125,7 +126,7 @@ async def test_join_that_nobody_asks_for_any_more_holds_the_next_one_up_for_noth
 async def test_join_of_a_trainer_that_is_gone_fails_at_once(tmp_path: Path, engine: WeightGroups) -> None:
     trainer = BroadcastPublisher(tmp_path / "weights")
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
-    joining = asyncio.create_task(engine.join("pair", place(offer), CPU))
+    joining = asyncio.create_task(engine.join(place(offer), CPU))
     await asyncio.wait([joining], timeout=0.3)
     trainer.remove()
     async with asyncio.timeout(SOON_S):
@@ -138,7 +139,7 @@ async def test_member_that_never_receives_keeps_nobody_in_the_broadcast(
 ) -> None:
     """As an engine whose data proxy was killed: it is in the group, and nobody tells it of the broadcast."""
     offer = await asyncio.to_thread(trainer.offer, "pair", 3, "plain")
-    members = [engine.join("pair", place(offer, 1), CPU), other.join("pair", place(offer, 2), CPU)]
+    members = [engine.join(place(offer, 1), CPU), other.join(place(offer, 2), CPU)]
     await asyncio.gather(asyncio.to_thread(trainer.join), *members)
     trainer.write(1, [("a", torch.zeros(4_000_000, 4))], None)
     trainer.settle()
@@ -162,7 +163,7 @@ async def test_receiving_that_nobody_asks_for_any_more_ends_the_wait_of_who_make
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
-    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(1, [("a", torch.zeros(10))], None)
     trainer.settle()
     _, arrival, received = await engine.receiving("pair", trainer.published(1)["source"]["layout"])
@@ -178,7 +179,7 @@ async def test_group_in_which_an_operation_hangs_is_let_go_of_by_nobody_who_is_w
     trainer: BroadcastPublisher, engine: WeightGroups
 ) -> None:
     offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
-    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+    await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
     trainer.write(1, [("a", torch.zeros(10))], None)
     trainer.settle()
     receiving = asyncio.create_task(engine.receive("pair", trainer.published(1)["source"]["layout"]))
@@ -198,7 +199,7 @@ async def test_file_of_a_group_that_was_left_is_not_another_one_under_its_path(
 ) -> None:
     async def received() -> Path:
         offer = await asyncio.to_thread(trainer.offer, "pair", 2, "plain")
-        await asyncio.gather(asyncio.to_thread(trainer.join), engine.join("pair", place(offer), CPU))
+        await asyncio.gather(asyncio.to_thread(trainer.join), engine.join(place(offer), CPU))
         trainer.write(1, [("a", torch.zeros(10))], None)
         layout = trainer.published(1)["source"]["layout"]
         file, _ = await asyncio.gather(engine.receive("pair", layout), asyncio.to_thread(trainer.send, 1))
