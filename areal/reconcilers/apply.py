@@ -13,11 +13,9 @@ from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import Approve, converge
 from areal.reconcilers.desired import Target, Wanted, check_removals, is_derived, pruned, target_for, with_derived
 from areal.reconcilers.kinds import controller_of, controllers
-from areal.reconcilers.observe import Observed
-from areal.reconcilers.outcomes import outcome_of, refusal_of, refused_error
+from areal.reconcilers.outcomes import refusal_of, refused_error
 from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan
-from areal.reconcilers.planner import make_plan
-from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
+from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
 from areal.resources.nodes import Diagnostic, ManifestError
@@ -129,8 +127,6 @@ def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
         request, loaded = saved.request, _Manifests(command, saved.request, saved.wanted)
     else:
         loaded = _Manifests.load(command, request)
-    if request.dry_run:
-        return outcome_of(loaded.prepare().plan, dry_run=True)
     check = saved.require_current if saved is not None else lambda plan: None
     return converge(command, loaded.prepare, approve, timeout_s=request.timeout_s, wait=request.wait, check=check)
 
@@ -138,9 +134,17 @@ def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
 Faults = dict[Ref, list[Diagnostic]]
 
 
-def _raise_all(faults: Faults) -> None:
+def _raise_errors(errors: Sequence[ArealError]) -> None:
+    """Raises ManifestError with every fault of every object; else the first error that is no conflict; else Conflict
+    with every conflict."""
+    faults = [fault for error in errors if isinstance(error, ManifestError) for fault in error.diagnostics]
     if faults:
-        raise ManifestError(fault for found in faults.values() for fault in found)
+        raise ManifestError(faults)
+    for error in errors:
+        if not isinstance(error, Conflict):
+            raise error
+    if errors:
+        raise Conflict("\n".join(error.message for error in errors), hint=errors[0].hint)
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class _Manifests:
     def load(cls, command: CommandContext, request: ApplyRequest) -> _Manifests:
         """Raises ManifestError with every diagnostic of every file."""
         found = render(request.source)
-        _raise_all(_faults(command.ctx, found.resources))
+        _raise_errors([ManifestError(faults) for faults in _faults(command.ctx, found.resources).values()])
         wanted = tuple(wanted_of(resource) for resource in found.resources)
         if request.source.manifests:  # a verb built them from its flags: there is no file, and no place in it
             wanted = tuple(replace(item, where="") for item in wanted)
@@ -181,62 +185,35 @@ class _Manifests:
     def prepare(
         self, refused: dict[str, ArealError] | None = None, too_large: Mapping[str, ArealError] | None = None
     ) -> Prepared:
-        """``refused`` collects why single objects cannot be applied; they then stay as they are. None: it is raised.
-        ``too_large``: objects that an earlier plan had no room for."""
+        """``refused`` collects the errors of objects that cannot be applied; they then stay as they are. None: the
+        errors are raised. ``too_large``: objects that an earlier plan had no room for."""
         request = self.request
-        if not self.faults:
-            if not self.resources and not self.request.allow_empty:
-                raise UsageFault(
-                    "the manifests hold no resources",
-                    hint="--allow-empty applies an empty set (with --prune: deletes it)",
-                )
-            if self.request.prune and not self.request.set_name:
-                raise UsageFault("--prune needs --set-name", hint="only members of a named set are ever pruned")
-
-        def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
-            return (
-                self._targets(stored) if refused is None else self._possible_targets(stored, refused, too_large or {})
+        if not self.faults and not self.resources and not request.allow_empty:
+            raise UsageFault(
+                "the manifests hold no resources", hint="--allow-empty applies an empty set (with --prune: deletes it)"
             )
 
-        policy = Policy(allow_downtime=request.allow_downtime)
-        if request.dry_run == "client":
-            scope = PlanScope(choose(self.command.store.list()))
-            plan = make_plan(scope, Observed(), replace(policy, free_gpus=NO_LIMIT))
-            return Prepared(scope, Observed(), replace(plan, ops=(), drift=(), destructive=()))  # fields only
+        def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
+            errors = {} if refused is None else refused
+            errors.clear()
+            wanted, targets = self._requested(stored, errors, too_large or {})
+            if refused is not None:
+                return self._possible_targets(stored, wanted, targets, refused)
+            _raise_errors(list(errors.values()))
+            targets += self._pruned(stored, wanted)
+            check_removals(stored, targets)
+            return tuple(targets)
+
         options = {name: getattr(request, name) for name in _OPTIONS}
         source = {"resources": [asdict(item) for item in self.resources], "options": options}
-        return plan_targets(self.command, choose, policy, source)
+        return plan_targets(self.command, choose, Policy(allow_downtime=request.allow_downtime), source)
 
-    def _targets(self, stored: list[StoredObject]) -> tuple[Target, ...]:
-        """The targets of all resources and of pruned objects. Raises ManifestError with every fault, Conflict with
-        every conflict of every object."""
-        _raise_all(self._faults_against_state(stored, {item.ref for item in stored}))
-        recreate = self._recreated(stored)
-        wanted: Sequence[Wanted] = _with_working_dirs(self.resources, stored, recreate)
-        _raise_all(self._start_faults(wanted, stored, recreate))
-        for controller in controllers():
-            wanted = controller.expand(wanted, stored, recreate, None)
+    def _requested(
+        self, stored: Sequence[StoredObject], refused: dict[str, ArealError], too_large: Mapping[str, ArealError]
+    ) -> tuple[Sequence[Wanted], list[Target]]:
+        """The requested objects with those that they bring, and the targets of all that can be applied. ``refused``
+        collects the errors of the others."""
         by_ref = {str(item.ref): item for item in stored}
-        targets, conflicts = [], []
-        for item in wanted:
-            try:
-                targets.append(self._target(item, by_ref.get(item.ref)))
-            except Conflict as conflict:
-                conflicts.append(conflict)
-        if conflicts:
-            raise Conflict("\n".join(c.message for c in conflicts), hint=conflicts[0].hint)
-        targets += self._pruned(stored, wanted)
-        check_removals(stored, targets)
-        for target in targets:
-            self._require_runnable(target)
-        return tuple(targets)
-
-    def _possible_targets(
-        self, stored: list[StoredObject], refused: dict[str, ArealError], too_large: Mapping[str, ArealError]
-    ) -> tuple[Target, ...]:
-        """The targets of objects that can be applied. Others stay as recorded, and ``refused`` has their errors."""
-        by_ref = {str(item.ref): item for item in stored}
-        refused.clear()
         refused |= self.invalid
         known = {item.ref for item in stored} | {parse_ref(ref) for ref in self.invalid}
         refused |= {str(ref): ManifestError(it) for ref, it in self._faults_against_state(stored, known).items()}
@@ -244,7 +221,7 @@ class _Manifests:
         read = [item for item in _with_working_dirs(self.resources, stored, recreate) if item.ref not in refused]
         refused |= {str(ref): ManifestError(it) for ref, it in self._start_faults(read, stored, recreate).items()}
         wanted: Sequence[Wanted] = [item for item in read if item.ref not in refused]
-        for controller in controllers():
+        for controller in controllers({item.kind for item in stored} | {item.kind for item in wanted}):
             wanted = controller.expand(wanted, stored, recreate, refused)
         refused |= too_large
         targets = []
@@ -257,6 +234,18 @@ class _Manifests:
                 targets.append(target)
             except ArealError as error:
                 refused[item.ref] = error
+        return wanted, targets
+
+    def _possible_targets(
+        self,
+        stored: Sequence[StoredObject],
+        wanted: Sequence[Wanted],
+        targets: Sequence[Target],
+        refused: dict[str, ArealError],
+    ) -> tuple[Target, ...]:
+        """``targets`` and pruned objects, without those that depend on a refused object, which are refused too. Refused
+        objects stay as recorded."""
+        by_ref = {str(item.ref): item for item in stored}
         _refuse_hanging(targets, set(refused) - set(by_ref), refused)
         kept = [by_ref[ref] for ref in refused if ref in by_ref]
         going = self._pruned(stored, [*wanted, *(Wanted(str(it.ref), it.kind, it.name, {}, {}, {}) for it in kept)])

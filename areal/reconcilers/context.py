@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from areal.errors import ArealError
 from areal.state.home import Home
@@ -66,18 +66,12 @@ class Outcome:
     addresses: dict[str, str] = field(default_factory=dict)
 
 
-# -- requests
-
-DryRun = Literal["server", "client"]
-
-
 @dataclass(frozen=True)
 class ApplyRequest:
     """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source.
     ``recreate``: uids of stored objects to delete and create again even without changes."""
 
     source: RenderRequest
-    dry_run: DryRun | None = None
     prune: bool = False
     set_name: str | None = None
     allow_empty: bool = False

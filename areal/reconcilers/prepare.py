@@ -85,7 +85,8 @@ def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnaps
     snapshot = command.store.snapshot()
     for _ in range(STABLE_READS):
         targets, states = choose(snapshot.objects), tuple(command.backend.observe().values())
-        for controller in controllers():
+        kinds = {item.kind for item in (*snapshot.objects, *(target.object for target in targets))}
+        for controller in controllers(kinds):
             targets = controller.follow(targets, snapshot.objects, states)
         scope = PlanScope(targets, _context(targets, snapshot.objects))
         owners = {target.ref for target in scope.all}

@@ -375,6 +375,17 @@ def test_what_needs_an_invalid_object_is_blocked_with_it(
     assert "Model/m1 needs InferenceService/bad, which cannot be applied" in shown.err
 
 
+def test_apply_names_the_faults_of_all_objects_as_diff_does(areal: Areal, tmp_path: Path) -> None:
+    file = tmp_path / "m.yaml"
+    lost = _MODEL.replace("service: good", "service: nobody") + "external: {url: 'http://127.0.0.1:9'}}\n"
+    secret = _MODEL.replace("name: bad", "name: secret") + "backend: vllm, path: /, envFrom: {K: {env: NO_SUCH_KEY}}}\n"
+    file.write_text("---\n".join([GOOD, lost, secret]))
+    for verb in (("diff",), ("apply", "--yes")):
+        result = areal(*verb, "-f", str(file))
+        assert result.code == 3, result
+        assert "InferenceService/nobody does not exist" in result.err and "spec.envFrom.K.env" in result.err
+
+
 def test_worst_of_several_decides_and_each_is_told(
     areal: Areal, conflicting: None, manifests_of: Callable[..., str], model: dict[str, Any]
 ) -> None:

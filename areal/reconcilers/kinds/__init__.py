@@ -106,11 +106,10 @@ class KindController:
         wanted: Sequence[Wanted],
         stored: Sequence[StoredObject],
         recreate: Sequence[str],
-        refused: MutableMapping[str, ArealError] | None,
+        refused: MutableMapping[str, ArealError],
     ) -> list[Wanted]:
-        """``wanted``, and the objects that the kind's objects among them bring. ``recreate``: references of
-        objects that are deleted and created again. ``refused`` collects why an object cannot
-        be; without it ArealError is raised."""
+        """``wanted``, and the objects that the kind's objects among them bring. ``recreate``: references of objects
+        that are deleted and created again. ``refused`` collects the errors of objects that are left out."""
         return list(wanted)
 
     def require_runnable(self, home: Home, found: StoredObject) -> None:
@@ -286,9 +285,10 @@ def controller_of(kind: str) -> KindController:
     return _controller(kind, KINDS[kind].controller)
 
 
-def controllers() -> list[KindController]:
-    """The controllers of all kinds, those that others refer to first."""
-    return [controller_of(info.kind) for info in sorted(KINDS.values(), key=lambda info: info.order)]
+def controllers(kinds: Collection[str] | None = None) -> list[KindController]:
+    """The controllers of ``kinds`` (None: of all), those that others refer to first."""
+    infos = sorted(KINDS.values(), key=lambda info: info.order)
+    return [controller_of(info.kind) for info in infos if kinds is None or info.kind in kinds]
 
 
 def host_of(item: StoredObject) -> str | None:

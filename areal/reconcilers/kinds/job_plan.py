@@ -182,10 +182,10 @@ def with_services(
     wanted: Sequence[Wanted],
     stored: Sequence[StoredObject],
     replacing: Sequence[str],
-    refused: MutableMapping[str, ArealError] | None = None,
+    refused: MutableMapping[str, ArealError],
 ) -> list[Wanted]:
     """``wanted``, and the services and models that its jobs own. ``replacing``: references of jobs that are created
-    again. ``refused`` collects the errors of jobs that are left out; without it they are raised."""
+    again. ``refused`` collects the errors of jobs that are left out."""
     known = {str(item.ref): item for item in stored}
     wanted = [_with_owner(item, known, replacing) for item in wanted]
     declared = {item.ref for item in wanted}
@@ -205,8 +205,6 @@ def with_services(
             if item.where and not isinstance(error, ManifestError):  # of a manifest, and no verb's flags
                 kind = InvalidManifest if isinstance(error, UsageFault) else type(error)
                 error = kind(f"{item.where}: {error.message}", hint=error.hint)
-            if refused is None:
-                raise error
             refused[item.ref] = error
             continue
         owners |= {each.ref: each.owner for each in made}

@@ -44,7 +44,7 @@ class TrainJobController(KindController):
         wanted: Sequence[Wanted],
         stored: Sequence[StoredObject],
         recreate: Sequence[str],
-        refused: MutableMapping[str, ArealError] | None,
+        refused: MutableMapping[str, ArealError],
     ) -> list[Wanted]:
         from areal.reconcilers.kinds.job_plan import with_services
 

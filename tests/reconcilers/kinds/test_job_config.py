@@ -22,9 +22,8 @@ from areal.reconcilers.kinds.job_config import (
     read_config,
     require_runnable,
 )
-from areal.reconcilers.kinds.job_plan import with_services
 from areal.resources.specs import DRIVERS
-from tests.reconcilers.kinds.test_job_service import recorded
+from tests.reconcilers.kinds.test_job_service import recorded, with_brought
 
 # -- the driver and the configuration's file
 
@@ -173,12 +172,12 @@ def test_nodes_over_which_the_layout_cannot_be_spread_are_refused() -> None:
 
 def test_job_applied_again_keeps_its_number_when_the_configuration_has_changed() -> None:
     wanted = job({"actor": {"backend": "fsdp:d4"}})
-    (first,) = with_services([wanted], [], [])
+    (first,) = with_brought([wanted], [], [])
     stored = recorded({first.ref: first})
     changed = job({"actor": {"backend": "fsdp:d2"}})
-    (again,) = with_services([changed], stored, [])
+    (again,) = with_brought([changed], stored, [])
     assert again.spec["resources"] == {"processesPerNode": 4}
-    (recreate,) = with_services([changed], stored, [wanted.ref])
+    (recreate,) = with_brought([changed], stored, [wanted.ref])
     assert recreate.spec["resources"] == {"processesPerNode": 2}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,19 @@ def job(config: Any = CONFIG, **spec: Any) -> Wanted:
     return Wanted("TrainJob/learn", "TrainJob", "learn", {"config": config, **spec}, {}, {})
 
 
+def with_brought(
+    wanted: Sequence[Wanted], stored: Sequence[StoredObject], recreate: Sequence[str] = ()
+) -> list[Wanted]:
+    """``wanted`` with the objects that its jobs bring. Raises the error of the first job that is refused."""
+    refused: dict[str, ArealError] = {}
+    found = with_services(wanted, stored, recreate, refused)
+    for error in refused.values():
+        raise error
+    return found
+
+
 def expanded(wanted: Wanted, stored: list[StoredObject] | None = None, *, recreate: bool = False) -> dict[str, Wanted]:
-    return {item.ref: item for item in with_services([wanted], stored or [], [wanted.ref] if recreate else [])}
+    return {item.ref: item for item in with_brought([wanted], stored or [], [wanted.ref] if recreate else [])}
 
 
 def recorded(found: dict[str, Wanted]) -> list[StoredObject]:
@@ -200,7 +212,7 @@ def test_model_whose_name_is_taken_has_that_of_its_job(owner: str | None) -> Non
 
 def test_two_jobs_of_one_configuration_each_have_a_model() -> None:
     second = replace(job(), ref="TrainJob/other", name="other")
-    found = {item.ref: item for item in with_services([job(), second], [], [])}
+    found = {item.ref: item for item in with_brought([job(), second], [], [])}
     models = {ref: item.owner for ref, item in found.items() if item.kind == "Model"}
     assert models == {"Model/mine": "InferenceService/learn", "Model/other": "InferenceService/other"}
 
@@ -221,7 +233,7 @@ def test_service_that_outlives_its_job_is_nobodys_and_is_taken_again() -> None:
         target = target_for(wanted, item, set_name="s", force_conflicts=False, replace_it=False)
         assert target.action == "unchanged"
     by_hand = replace(same["InferenceService/learn"], spec={"gateway": {"port": 1}})
-    named = [item for item in with_services([by_hand, stays], members, []) if item.ref == by_hand.ref]
+    named = [item for item in with_brought([by_hand, stays], members, []) if item.ref == by_hand.ref]
     assert named == [by_hand], "one that the manifests declare is theirs"
 
 
@@ -232,7 +244,7 @@ def test_manifest_of_what_a_job_brought_is_applied_again_and_leaves_it_the_jobs(
         read = manifest(item)
         assert "suspend" not in read["spec"]
         wanted = Wanted(str(item.ref), item.kind, item.name, read["spec"], {}, {})
-        found = with_services([wanted], stored, [])
+        found = with_brought([wanted], stored, [])
         assert pruned(stored, found, prune=False, set_name=None) == []
         for each in found:
             (earlier,) = [known for known in stored if str(known.ref) == each.ref]
@@ -292,7 +304,7 @@ AGENTS = Wanted("AgentService/players", "AgentService", "players", {"inference":
 
 def with_agents(agents: Wanted = AGENTS, **rollout: Any) -> dict[str, Any]:
     wanted = job({"actor": {"path": "org/model"}}, rollout={"agents": "players", **rollout})
-    found = {item.ref: item for item in with_services([agents, wanted], [], [])}
+    found = {item.ref: item for item in with_brought([agents, wanted], [], [])}
     spec: dict[str, Any] = found["TrainJob/learn"].spec["rollout"]
     return spec
 
