@@ -64,23 +64,11 @@ def names_of(home_root: str, kind: str) -> list[str]:
         return sorted(entry.name for entry in entries if not entry.name.startswith("."))
 
 
-def missing(home: Home, ref: Ref) -> NotFound:
-    """Returns the error for an object that does not exist, with a similar name as a suggestion."""
-    from areal.errors import did_you_mean
-
-    names = names_of(str(home.root), ref.kind)
-    known = f"there are: {', '.join(names[:8])}" if names else f"there is no {ref.kind} in {home.root}"
-    return NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=known)
-
-
 def stored(home: Home, ref: Ref) -> StoredObject:
     """Returns the object. Raises NotFound, with a suggestion, or Unreadable if its file is damaged."""
     from areal.state.objects import ObjectStore
 
-    found = ObjectStore(home).get(ref)
-    if found is None:
-        raise missing(home, ref)
-    return found
+    return ObjectStore(home).expect(ref)
 
 
 def recorded(cli: Invocation, ref: Ref) -> StoredObject | None:

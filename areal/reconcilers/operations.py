@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from areal.errors import Conflict, NotFound, did_you_mean
+from areal.errors import Conflict, NotFound
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import converge
@@ -36,15 +36,6 @@ def _yes(plan: Plan) -> bool:
     return True
 
 
-def require(store: ObjectStore, ref: Ref) -> StoredObject:
-    """The stored object. Raises NotFound with a suggestion, Unreadable."""
-    found = store.get(ref)
-    if found is not None:
-        return found
-    names = [item.name for item in store.list(ref.kind)]
-    raise NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=f"areal get {ref.kind.lower()}")
-
-
 def _converge(
     ctx: Context, choose: Choose, policy: Policy, timeout_s: float, approve: Callable[[Plan], bool] = _yes
 ) -> Outcome:
@@ -52,13 +43,13 @@ def _converge(
     return converge(command, lambda: plan_targets(command, choose, policy), approve, timeout_s=timeout_s)
 
 
-def _only(ref: Ref, edit: Edit) -> Choose:
+def _only(ctx: Context, ref: Ref, edit: Edit) -> Choose:
     """The target that ``edit`` makes of one object."""
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         item = next((item for item in stored if item.ref == ref), None)
         if item is None:
-            raise NotFound(f"{ref} does not exist", hint="areal get all")
+            raise ObjectStore(ctx.home).missing(ref)
         return (edit(item),)
 
     return choose
@@ -73,7 +64,7 @@ def _change(
     policy: Policy | None = None,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
-    outcome = _converge(ctx, _only(ref, edit), policy or Policy(), timeout_s, approve)
+    outcome = _converge(ctx, _only(ctx, ref, edit), policy or Policy(), timeout_s, approve)
     return _reworded(outcome, {"configured": done})
 
 
@@ -90,17 +81,14 @@ def delete(
     wait: bool = True,
     approve: Callable[[Plan], bool] = _yes,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    ignore_not_found: bool = False,
     spare_running_jobs: bool = False,
 ) -> Outcome:
     """Stop the processes of ``refs``, then delete the objects and those that they own. ``cascade`` also deletes objects
     that depend on them. ``wait`` False does not wait for running requests. ``spare_running_jobs`` raises Conflict
     instead of deleting a job that has not ended."""
     store = ObjectStore(ctx.home)
-    if not ignore_not_found:
-        for ref in refs:
-            require(store, ref)
-
+    for ref in refs:
+        store.expect(ref)
     gone: set[Ref] = set()
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
@@ -146,7 +134,7 @@ def scale(
 ) -> Outcome:
     """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
     store = ObjectStore(ctx.home)
-    require(store, ref)
+    store.expect(ref)
     scaled = controller_of(ref.kind).scaled(store, ref, model)
     controller = controller_of(scaled.kind)
 
@@ -163,7 +151,7 @@ def scale(
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
     """Replace every process of the object by its rollout strategy. Raises Conflict when it is suspended."""
-    if require(ObjectStore(ctx.home), ref).spec.get("suspend"):
+    if ObjectStore(ctx.home).expect(ref).spec.get("suspend"):
         raise Conflict(f"{ref} is suspended: it has no process", hint=f"areal resume {ref} starts it")
     stamp = f"{time.time():.3f}"
 
@@ -178,7 +166,7 @@ def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Out
 
 def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_s: float | None = None) -> Outcome:
     """``grace_s`` between SIGTERM and SIGKILL of its processes; None: as each was started with."""
-    require(ObjectStore(ctx.home), ref)
+    ObjectStore(ctx.home).expect(ref)
 
     def edit(item: StoredObject) -> Target:
         if item.spec.get("suspend"):
@@ -196,13 +184,13 @@ def suspend(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S, grace_
 def rest(ctx: Context, job: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """Suspend the service that an ended or suspended job owns."""
     if any(item.owner == str(job) for item in ObjectStore(ctx.home).list()):
-        _converge(ctx, _only(job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
+        _converge(ctx, _only(ctx, job, lambda item: Target(item, "unchanged")), Policy(), timeout_s)
 
 
 def resume(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:
     """Raises Conflict when the object would still not run: it or its owner has ended, or its host is suspended."""
     store = ObjectStore(ctx.home)
-    item = require(store, ref)
+    item = store.expect(ref)
     known = {str(each.ref): each for each in store.list()}
     owner = known.get(item.owner or "")  # it, or its host, may have to be started instead
     for each in (item, owner):
@@ -235,7 +223,7 @@ def rollback(
 ) -> Outcome:
     """Apply an earlier revision's spec as a new one, without layers of other verbs such as ``scale``."""
     store = ObjectStore(ctx.home)
-    present, found = require(store, ref), store.revisions(ref)
+    present, found = store.expect(ref), store.revisions(ref)
     earlier = [each for each in found if (each.number < present.revision if to is None else each.number == to)]
     if not earlier:
         numbers = ", ".join(str(revision.number) for revision in found)
@@ -246,19 +234,13 @@ def rollback(
         return restored(item, earlier[-1])
 
     if dry_run:
-        return outcome_of(plan_targets(CommandContext.open(ctx), _only(ref, edit), Policy()).plan, dry_run=True)
+        return outcome_of(plan_targets(CommandContext.open(ctx), _only(ctx, ref, edit), Policy()).plan, dry_run=True)
     return _change(ctx, ref, edit, "rolled back", timeout_s, approve=approve)
 
 
-def adopt(
-    ctx: Context,
-    ref: Ref,
-    pid: int | None = None,
-    url: str | None = None,
-    service: str = "default",
-) -> Outcome:
+def adopt(ctx: Context, ref: Ref, pid: int | None = None, url: str | None = None) -> Outcome:
     """Route to a model server that already runs. It is not restarted, and never stopped by areal."""
-    manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url, service)
+    manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url)
     outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,))), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
@@ -273,9 +255,8 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
     wanted = None if refs is None else set(refs)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
-        missing = sorted(str(ref) for ref in (wanted or set()) - {item.ref for item in stored})
-        if missing:
-            raise NotFound(f"{', '.join(missing)}: not recorded", hint="areal get all")
+        for ref in sorted((wanted or set()) - {item.ref for item in stored}):
+            raise ObjectStore(ctx.home).missing(ref)
         chosen = [item for item in stored if wanted is None or item.ref in wanted]
         # Objects that finished longer ago than they are to be kept.
         kept = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from areal import interrupt
-from areal.errors import ArealError, NotFound, TargetFailed, TimedOut
+from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
 from areal.reconcilers.observe import Condition, Health, Observed, ObservedRun, conditions_of, iso, look
 from areal.resources.kinds import API_VERSION, Ref
@@ -201,8 +201,8 @@ def wait(
     began = time.monotonic()
     pending = list(dict.fromkeys(refs))
     for ref in pending:
-        if store.get(ref) is None and not _awaits_end(conditions):
-            raise NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
+        if not _awaits_end(conditions):
+            store.expect(ref)
     while True:
         runs = backend.observe()
         found = {ref: stored for ref in pending if (stored := store.get(ref)) is not None}

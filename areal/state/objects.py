@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from areal.errors import NotFound
+from areal.errors import NotFound, did_you_mean
 from areal.files import sync_folder
 from areal.resources.kinds import KINDS, Ref, name_problem, resolve_kind
 from areal.resources.tree import changes
@@ -213,8 +213,7 @@ class _PutStatus:
     status: dict[str, Any]
 
     def over(self, before: StoredObject | None) -> StoredObject:
-        if before is None:
-            raise _missing(self.ref)
+        assert before is not None, f"no object {self.ref} has a status"
         return replace(before, status=self.status)
 
 
@@ -228,6 +227,19 @@ class ObjectStore:
     def get(self, ref: Ref) -> StoredObject | None:
         """The object, None when there is no such object. Raises Unreadable when there is one and it cannot be read."""
         return _load(str(self._path(ref)), ref)
+
+    def expect(self, ref: Ref) -> StoredObject:
+        """The object. Raises NotFound, or Unreadable when there is one and it cannot be read."""
+        found = self.get(ref)
+        if found is None:
+            raise self.missing(ref)
+        return found
+
+    def missing(self, ref: Ref) -> NotFound:
+        """The error for an object that does not exist, with a similar name as a suggestion."""
+        names = [name for name in names_in(self.home.objects / ref.kind.lower()) if name_problem(name) is None]
+        hint = f"there are: {', '.join(names[:8])}" if names else f"there is no {ref.kind} in {self.home.root}"
+        return NotFound(f"{ref} does not exist{did_you_mean(ref.name, names)}", hint=hint)
 
     def list(self, kind: str | None = None) -> Listing[StoredObject]:
         """Objects by kind order and name. Unreadable files are in ``.unreadable``: they are not absent."""
@@ -271,7 +283,7 @@ class ObjectStore:
 
     def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> int:
         """Record the statuses of many objects; the number of changed ones. Raises NotFound, Unreadable."""
-        changed = [_PutStatus(ref, status) for ref, status in statuses.items() if self._expect(ref).status != status]
+        changed = [_PutStatus(ref, status) for ref, status in statuses.items() if self.expect(ref).status != status]
         if changed:
             self._writes.submit(changed)
         return len(changed)
@@ -292,11 +304,11 @@ class ObjectStore:
 
     def _before(self, write: _Put | _PutStatus) -> StoredObject | None:
         """The object as it is now. A damaged file makes room for an object, not for a status."""
+        if isinstance(write, _PutStatus):
+            return self.expect(write.ref)
         try:
             return self.get(write.ref)
         except Unreadable as error:
-            if isinstance(write, _PutStatus):
-                raise
             _set_aside(error)
             return None
 
@@ -358,7 +370,7 @@ class ObjectStore:
         """Bring an unreadable object back from its newest readable revision, the damaged file set aside. One that can
         be read is returned as it is. Raises NotFound, or Unreadable when there is nothing to restore from."""
         try:
-            return self._expect(ref)
+            return self.expect(ref)
         except Unreadable as error:
             if not error.damaged:
                 raise
@@ -372,16 +384,6 @@ class ObjectStore:
 
     def _path(self, ref: Ref) -> Path:
         return self.home.object_folder(ref) / _FILE
-
-    def _expect(self, ref: Ref) -> StoredObject:
-        obj = self.get(ref)
-        if obj is None:
-            raise _missing(ref)
-        return obj
-
-
-def _missing(ref: Ref) -> NotFound:
-    return NotFound(f"{ref} does not exist", hint=f"areal get {ref.kind.lower()}")
 
 
 def _asks_otherwise(before: StoredObject | None, after: StoredObject) -> bool:

@@ -13,9 +13,7 @@ from areal.cli.apply import converge, preview, resource, spec_of
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import (
     complete_names,
-    missing,
     model_name_option,
-    recorded,
     service_name,
     service_of,
     service_option,
@@ -33,7 +31,7 @@ from areal.cli.services import (
     stop_service,
     with_applied,
 )
-from areal.errors import Conflict, UsageFault
+from areal.errors import Conflict, NotFound, UsageFault
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref
 
 if TYPE_CHECKING:
@@ -228,11 +226,11 @@ def register(
     manifests = [resource(MODEL, model, {"service": name, **_model_spec(flags, external)})]
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
-    ref = Ref(INFERENCE_SERVICE, name)
-    if recorded(cli, ref) is None:
-        error = missing(cli.home, ref)
+    try:
+        stored(cli.home, Ref(INFERENCE_SERVICE, name))
+    except NotFound as error:
         error.hint = f"start it first: areal inf run {name} -d"
-        raise error
+        raise
     health_timeout = flags.model_health_timeout
     seconds = cli.deadline_s(MODEL_S if health_timeout is None else health_timeout, flagged=health_timeout is not None)
     return mutate(

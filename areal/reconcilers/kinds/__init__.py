@@ -199,7 +199,7 @@ class KindController:
     def replicas(self, spec: Mapping[str, Any]) -> int:
         return 0 if spec.get("suspend") else int(spec.get(self.replicas_field, 1))
 
-    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None, service: str) -> dict[str, Any]:
+    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
         """The manifest of what already runs. Raises UsageFault, NotFound, TargetFailed, Conflict."""
         raise UsageFault(f"{ref}: only a model server can be adopted", hint="--as model/NAME")
 

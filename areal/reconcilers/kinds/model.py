@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal.errors import NotFound, did_you_mean
 from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
@@ -190,20 +189,17 @@ class ModelController(KindController):
 
     # -- operations
 
-    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None, service: str) -> dict[str, Any]:
-        """The manifest of an external Model for the server that runs there."""
+    def adopted(self, store: ObjectStore, ref: Ref, pid: int | None, url: str | None) -> dict[str, Any]:
+        """The manifest of an external Model of the service ``default``, for the server that runs there."""
         from areal.reconcilers.kinds.model_engines import find_server
 
-        if store.get(Ref("InferenceService", service)) is None:
-            names = [item.name for item in store.list("InferenceService")]
-            message = f"InferenceService/{service} does not exist{did_you_mean(service, names)}"
-            raise NotFound(message, hint="areal get inferenceservice")
+        store.expect(Ref("InferenceService", "default"))
         found = find_server(pid, url, ref.name)
         return {
             "apiVersion": API_VERSION,
             "kind": self.kind,
             "metadata": {"name": ref.name, "annotations": {"areal.dev/adopted": f"pid {pid}" if pid else found.url}},
-            "spec": {"service": service, "external": {"url": found.url, "model": found.model}},
+            "spec": {"service": "default", "external": {"url": found.url, "model": found.model}},
         }
 
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
