@@ -25,33 +25,23 @@ class FunctionTarget:
     copy: bytes | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True)
-class Load:
-    """Import the function. It is a separate job, so that a slow import does not count against a reward's deadline."""
-
-    target: FunctionTarget
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of one call: ``(args, kwargs)``."""
 
 
 @dataclass(frozen=True)
 class RewardJob:
-    """One call of a reward function."""
+    """Sequential calls of one function. The result's value is a list with a ``Done`` for each. A job without calls only
+    imports the function, so that a slow import does not count against a reward's deadline."""
 
     target: FunctionTarget
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Jobs:
-    """Sequential calls of one function, each ``(args, kwargs)``. The result's value is a list with a Done for each."""
-
-    target: FunctionTarget
-    calls: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...]
+    calls: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True)
 class Done:
-    """The result of a job. ``error``: a raised exception, with its place. ``seconds``: run time of the function."""
+    """The result of a job or a call. ``error``: a raised exception, with its place. ``seconds``: run time of the
+    function."""
 
     value: Any = None
     error: str | None = None

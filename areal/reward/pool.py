@@ -23,10 +23,9 @@ from typing import Any
 
 from areal.reward.frames import (
     HEAD,
+    Call,
     Done,
     FunctionTarget,
-    Jobs,
-    Load,
     RewardError,
     RewardJob,
     RewardProcessLost,
@@ -45,8 +44,6 @@ _LOAD_S = 120.0
 _QUICK_S = 0.02  # upper limit of the expected duration of a job with several calls
 _MAX_MISSES = 8  # after so many consecutive misses there are no retries, and a miss fails all waiting calls too
 _FORGETTING = 0.99  # decay of the longest duration, per call
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class _RewardWorker:
@@ -70,7 +67,7 @@ class _RewardWorker:
             return
         try:
             async with asyncio.timeout(_LOAD_S):
-                done = await self.run(pack(Load(target)))
+                done = await self.run(pack(RewardJob(target)))
         except TimeoutError as error:
             raise RewardTimeout(f"{target.qualname}: its module was not imported within {_LOAD_S:g} s") from error
         if done.error is not None:
@@ -121,13 +118,18 @@ class RewardPool:
         self._idle: list[_RewardWorker] = []
         self._all: set[_RewardWorker] = set()
 
-    async def run(self, job: RewardJob | Jobs, timeout_s: float, before: Callable[[], None] = lambda: None) -> Done:
-        """Run a job. An exception of the function is returned in the result, any other failure raises RewardError. The
-        deadline starts when a process is free and has imported the function. ``before`` is called when a process is
-        free, and may raise."""
-        target = job.target
+    async def run(
+        self,
+        target: FunctionTarget,
+        calls: Sequence[Call],
+        timeout_s: float,
+        before: Callable[[], None] = lambda: None,
+    ) -> list[Done]:
+        """Call a function in one process. An exception of the function is returned in the result of its call, any other
+        failure raises RewardError. The deadline starts when a process is free and has imported the function. ``before``
+        is called when a process is free, and may raise."""
         try:
-            frame = pack(job)
+            frame = pack(RewardJob(target, tuple(calls)))
         except (TypeError, AttributeError, ValueError) as error:
             raise RewardRaised(f"{target.qualname}: its arguments cannot go to another process: {error}") from error
         async with self._slots:
@@ -143,7 +145,10 @@ class RewardPool:
                     raise RewardTimeout(f"{target.qualname}: no reward within {timeout_s:g} s") from error
                 raise
             self._idle.append(worker)
-        return done
+        if done.error is not None:
+            raise RewardRaised(f"{target.qualname} raised: {done.error}")
+        results: list[Done] = done.value
+        return results
 
     async def _free_worker(self) -> _RewardWorker:
         while self._idle:
@@ -308,15 +313,12 @@ class AsyncRewardWrapper:
 
     async def _job(self, part: Sequence[_PendingRewards]) -> None:
         try:
-            done = await self._run(Jobs(self._target(), tuple(call for pending in part for call in pending.calls)))
-            if done.error is not None:
-                raise RewardRaised(f"{self._parameters.name}: {done.error}")
+            ends = iter(await self._run([call for pending in part for call in pending.calls]))
         except Exception as error:  # noqa: BLE001 (each waiter gets it)
             for pending in part:
                 if not pending.done.done():
                     pending.done.set_exception(error)
             return
-        ends = iter(done.value)
         for pending in part:
             mine = list(itertools.islice(ends, len(pending.calls)))
             if not pending.done.done():
@@ -330,7 +332,8 @@ class AsyncRewardWrapper:
 
     async def _once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._local is None:
-            return self._value(await self._run(RewardJob(self._target(), args, kwargs)))
+            (done,) = await self._run([(args, kwargs)])
+            return self._value(done)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._local(*args, **kwargs)
@@ -348,14 +351,14 @@ class AsyncRewardWrapper:
         except ValueError as error:  # the object could be pickled when the wrapper was created
             raise RewardRaised(str(error)) from error
 
-    async def _run(self, job: RewardJob | Jobs) -> Done:
+    async def _run(self, calls: Sequence[Call]) -> list[Done]:
         before = self._given_up
 
         def still_wanted() -> None:
             if self._given_up is not None and self._given_up is not before:
                 raise self._given_up
 
-        return await _pool_of_this_loop(self._workers).run(job, self._timeout_s, still_wanted)
+        return await _pool_of_this_loop(self._workers).run(self._target(), calls, self._timeout_s, still_wanted)
 
     def _value(self, done: Done) -> Any:
         if done.error is not None:

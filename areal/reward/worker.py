@@ -20,7 +20,7 @@ from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from areal.reward.frames import HEAD, Done, FunctionTarget, Jobs, Load, RewardJob, pack, unpack
+from areal.reward.frames import HEAD, Done, FunctionTarget, RewardJob, pack, unpack
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,12 +46,8 @@ def _frame(stream: BinaryIO) -> bytes | None:
 def _answer(data: bytes) -> bytes:
     """Run a job and return its packed result, which carries any exception of the reward function."""
     try:
-        job: Load | RewardJob | Jobs = unpack(data)
+        job: RewardJob = unpack(data)
         function = _function(job.target)
-        if isinstance(job, Load):
-            return pack(Done())
-        if isinstance(job, RewardJob):
-            return pack(_done(function, job.args, job.kwargs))
         return pack(Done([_done(function, args, kwargs) for args, kwargs in job.calls]))
     except Exception as error:  # noqa: BLE001 - the process boundary of user code
         return pack(Done(error=_error_text(error)))

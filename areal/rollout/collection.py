@@ -21,7 +21,7 @@ from areal.dataset.examples import Example
 from areal.errors import ArealError, NotFound
 from areal.loading import call_with, load_callable
 from areal.reward.answers import BUILT_IN
-from areal.reward.frames import FunctionTarget, RewardError, RewardJob, RewardTimeout
+from areal.reward.frames import FunctionTarget, RewardError, RewardTimeout
 from areal.reward.pool import RewardPool, number
 from areal.rollout.collection_output import CollectionProgress, OutputFolder, outcome_of
 from areal.rollout.failures import EpisodeFailed, FailureKind, failure_of_agent, refusal
@@ -173,9 +173,8 @@ class RewardScorer:
 
     def _parameters(self) -> list[str]:
         try:
-            done = self._thread.run(
-                self._pool.run(RewardJob(FunctionTarget(_FUNCTIONS, "takes"), (self._spec,), {}), _LOAD_S)
-            )
+            target = FunctionTarget(_FUNCTIONS, "takes")
+            (done,) = self._thread.run(self._pool.run(target, [((self._spec,), {})], _LOAD_S))
         except RewardError as error:
             raise ArealError(f"--reward {self._spec}: its process did not start: {error.message}") from error
         answer: dict[str, Any] = done.value or {"error": f"--reward {self._spec}: {done.error}"}
@@ -185,9 +184,9 @@ class RewardScorer:
 
     def score(self, given: Mapping[str, Any]) -> float:
         """Raises EpisodeFailed. May be called from any thread."""
-        job = RewardJob(FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec), (dict(given),), {})
+        target = FunctionTarget(_FUNCTIONS, "scorer", argument=self._spec)
         try:
-            done = self._thread.run(self._pool.run(job, self._deadline_s))
+            (done,) = self._thread.run(self._pool.run(target, [((dict(given),), {})], self._deadline_s))
             if done.error is not None:
                 raise EpisodeFailed(FailureKind.REWARD, done.error)
             return number(done.value)
