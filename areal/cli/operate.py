@@ -104,9 +104,7 @@ class ProgressPrinter:
         newest = sorted(self._live, key=lambda ref: self._live[ref][1])[-max(1, height - 2) :]
         shown = [each for ref, each in self._live.items() if ref in newest]
         for progress, seen_at in shown:
-            text = "  ".join(
-                filter(None, (f"{frame} {_progress_line(progress, waited=now - seen_at)}", progress.detail))
-            )
+            text = f"{frame} {_progress_line(progress, waited=now - seen_at)}"
             self._stream.write(safe(text)[: width - 1] + "\n")
         self._drawn = len(shown)
         self._stream.flush()
@@ -128,7 +126,7 @@ def _progress_line(progress: Progress, *, waited: float = 0.0) -> str:
         times.append(f"ETA {age(max(0.0, progress.eta_s - waited))}")
     if times:
         parts.append(f"({', '.join(times)})")
-    return " ".join(parts)
+    return " ".join(parts) + (f"  {progress.detail}" if progress.detail else "")
 
 
 def _tenth(progress: Progress) -> int:

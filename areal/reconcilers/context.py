@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Progress:
     """One step of long work, for people: ``ref`` is the target ("Model/qwen engine/0"), times in seconds.
 
-    ``detail`` may change at any time, so it is shown only on a terminal, which can overwrite a line. ``eta_s``: the
-    estimated time left; with it, other outputs get one line for each tenth of the work.
+    ``detail`` may change at any time: outside a terminal, its change alone writes no line. ``eta_s``: the estimated
+    time left; with it, other outputs get one line for each tenth of the work.
     """
 
     ref: str

@@ -123,11 +123,11 @@ def test_run_off_a_terminal_is_a_line_at_each_tenth() -> None:
             progress(_step(done))
     assert stream.getvalue().splitlines() == [
         "TrainJob/x: waiting for completed",
-        "TrainJob/x: step 3/200 (3s, ETA 3m17s)",
-        "TrainJob/x: step 25/200 (25s, ETA 2m55s)",
-        "TrainJob/x: step 60/200 (60s, ETA 2m20s)",
-        "TrainJob/x: step 199/200 (3m19s, ETA 1s)",
-        "TrainJob/x: step 200/200 (3m20s, ETA 0s)",
+        "TrainJob/x: step 3/200 (3s, ETA 3m17s)  reward 0.4",
+        "TrainJob/x: step 25/200 (25s, ETA 2m55s)  reward 0.4",
+        "TrainJob/x: step 60/200 (60s, ETA 2m20s)  reward 0.4",
+        "TrainJob/x: step 199/200 (3m19s, ETA 1s)  reward 0.4",
+        "TrainJob/x: step 200/200 (3m20s, ETA 0s)  reward 0.4",
     ]
 
 

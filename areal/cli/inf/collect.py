@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from areal import interrupt
 from areal.cli import options
 from areal.cli.objects import model_name_option, service_option
-from areal.cli.operate import graceful
+from areal.cli.operate import ProgressPrinter, graceful
 from areal.cli.options import FiniteRange, Invocation, stack
 from areal.cli.output import age, emit_one, field, render_table
 from areal.cli.remote import gateway_of, model_at
 from areal.errors import Partial, TargetFailed, UsageFault
-from areal.terminal import ESCAPE, fancy
 
 if TYPE_CHECKING:
     from areal.cli.remote import GatewayClient
+    from areal.reconcilers.context import Progress
     from areal.rollout.collection import Agent, RewardScorer
     from areal.rollout.collection_output import CollectionProgress, OutputFolder
 
@@ -108,7 +106,7 @@ def collect(cli: Invocation, /, **given: Any) -> int:
         with (
             graceful(interrupted, "finishing the episodes at hand"),
             _scoring(given) as pool,
-            ProgressDisplay(quiet=cli.quiet) as line,
+            ProgressPrinter(quiet=cli.quiet, verbose=bool(cli.verbose)) as printer,
         ):
             plan = CollectionPlan(
                 given["model"],
@@ -120,7 +118,7 @@ def collect(cli: Invocation, /, **given: Any) -> int:
             )
             score, examples = pool.score if pool is not None else None, dataset.examples[: given["limit"]]
             collection = Collection(service, agent, score, output, examples, plan)
-            collection.run(interrupted, line)
+            collection.run(interrupted, CollectionReport(printer))
         return _finish(cli, given, output, collection.progress, time.monotonic() - began, interrupted.is_set())
 
 
@@ -180,12 +178,6 @@ def _finish(
 
 # -- progress and summary
 
-_BAR = 24
-_EIGHTHS = " ▏▎▍▌▋▊▉"
-_QUIET_S = 10.0  # between two lines if the output is not a terminal
-_REDRAW = f"{ESCAPE}[1G{ESCAPE}[K"  # moves to the line's start and clears the line
-_WINDOW_S = 10.0  # of the rates
-
 _SPREADS = (
     ("reward", "reward"),
     ("turns", "turns"),
@@ -199,77 +191,32 @@ _COLUMNS = (
 )
 
 
-class ProgressDisplay:
-    """Progress on stderr: one updated line on a terminal, else a line every ten seconds; nothing with -q."""
+class CollectionReport:
+    """Converts the state of a collection to a ``Progress``, with rates since the start of this run."""
 
-    def __init__(self, *, quiet: bool, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
-        self._quiet = quiet
-        self._moving = not quiet and fancy(self._stream)
+    def __init__(self, show: Callable[[Progress], None]) -> None:
+        self._show = show
         self._began = time.monotonic()
-        self._said_at = self._began
-        self._seen: list[tuple[float, int, int]] = []
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._moving:
-            self._stream.write(_REDRAW)
-            self._stream.flush()
+        self._counted = self._tokens = self._rewarded = 0
+        self._rewards = 0.0
 
     def __call__(self, progress: CollectionProgress) -> None:
-        if self._quiet:
-            return
-        now = time.monotonic()
-        if self._moving:
-            text = self._text(progress, now)
-            width = shutil.get_terminal_size().columns
-            self._stream.write(f"{_REDRAW}{text[: width - 1]}")
-        elif now - self._said_at >= _QUIET_S:
-            self._said_at = now
-            self._stream.write(self._text(progress, now) + "\n")
-        self._stream.flush()
+        from areal.reconcilers.context import Progress
 
-    def _text(self, progress: CollectionProgress, now: float) -> str:
-        parts = [f"{progress.done}/{progress.planned}", bar(progress.done, progress.planned)] if self._moving else []
-        parts = parts or [f"collected {progress.done} of {progress.planned}"]
-        rewards = progress.rewards
-        if rewards:
-            parts.append(f"reward {sum(rewards) / len(rewards):.3f}")
-        tokens_s, episodes_s = self._rates(progress, now)
-        if tokens_s is not None:
-            parts.append(f"{tokens_s:,.0f} tok/s")
-        parts.append(f"{progress.running} running")
-        if progress.failed:
-            parts.append(f"{sum(progress.failed.values())} failed")
-        left = progress.planned - progress.done - sum(progress.failed.values())
-        parts.append(age(now - self._began))
-        if episodes_s and left:
-            parts.append(f"{age(left / episodes_s)} left")
-        return "  ".join(parts)
-
-    def _rates(self, progress: CollectionProgress, now: float) -> tuple[float | None, float | None]:
-        """Tokens and episodes per second over the last ``_WINDOW_S``; None before the first second."""
-        fresh = progress.outcomes[progress.before :]
-        tokens = self._seen[-1][1] if self._seen else 0
-        counted = self._seen[-1][2] if self._seen else 0
-        tokens += sum(each.generated_tokens for each in fresh[counted:])
-        self._seen.append((now, tokens, len(fresh)))
-        while len(self._seen) > 2 and self._seen[1][0] < now - _WINDOW_S:
-            self._seen.pop(0)
-        first = self._seen[0]
-        seconds = now - first[0]
-        if seconds < 1:
-            return None, None
-        return (tokens - first[1]) / seconds, (len(fresh) - first[2]) / seconds
-
-
-def bar(done: int, total: int, width: int = _BAR) -> str:
-    """A progress bar in steps of an eighth of a character: ``███▌····``."""
-    eighths = width * 8 * done // total if total else 0
-    full, rest = divmod(min(eighths, width * 8), 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width, "·")
+        elapsed_s, done, failed = time.monotonic() - self._began, progress.done, sum(progress.failed.values())
+        for number in range(self._counted, done):
+            outcome = progress.outcomes[number]
+            self._tokens += outcome.generated_tokens if number >= progress.before else 0
+            if outcome.reward is not None:
+                self._rewarded += 1
+                self._rewards += outcome.reward
+        self._counted = done
+        parts = [f"reward {self._rewards / self._rewarded:.3f}"] if self._rewarded else []
+        parts += [f"{self._tokens / elapsed_s:,.0f} tok/s"] if elapsed_s >= 1 else []
+        parts += [f"{progress.running} running", *([f"{failed} failed"] if failed else [])]
+        fresh, left = done - progress.before, progress.planned - done - failed
+        eta_s = elapsed_s * left / fresh if fresh else None
+        self._show(Progress("", "episodes", done, progress.planned, elapsed_s, "  ".join(parts), eta_s))
 
 
 def summary_page(document: Mapping[str, Any]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import random
 import resource
@@ -12,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.cli.inf.collect import ProgressDisplay, bar, summary_page
+from areal.cli.inf.collect import CollectionReport, summary_page
+from areal.cli.operate import ProgressPrinter
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.loading import call_with, load_callable
 from areal.reward.answers import exact, number
@@ -73,21 +74,17 @@ def test_summary_counts_rates_of_this_run_alone_and_reads_well() -> None:
     assert summary(CollectionProgress(0), 0.0)["reward"] is None
 
 
-def test_progress_off_a_terminal_is_quiet_until_its_time() -> None:
+def test_progress_off_a_terminal_is_a_line_at_each_tenth_with_reward_and_failures() -> None:
     stream = io.StringIO()
-    with ProgressDisplay(quiet=False, stream=stream) as line:
-        line(progress())
-    assert stream.getvalue() == ""
-    line._said_at = -math.inf
-    line(progress())
-    assert stream.getvalue().startswith("collected 4 of 10  reward 0.500  3 running  1 failed")
-
-
-@given(st.integers(0, 1000), st.integers(1, 1000), st.integers(1, 80))
-def test_bar_has_its_width_and_is_full_only_at_the_end(done: int, total: int, width: int) -> None:
-    drawn = bar(min(done, total), total, width)
-    assert len(drawn) == width
-    assert (drawn == "█" * width) == (done >= total)
+    with ProgressPrinter(stream=stream) as printer:
+        report = CollectionReport(printer)
+        report(progress())
+        report(progress())
+        report(replace(progress(), outcomes=[*progress().outcomes, *progress().outcomes]))
+    assert stream.getvalue().splitlines() == [
+        "episodes 4/10 (ETA 0s)  reward 0.500  3 running  1 failed",
+        "episodes 8/10 (ETA 0s)  reward 0.500  3 running  1 failed",
+    ]
 
 
 # -- user code
