@@ -72,11 +72,11 @@ _policy_options = gather(
     (
         click.option("--prune", is_flag=True, help="Delete objects of the set that the manifests no longer hold."),
         click.option("--set-name", metavar="NAME", help="The set that --prune compares with; objects remember it."),
-        click.option("--allow-empty", is_flag=True, help="Let --prune go on when the manifests hold no object."),
+        click.option("--allow-empty", is_flag=True, help="Allow --prune with manifests that hold no object."),
         click.option("--replace", is_flag=True, help="Delete and create again where a field cannot be changed."),
-        click.option("--force-conflicts", is_flag=True, help="Take fields that another layer holds; say which."),
+        click.option("--force-conflicts", is_flag=True, help="Take fields that another layer holds, and list them."),
         click.option(
-            "--allow-downtime", is_flag=True, help="Stop the old before starting the new where both do not fit."
+            "--allow-downtime", is_flag=True, help="Stop old processes before starting new ones where both do not fit."
         ),
     ),
 )
@@ -87,14 +87,14 @@ _policy_options = gather(
 @source_options
 @dry_run_option
 @_policy_options
-@click.option("--no-wait", is_flag=True, help="Return when everything is started; a process in the background goes on.")
+@click.option("--no-wait", is_flag=True, help="Return when all is started; a background process does the rest.")
 @change_options(destructive=True)
 def apply(
     cli: Invocation, plan: str | None, source: SourceFlags, policy: PolicyFlags, dry_run: str | None, no_wait: bool
 ) -> int:
-    """Converge to manifests: compare them with recorded objects and live processes, print the difference, act.
+    """Converge to manifests: compare them with recorded objects and live processes, print the difference, apply it.
 
-    PLAN is a plan that `areal diff --out` has saved; it is refused (exit 5) when the world has moved since.
+    PLAN is a plan that `areal diff --out` has saved; it is refused (exit 5) if the state has changed since.
 
     \b
     areal apply -f service.yaml
@@ -126,7 +126,7 @@ def apply(
 @source_options
 @_policy_options
 @click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Save the plan for `areal apply FILE`.")
-@click.option("--drift", is_flag=True, help="No files: where reality has left the record.")
+@click.option("--drift", is_flag=True, help="Compare processes with recorded objects; takes no files.")
 @click.option("--format", "style", type=click.Choice(["text", "github"]), default="text", help="github: Markdown.")
 @change_options()
 def diff(
@@ -140,8 +140,8 @@ def diff(
 ) -> int:
     """Print the plan that apply would run: ops with their causes, field changes old -> new, drift.
 
-    Exit status 0: no difference; 1: differences. Where something cannot be applied, the rest is shown and the status is
-    that of the worst: 3 (invalid, or nothing runs it yet), else 5 (conflict), else 10 (not enough capacity).
+    Exit status 0: no difference; 1: differences. If an object cannot be applied, the others are shown, and the status
+    is the most severe of 3 (invalid), 5 (conflict) and 10 (not enough capacity), in this order.
     """
     from areal.reconcilers import apply as reconciler
     from areal.reconcilers.prepare import drift as plan_drift
@@ -423,8 +423,8 @@ def flag_of(path: str) -> str:
 @click.option("-l", "--selector", metavar="SELECTOR", help="Of one kind, the objects with these labels.")
 @click.option("--grace", type=Seconds(), metavar="TIME", help="Between SIGTERM and SIGKILL  [default: the object's].")
 @click.option("--cascade", is_flag=True, help="Also delete the objects that refer to it.")
-@click.option("--wait/--no-wait", default=True, help="Return when everything is gone  [default: wait].")
-@click.option("--ignore-not-found", is_flag=True, help="An object that is not there is no error.")
+@click.option("--wait/--no-wait", default=True, help="Return when all processes have ended  [default: wait].")
+@click.option("--ignore-not-found", is_flag=True, help="Do not fail for an object that does not exist.")
 @change_options(destructive=True)
 def delete(
     cli: Invocation,
@@ -482,7 +482,7 @@ _COLUMNS = (
 @click.option("--revision", type=click.IntRange(min=1), metavar="N", help="Print the spec of this revision.")
 @local_options
 def history(cli: Invocation, targets: tuple[str, ...], revision: int | None) -> None:
-    """An object's accepted specs: who, when, from which file. The last 20 are kept."""
+    """An object's accepted specs, with actor, time and file. The last 20 are kept."""
     from areal.state.objects import ObjectStore
 
     ref = one_ref(targets)

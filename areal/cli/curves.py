@@ -195,19 +195,19 @@ _NARROWEST = 10  # characters of a curve
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_names(TRAIN_JOB))
 @click.option("--plot", metavar="FILE.png", help="Also draw the curves into a file.")
 @click.option("--metric", "metrics", multiple=True, metavar="NAME", help="Only these; may be repeated.")
-@click.option("--all", "all_", is_flag=True, help="Every number  [default: the ten that matter].")
+@click.option("--all", "all_", is_flag=True, help="All metrics  [default: the ten most important].")
 @click.option("-w", "--watch", is_flag=True, help="Refresh until Ctrl-C.")
 @local_options
 def metrics(
     cli: Invocation, /, names: tuple[str, ...], plot: str | None, metrics: tuple[str, ...], all_: bool, watch: bool
 ) -> int:
-    """The jobs' curves in the terminal, numbers that belong together on one scale. Several jobs are compared.
+    """Curves of jobs in the terminal, related metrics on one scale. Several jobs are compared.
 
     \b
     areal train metrics NAME --all
     areal train metrics NAME OTHER --metric reward/mean --plot both.png
 
-    NAME may also be the folder of a run that was started by hand; it has a / in it.
+    NAME with a / is the folder of a run that was started by hand.
     """
     while True:
         runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}

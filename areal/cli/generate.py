@@ -143,7 +143,7 @@ def _login(name: str | None) -> str:
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
 @source_options
 @click.option("--system", is_flag=True, help="A unit of the system, not of the user  [default: for root].")
-@click.option("--run-as", metavar="USER", help="Whom a unit of the system runs as  [default: you].")
+@click.option("--run-as", metavar="USER", help="User of a system unit  [default: you].")
 @_env
 @click.option("--env-file", metavar="FILE", type=click.Path(), help="Lines NAME=VALUE, read at each start: secrets.")
 @_out
@@ -268,7 +268,7 @@ def _inside(source: SourceFlags) -> list[str]:
 @click.command()
 @source_options
 @click.option("--base", metavar="IMAGE", help="Image to build on  [default: this version of Python, on Debian].")
-@click.option("--requirement", metavar="SPEC", help="What pip installs  [default: areal, from where it came here].")
+@click.option("--requirement", metavar="SPEC", help="What to install  [default: areal, from its source here].")
 @_env
 @_out
 @print_options
@@ -281,7 +281,7 @@ def docker(
     out: str | None,
     force: bool,
 ) -> None:
-    """Write a Dockerfile of an image that serves manifests, and heals what dies while it runs.
+    """Write a Dockerfile of an image that serves manifests and restarts processes that die.
 
     \b
     areal generate docker -f manifests/quickstart.yaml --out Dockerfile

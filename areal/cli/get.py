@@ -64,9 +64,9 @@ _KIND_COLUMNS = (field("NAME", "plural"), field("SHORT", "short"), field("KIND",
 @click.argument("targets", nargs=-1, metavar="[KINDS | KIND/NAME | processes]...", shell_complete=complete_targets)
 @click.option("-l", "--selector", metavar="SELECTOR", help="a=b, a!=b, 'a in (x,y)', 'a notin (x,y)', a, !a.")
 @click.option("-a", "--all", "all_", is_flag=True, help="Also jobs and processes that have ended.")
-@click.option("-w", "--watch", is_flag=True, help="Go on, printing changes.")
+@click.option("-w", "--watch", is_flag=True, help="Keep printing changes.")
 @click.option("--sort-by", metavar="COLUMN|JSONPATH", help="age, name, ... or {.metadata.generation}.")
-@click.option("--show-origin", is_flag=True, help="Which layer set each field, who, from which file.")
+@click.option("--show-origin", is_flag=True, help="The layer, actor and file that set each field.")
 @click.option("--show-defaults", is_flag=True, help="Fill in the defaults.")
 @read_options("manifest")
 def get(
@@ -93,7 +93,7 @@ def get(
         emit_rows(cli, rows, _KIND_COLUMNS, name=lambda row: str(row["plural"]))
         return 0
     if watch and cli.format.kind == "manifest":
-        raise UsageFault("-w prints what changes, and a manifest has no status", hint="-o json, or leave -w out")
+        raise UsageFault("-w prints status changes, and a manifest has no status", hint="-o json, or leave -w out")
     chosen = gateway(cli)
     if chosen is not None:
         from areal.cli.remote_view import get_remote
@@ -206,7 +206,7 @@ _EVENT_COLUMNS = (
 @targets_argument
 @read_options()
 def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
-    """One object: its spec and who set each field, conditions, processes with their last exit, last events."""
+    """One object: its spec with the origin of each field, conditions, processes with their last exit, last events."""
     chosen = gateway(cli)
     ref = one_ref(targets)
     if chosen is not None:
@@ -309,8 +309,10 @@ _EVENTS_POLL_S = 0.5
 
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
-@click.option("-w", "--watch", is_flag=True, help="Go on, printing new events.")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The last so many.")
+@click.option("-w", "--watch", is_flag=True, help="Keep printing new events.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of events, the newest."
+)
 @click.option("--since", type=Seconds(), metavar="TIME", help="Only of the last TIME.")
 @click.option("--type", "type_", type=click.Choice(["Normal", "Warning"]), help="Only this type.")
 @local_options

@@ -55,7 +55,7 @@ def log_options(
     components = components_of(kinds)
     more = ", also of processes yet to come" if kinds else ""
     one_process: list[Decorator[Any]] = [
-        click.option("-f", "--follow", is_flag=True, help=f"Go on, printing new lines{more}."),
+        click.option("-f", "--follow", is_flag=True, help=f"Keep printing new lines{more}."),
         click.option(
             "-n",
             "--lines",

@@ -100,7 +100,7 @@ AGENT: dict[str, Leaf | Branch] = {
 }
 
 TRAIN: dict[str, Leaf | Branch] = {
-    "run": _leaf("train:run", "Run a driver in the foreground; its exit code is ours."),
+    "run": _leaf("train:run", "Run a driver in the foreground; exits with its status."),
     "start": _leaf("train:start", "Run a driver detached; prints the job's name."),
     "stop": _leaf("train:stop", "Stop a job by name."),
     "ps": _leaf("train:ps", "List jobs."),
@@ -108,7 +108,7 @@ TRAIN: dict[str, Leaf | Branch] = {
     "wait": _leaf("train:wait", "Wait until a job has ended; shows its step and ETA."),
     "logs": _leaf("train:logs", "A job's output."),
     "metrics": _leaf("curves:metrics", "Curves of jobs in the terminal or as a picture, compared."),
-    "trajectories": _leaf("inf.trajectories:of_job", "Show what a job trained on: tokens, rewards, advantages."),
+    "trajectories": _leaf("inf.trajectories:of_job", "Show a job's samples: tokens, rewards, advantages."),
 }
 
 WEIGHT_UPDATE: dict[str, Leaf | Branch] = {
@@ -117,7 +117,7 @@ WEIGHT_UPDATE: dict[str, Leaf | Branch] = {
     "ps": _leaf("weight_update:ps", "List weight-update gateways."),
     "logs": _leaf("weight_update:logs", "Logs of a weight-update gateway."),
     "force-sync": _leaf("weight_update:force_sync", "Push the training side's weights now."),
-    "release": _leaf("weight_update:release", "Wait no more for weights of a trainer that is gone."),
+    "release": _leaf("weight_update:release", "Stop waiting for weights of a trainer that is gone."),
 }
 
 CONFIG: dict[str, Leaf | Branch] = {
@@ -157,12 +157,12 @@ ROOT: dict[str, Leaf | Branch] = {
     "describe": _leaf("get:describe", "Everything about one object.", _LOOK),
     "history": _leaf("apply:history", "An object's accepted revisions.", _LOOK),
     "logs": _leaf("logs:logs", "Logs of an object's processes, merged or one.", _LOOK),
-    "events": _leaf("get:events", "What happened, newest last.", _LOOK),
+    "events": _leaf("get:events", "Events of objects, newest last.", _LOOK),
     "top": _leaf("top:top", "CPU, memory, GPU and tokens/s of each process.", _LOOK),
     "init": _leaf("manifest:init", "Write a commented manifest of a kind.", _MANIFESTS),
     "validate": _leaf("manifest:validate", "Check manifests; every error with its position.", _MANIFESTS),
     "render": _leaf("manifest:render", "Print manifests after templating and overlays.", _MANIFESTS),
-    "graph": _leaf("manifest:graph", "Print what depends on what.", _MANIFESTS),
+    "graph": _leaf("manifest:graph", "Print the dependencies of objects.", _MANIFESTS),
     "schema": _leaf("manifest:schema", "Print the JSON Schema of a kind.", _MANIFESTS),
     "explain": _leaf("manifest:explain", "Explain a field: type, default, update class.", _MANIFESTS),
     "reconcile": _leaf("operate:reconcile", "Heal drift, once or with --watch.", _UPKEEP),

@@ -71,7 +71,7 @@ def ls(cli: Invocation, /) -> int:
 @click.command()
 @_id
 @click.option("--revision", metavar="REV", help="Only that branch, tag or commit  [default: all].")
-@click.option("--force", is_flag=True, help="Also a model that a Model uses: its next start downloads it again.")
+@click.option("--force", is_flag=True, help="Remove it even if a Model uses it; its next start downloads it.")
 @options.yes
 @options.common
 @pass_invocation
@@ -88,7 +88,7 @@ def rm(cli: Invocation, /, id: str, revision: str | None, force: bool) -> int:
         raise NotFound(f"{id}{at} is not in {hub.cache}", hint="areal models ls")
     users = sorted({user for row in rows for user in row["usedBy"]})
     if users and not force:
-        raise Conflict(f"{id} is used by {', '.join(users)}", hint="--force removes it all the same")
+        raise Conflict(f"{id} is used by {', '.join(users)}", hint="--force removes it anyway")
     if not cli.yes:
         if not interactive():
             raise UsageFault(f"{id} would be removed and there is no terminal to ask on", hint="add --yes")

@@ -257,9 +257,11 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
 
 @click.command()
 @targets_argument
-@click.option("--replicas", type=click.IntRange(min=0), required=True, metavar="N", help="How many there shall be.")
-@click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="Which model of a service.")
-@click.option("--current", type=click.IntRange(min=0), metavar="N", help="Only when N is the present number (exit 5).")
+@click.option("--replicas", type=click.IntRange(min=0), required=True, metavar="N", help="Number of replicas.")
+@click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="The model of a service.")
+@click.option(
+    "--current", type=click.IntRange(min=0), metavar="N", help="Fail (exit 5) unless the present number is N."
+)
 @click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it.")
 @change_options()
 def scale(
@@ -332,9 +334,9 @@ def merge_outcomes(outcomes: Sequence[Outcome]) -> Outcome:
 
 @click.command()
 @click.argument("targets", nargs=-1, metavar="[KIND/NAME]...", shell_complete=complete_targets)
-@click.option("-w", "--watch", is_flag=True, help="Stay in the foreground and go on until Ctrl-C.")
+@click.option("-w", "--watch", is_flag=True, help="Stay in the foreground and repeat until Ctrl-C.")
 @options.duration("--interval", "10s", "Between rounds.")
-@click.option("--stop-at-exit", is_flag=True, help="With --watch: end all processes last, keep the record.")
+@click.option("--stop-at-exit", is_flag=True, help="With --watch: stop all processes at exit, keep the objects.")
 @change_options(destructive=True)
 def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, stop_at_exit: bool) -> int:
     """Compare recorded objects with live processes, and heal the difference; no manifests are read."""
@@ -366,7 +368,7 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
 @click.argument("target", required=False, metavar="[KIND/NAME]", shell_complete=complete_targets)
 @click.option("--pid", type=click.IntRange(min=1), metavar="PID", help="A process of this machine.")
 @click.option("--url", metavar="URL", help="An OpenAI-compatible server.")
-@click.option("--as", "as_", metavar="KIND/NAME", shell_complete=complete_targets, help="What it becomes.")
+@click.option("--as", "as_", metavar="KIND/NAME", shell_complete=complete_targets, help="The object that it becomes.")
 @change_options()
 def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None, as_: str | None) -> int:
     """Take a running process or URL under management, without restarting it.
@@ -379,7 +381,7 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
 
     name = as_ or target
     if name is None or (as_ and target and as_ != target):
-        raise UsageFault("say what it becomes: --as KIND/NAME", hint="areal adopt --url URL --as model/NAME")
+        raise UsageFault("the object is not named: --as KIND/NAME", hint="areal adopt --url URL --as model/NAME")
     if (pid is None) == (url is None):
         raise UsageFault("give one of --pid and --url")
     (ref,) = parse_refs([name])

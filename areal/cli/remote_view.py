@@ -160,7 +160,7 @@ def get_remote(chosen: GatewayClient, targets: Sequence[str]) -> Table:
     }
     served = {INFERENCE_SERVICE, MODEL}
     if kinds - served:
-        raise UsageFault(f"a gateway serves models; it knows nothing of {', '.join(sorted(kinds - served))}")
+        raise UsageFault(f"a gateway serves models, and has no {', '.join(sorted(kinds - served))}")
     wanted, kinds = refs, kinds or served
     rows = [row for row in documents(chosen) if row["kind"] in kinds]
     if wanted:

@@ -25,7 +25,7 @@ def message_of(given: str | None, command: str) -> str | None:
     # Newlines at the end of piped text are removed, as by $(...) in a shell.
     text = given if given is not None else sys.stdin.read().rstrip("\n")
     if not text.strip():
-        raise UsageFault("there is nothing to say: the message is empty", hint=f'{command} -m "TEXT"')
+        raise UsageFault("the message is empty", hint=f'{command} -m "TEXT"')
     return text
 
 

@@ -57,7 +57,7 @@ def gateway_options(port: int) -> Decorator[Any]:
             "--scheduler",
             metavar="BACKEND",
             shell_complete=complete(lambda ctx: BACKENDS.names()),
-            help="Where processes run: local, or a backend that a package brings.",
+            help="Where processes run: local, ray, slurm, or an installed backend.",
         ),
         click.option(
             "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Of gateway and router."
@@ -65,7 +65,7 @@ def gateway_options(port: int) -> Decorator[Any]:
         click.option(
             "-d", "--detach", is_flag=True, help="Return when ready; otherwise follow the logs, and Ctrl-C stops."
         ),
-        click.option("--force", is_flag=True, help="Replace a service of this name, whatever it is."),
+        click.option("--force", is_flag=True, help="Replace an existing service of this name."),
     )
 
 
@@ -265,7 +265,7 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other
     wanted = flags.to if flags.to is not None else present + (flags.by or 1) * (1 if up else -1)
     if wanted < 0 or ((wanted < present) == up and wanted != present):
         verb = "scaleup" if up else "scaledown"
-        raise UsageFault(f"{verb} from {present} to {wanted} makes no sense", hint=other)
+        raise UsageFault(f"{verb} from {present} to {wanted} is the wrong direction", hint=other)
     return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=present, force=flags.force_conflicts)
 
 

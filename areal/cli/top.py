@@ -74,7 +74,7 @@ class Usage(NamedTuple):
     type=click.Choice(["cpu", "memory", "name"]),
     default="name",
     show_default=True,
-    help="What comes first: the largest, or by name.",
+    help="Order: the largest first, or by name.",
 )
 @local_options
 def top(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: float, sort_by: str) -> int:

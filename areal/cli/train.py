@@ -96,7 +96,7 @@ def name_from(config: Mapping[str, Any], path: Path) -> str:
 @_driver_options
 @stack(options.yes, options.common, pass_invocation)
 def run(cli: Invocation, /, **given: Any) -> int:
-    """Run a driver in the foreground; its exit code is ours. Every override is passed on to it."""
+    """Run a driver in the foreground, and exit with its status. Every override is passed on to it."""
     manifest = job_manifest(**given, restart={"policy": "Never"})
     ref = Ref(TRAIN_JOB, manifest["metadata"]["name"])
     with mutation(cli) as context:
@@ -174,7 +174,7 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     now = HomeView(cli.home).job_status(stored(cli.home, ref))
     code = exit_code(now.run.state) if now.run is not None else None
     if code is None:
-        raise NotFound(f"nobody knows how {ref} ended: {now.message}", hint=f"areal train logs {ref.name}")
+        raise NotFound(f"the exit status of {ref} is unknown: {now.message}", hint=f"areal train logs {ref.name}")
     return code
 
 
@@ -307,7 +307,7 @@ _JOBS = (
 @watch_options()
 @local_options
 def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
-    """The job NAME: phase, attempt, step, reward, throughput, staleness, and what it waits for."""
+    """The job NAME: phase, attempt, step, reward, throughput, staleness, bottleneck."""
     ref = Ref(TRAIN_JOB, check_name(name))
 
     def look() -> dict[str, Any]:

@@ -143,7 +143,7 @@ def ps(cli: Invocation, all_: bool) -> int:
 
 @click.command()
 @_service
-@log_options(since="Only if it was written to in the last TIME.")
+@log_options(since="Only if the log was written in the last TIME.")
 @local_options
 def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     """Logs of a weight-update gateway."""
@@ -187,10 +187,10 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
 @service_option
 @stack(options.yes, options.timeout("200s", positive=True), read_options())
 def release(cli: Invocation, model: str, service: str | None) -> int:
-    """Have a model's engines wait no more for the weights that a trainer published, when it will not come back.
+    """Release a model's engines from waiting for the published weights of a trainer that is gone.
 
-    Engines that start serve their own weights from then on; those that run go on with what they have. Refused while
-    the trainer is alive. ``--service`` and ``--gateway`` are those of the inference service.
+    Engines that start later serve their own weights; running engines keep theirs. Refused while the trainer is alive.
+    ``--service`` and ``--gateway`` are those of the inference service.
     """
     chosen = gateway_of(cli, service)._replace(timeout_s=cli.timeout_s or _RELEASE_S)
     model = model_at(cli, service, model) or model

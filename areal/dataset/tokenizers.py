@@ -97,7 +97,7 @@ def _check_messages(messages: Any) -> None:
 def _folder(path: str) -> str:
     """The local folder of a model. Raises NotFound for a missing local path, which must not be taken for a hub id."""
     if not path:
-        raise UsageFault("nothing says which tokenizer", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
+        raise UsageFault("no tokenizer is given", hint="actor.path=FOLDER, or tokenizer_path=FOLDER")
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().exists():
         raise NotFound(f"there is no model folder {path}")
     return str(model_folder(path, TOKENIZER_FILES))

@@ -87,7 +87,7 @@ class SavedPlan:
         now = json.loads(json.dumps(plan.to_json()))
         if now["serial"] == self.serial and now["ops"] == self.ops:
             return
-        moved = "what is recorded has changed" if now["serial"] != self.serial else "processes or routes have changed"
+        moved = "recorded objects have changed" if now["serial"] != self.serial else "processes or routes have changed"
         raise Conflict(
             f"{self.path} is stale: {moved} since it was made; nothing was done",
             hint=f"make a new one: areal diff -f ... --out {self.path}",
@@ -251,7 +251,7 @@ class _Manifests:
         going = self._pruned(stored, [*wanted, *(Wanted(str(it.ref), it.kind, it.name, {}, {}, {}) for it in kept)])
         try:
             if going and self.faults:
-                raise InvalidManifest("what is to be deleted is not known while manifests have faults")
+                raise InvalidManifest("the objects to prune are not known while manifests have faults")
             check_removals(stored, [*targets, *going])
         except ArealError as error:
             refused |= {target.ref: error for target in going}

@@ -321,7 +321,7 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
         command.backend.start(spec, on_pid=lambda pid: tx.note(number, pid=pid))
         tx.end(number)
         for ref in refs:
-            message = f"process {uid} goes on: it waits for what was started and ends by itself"
+            message = f"process {uid} waits for the started processes in the background, and ends by itself"
             EventLog(ctx.home).record(ref, "Normal", "GoesOn", message, actor=ctx.actor)
 
 

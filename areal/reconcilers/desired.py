@@ -262,7 +262,7 @@ def _require_valid(after: StoredObject, where: str) -> None:
         manager = origin(after.layers).get(path_text(tuple(path)), APPLY)
         lines.append(f"{path_text(('spec', *path))}: {message}{f' (set by {manager})' if manager != APPLY else ''}")
     raise Conflict(
-        f"{where}{after.ref}: what is set does not fit together:\n  " + "\n  ".join(lines),
+        f"{where}{after.ref}: its fields contradict each other:\n  " + "\n  ".join(lines),
         hint=f"areal get {after.ref} --show-origin; --force-conflicts takes a field for the manifest",
     )
 
@@ -312,8 +312,8 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
     left = sorted(f"{ref} ({cause})" for ref, cause in _hanging(after, gone))
     if left:
         raise Conflict(
-            f"would be left without what they need: {', '.join(left)}; nothing was deleted",
-            hint="delete them too: `areal delete --cascade` takes everything that hangs on an object with it",
+            f"other objects depend on deleted ones: {', '.join(left)}; nothing was deleted",
+            hint="delete them too: `areal delete --cascade` also deletes the objects that depend on an object",
         )
 
 

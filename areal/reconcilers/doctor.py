@@ -99,7 +99,7 @@ def _state(ctx: Context) -> Iterator[_Diagnosis]:
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for problem in backend.inspect():
         severity = "error" if problem.pids or problem.trouble is Trouble.STRAY_PROCESS else "warning"
-        hint = FIX if problem.repairable else "it needs a person: see what runs there, and stop it there"
+        hint = FIX if problem.repairable else "repair it by hand: stop its processes where they run"
         finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
         yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None)
     store = ObjectStore(ctx.home).list()

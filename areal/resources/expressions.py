@@ -392,7 +392,7 @@ def _lookup(node: ast.Attribute | ast.Subscript, scope: Scope) -> Any:
         if -len(holder) <= key < len(holder):
             return holder[key]
         return Unset(f"{_path_text(node)} is not set: the list has {len(holder)} items", column)
-    raise ExpressionError(f"{_path_text(node.value)} is {type_name(holder)}, which has nothing inside", column)
+    raise ExpressionError(f"{_path_text(node.value)} is {type_name(holder)}, which has no items", column)
 
 
 def _call(name: str, arguments: list[ast.expr], column: int, scope: Scope) -> Any:

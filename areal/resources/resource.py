@@ -177,7 +177,7 @@ def _check_envelope(document: Document) -> None:
         document.report(version.pos, "apiVersion", message)
     for key in node.entries:
         if key == "status":
-            hint = "`areal get -o manifest` prints only what can be applied again"
+            hint = "`areal get -o manifest` prints only fields that can be applied again"
             document.report(node.keys[key], key, "status is written by areal: remove it", hint=hint)
         elif key not in ENVELOPE:
             message = f"unknown field{did_you_mean(key, (*ENVELOPE, 'generate', 'template'))}"

@@ -255,7 +255,7 @@ class _Builder:
         pos, anchor = self.pos(event.start_mark), event.anchor
         node, size = self._anchors.get(anchor, (unreadable(pos), 1))
         if any(frame.anchor == anchor for frame in self._stack):
-            self._problems.add(pos, "", f"the alias *{anchor} is inside what it stands for")
+            self._problems.add(pos, "", f"the alias *{anchor} is inside its own anchor")
         elif anchor not in self._anchors:
             self._problems.add(pos, "", f"unknown alias *{anchor}: no &{anchor} before it in this document")
         if self._stack and self._stack[-1].expects_key:

@@ -49,7 +49,7 @@ class AgentServiceWorkflow(SessionWorkflow):
             hint = (
                 f"spec.rollout.agents of a TrainJob, or workflow_kwargs.address=http://HOST:PORT, or {AGENTS_ADDRESS}"
             )
-            raise UsageFault("nothing says where the agent service is", hint=hint)
+            raise UsageFault("the address of the agent service is not given", hint=hint)
         key_file = admin_api_key_file or os.environ.get(AGENTS_KEY_FILE)
         key = read_key_file(key_file) if key_file else None
         self._client = AsyncAgentClient(address, key, lookup=address_lookup(record))
@@ -82,7 +82,7 @@ class AgentServiceWorkflow(SessionWorkflow):
                 hint = (
                     'reward_fn=module:function, or AgentResponse(metadata={"reward": 1.0}) (None rejects the episode)'
                 )
-                raise UsageFault("nothing says what the agent's answer is worth", hint=hint)
+                raise UsageFault("no reward is given for the agent's answer", hint=hint)
             return answer["agent_metadata"]["reward"]
         question = task if isinstance(task, str) else str(task[-1]["content"])
         return await self._reward(question, response_text(answer), [], [], data)

@@ -173,7 +173,9 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
             detail = "\n".join(f"{name}: {before.get(name)} there, {value} now" for name, value in differ.items())
             raise Conflict(f"{path} holds a run of something else", detail=detail, hint="choose another --output")
     elif _has_begun(path):
-        raise Conflict(f"{path} holds trajectories, but no run.json that says of what", hint="choose another --output")
+        raise Conflict(
+            f"{path} holds trajectories, but no run.json that describes them", hint="choose another --output"
+        )
     else:
         _write_json(about, {"format": _FORMAT, "run_id": run_id, **settings})
     return str(run_id)

@@ -62,7 +62,7 @@ def find_service(
     address = given.address or config.gateway_addr or environment.get(ADDRESS)
     if not address:
         raise UsageFault(
-            "nothing says where the inference service is",
+            "the address of the inference service is not given",
             hint=f"rollout.gateway_addr=http://HOST:PORT, or {ADDRESS}; areal inf status shows it",
         )
     key = given.key or config.admin_api_key or None

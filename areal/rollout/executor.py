@@ -230,7 +230,7 @@ class Executor:
             self._warn_at *= 2
             _log.warning(
                 "the last %d prompts were all rejected, by the workflow or by dynamic sampling (a group whose answers "
-                "have one reward teaches nothing); more are sampled",
+                "have one reward gives no gradient); more are sampled",
                 rejected,
             )
 
@@ -313,7 +313,7 @@ class Executor:
             raise RolloutsFailed(
                 f"the last {rejected} prompts were all rejected, by the workflow or by dynamic sampling",
                 (),
-                hint="a group whose answers have one reward teaches nothing: look at the rewards, or sample without it",
+                hint="a group with equal rewards gives no gradient: look at the rewards, or sample without it",
             )
         if staleness.idle and not waits_for_input:
             raise RolloutsFailed(f"{wanted} cannot come: {self.status_line()}", staleness.failures)

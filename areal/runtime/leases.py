@@ -322,7 +322,7 @@ class LeaseDir:
 
     def _taken(self, name: str) -> NoCapacity:
         kind, _, which = name.partition("-")
-        holder = self.holder(name) or "somebody who left no name"
+        holder = self.holder(name) or "an unknown process"
         noun = "GPU" if kind == "gpu" else kind
         return NoCapacity(f"{noun} {which} is held by {holder}", hint="areal get processes, or areal doctor")
 

@@ -114,7 +114,7 @@ def test_driver_that_cannot_be_imported_is_a_clear_error(jobs: Box) -> None:
     broken = jobs.areal("train", "run", "--config", "count.yaml", "--driver", "broken:main")
     assert broken.code == 2 and "its import of no failed" in broken.out
     nothing = jobs.areal("train", "run", "--config", jobs.write("a: 1\n", "plain.yaml"))
-    assert nothing.code == 2 and "nothing says which driver" in nothing.err
+    assert nothing.code == 2 and "names no driver" in nothing.err
     assert not jobs.processes()
 
 

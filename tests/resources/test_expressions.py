@@ -172,7 +172,7 @@ def test_item_and_index_exist_in_a_template() -> None:
         ("${{ lower() }}", 5, "usage: lower(text)"),
         ("${{ default(1) }}", 5, "usage: default(value, fallback)"),
         ("${{ lower(1) }}", 5, "lower: needs text, got an integer"),
-        ("${{ values.n.x }}", 14, "values.n is an integer, which has nothing inside"),
+        ("${{ values.n.x }}", 14, "values.n is an integer, which has no items"),
         ("${{ values.list['a'] }}", 16, "a list is looked up by an integer, not by text"),
         ("${{ values.list[9] }}", 16, "values.list[9] is not set: the list has 3 items"),
         ("${{ values[1] }}", 11, "a map is looked up by text, not by an integer"),

@@ -88,7 +88,7 @@ def test_scalar_reads_by_yaml_1_2(text: str, value: object) -> None:
         ("a:\n\t- b", "f:2:1: a tab cannot indent YAML: use spaces"),
         ("\ta: 1", "f:1:1: a tab cannot indent YAML: use spaces"),
         ("a: *x", "f:1:4: unknown alias *x: no &x before it in this document"),
-        ("a: &x\n  b: *x", "f:2:6: the alias *x is inside what it stands for"),
+        ("a: &x\n  b: *x", "f:2:6: the alias *x is inside its own anchor"),
         ("? [a]\n: b", "f:1:3: a key must be a word, not a list or map"),
         ("a: &k x\n*k : 1", "f:2:1: a key must be a word, not an alias"),
         ("<<: 1", 'f:1:5: "<<" merges a map, or a list of maps'),

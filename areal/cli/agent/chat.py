@@ -37,7 +37,7 @@ _ANSWER_S = 600.0
 
 @click.command()
 @service_option
-@click.option("--session", metavar="ID", help="Go on with this session  [default: the current one, else a new one].")
+@click.option("--session", metavar="ID", help="Continue this session  [default: the current one, else a new one].")
 @message_option
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option(
@@ -59,7 +59,7 @@ def chat(
     areal agent chat -m "What is the weather in Paris?"
     areal agent chat --session ID
 
-    A new session is the current one from now on. Tool calls are shown on stderr. Ctrl-C cancels the turn.
+    A new session becomes the current one. Tool calls are shown on stderr. Ctrl-C cancels the turn.
     """
     from areal.client.http import TurnClient
 
@@ -163,10 +163,10 @@ class AgentTalk:
         return turn
 
 
-_HELP = """/session [ID]     which session this is; go on with another one
-/new              go on in a new session
-/history          what was said in this session
-/close            close this session, and go on in a new one"""
+_HELP = """/session [ID]     print the session, or switch to ID
+/new              switch to a new session
+/history          print the history of this session
+/close            close this session, switch to a new one"""
 
 
 def _commands(

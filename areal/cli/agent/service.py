@@ -50,7 +50,10 @@ _SETUP_S = 120.0
 @click.option("--pairs", type=click.IntRange(min=0), metavar="N", help="Worker and data-proxy pairs  [default: 1].")
 @gateway_options(8090)
 @click.option(
-    "--inf", metavar="SERVICE", shell_complete=complete_names(INFERENCE_SERVICE), help="Inference service to record at."
+    "--inf",
+    metavar="SERVICE",
+    shell_complete=complete_names(INFERENCE_SERVICE),
+    help="Inference service that records model calls.",
 )
 @click.option("--model", metavar="NAME", shell_complete=complete_names(MODEL), help="Its model.")
 @click.option("--session-timeout", type=Seconds(), metavar="TIME", help="An idle session ends after  [default: 30m].")
@@ -77,7 +80,7 @@ def run(
     areal agent run -d --agent my_agent:MyAgent --pairs 4 --inf default --model qwen
     areal agent run -d --command "node agent.js"
 
-    The agent is imported from the folder that this is run in. With --inf its model calls are recorded there.
+    The agent is imported from the current folder. With --inf, that service records its model calls.
     """
     if command := settings["command"]:
         settings["command"] = _words(command)
@@ -88,7 +91,7 @@ def run(
     manifest = with_applied(cli, resource(AGENT_SERVICE, ref.name, spec), force=force)
     if not {"agent", "command"} & manifest["spec"].keys():
         hint = "or a program: --command WORDS"
-        raise UsageFault("nothing says which agent runs: --agent MODULE:CLASS is missing", hint=hint)
+        raise UsageFault("no agent is given: --agent MODULE:CLASS is missing", hint=hint)
     setup_timeout = settings["setup_timeout"]
     seconds = _LAUNCH_S + (_SETUP_S if setup_timeout is None else setup_timeout)
     seconds = cli.deadline_s(seconds, flagged=setup_timeout is not None)
@@ -119,7 +122,7 @@ def _environment(words: tuple[str, ...]) -> dict[str, str]:
 def stop(cli: Invocation, service: str, **given: Any) -> int:
     """Stop an agent service, and forget it with its sessions. Running turns may end within the grace.
 
-    A TrainJob that takes its episodes from it is not taken along without --cascade and a yes.
+    A running TrainJob that uses it is deleted only with --cascade, after a confirmation.
     """
     return stop_service(cli, AGENT_SERVICE, service, **given)
 
@@ -145,7 +148,7 @@ def scaleup(cli: Invocation, service: str, scale: ScaleFlags) -> int:
 @service_option
 @scale_options("--pairs", destructive=True)
 def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
-    """Remove pairs: to --pairs N, or --by N. Their turns end, their sessions go on at other pairs."""
+    """Remove pairs: to --pairs N, or --by N. Their turns finish, their sessions move to other pairs."""
     return _scale(cli, service, scale, up=False)
 
 
@@ -165,7 +168,7 @@ _SERVICES = service_columns(field("PAIRS", "pairs", right=True), field("AGENT", 
 @click.option("-a", "--all", "all_", is_flag=True, help="Also services that are stopped.")
 @read_options()
 def ps(cli: Invocation, all_: bool) -> int:
-    """List agent services; those that run, or with --all every one."""
+    """List running agent services; with --all, also stopped ones."""
     return list_services(cli, AGENT_SERVICE, _SERVICES, all_=all_, own=_about, remote=_remote)
 
 
@@ -178,9 +181,9 @@ def _about(home: HomeView, item: StoredObject) -> dict[str, Any]:
 @watch_options("Refresh until Ctrl-C, with rates and latencies.")
 @read_options()
 def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
-    """Health of one agent service, each process asked. Exit status 1 when something is down.
+    """Health of one agent service, each process probed. Exit status 1 when something is down.
 
-    With --watch also what goes through it, from the metrics of its gateway and data proxies: sessions, turns a second,
+    With --watch also its traffic, from the metrics of its gateway and data proxies: sessions, turns a second,
     p50 and p99 of latencies since the last refresh, failures and rewards.
     """
 

@@ -135,7 +135,7 @@ _session_option = click.option("--session", metavar="ID", help="The session  [de
 @click.command()
 @service_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most so many."
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Maximum number."
 )
 @read_options()
 def sessions_list(cli: Invocation, service: str, limit: int) -> int:
@@ -210,7 +210,7 @@ def _short(text: str) -> str:
 @service_option
 @read_options()
 def sessions_new(cli: Invocation, session: str | None, service: str) -> int:
-    """Open a session and make it the current one. SESSION: the key that it is to have."""
+    """Open a session and make it the current one. SESSION: its key  [default: generated]."""
     key = new_session(agent_gateway(cli, service), session)
     set_current(cli, service, key)
     emit_one(cli, {"session": key}, name=key, text=lambda: key)
@@ -254,7 +254,7 @@ def sessions_close(cli: Invocation, session: str, service: str) -> int:
 @service_option
 @read_options()
 def reward(cli: Invocation, value: float, session: str | None, interaction: str | None, service: str) -> int:
-    """Give the reward VALUE to an interaction of a session. That of the last one seals the trajectory."""
+    """Give the reward VALUE to an interaction of a session. The reward of the last one seals the trajectory."""
     if not math.isfinite(value):
         raise UsageFault(f"a reward is a finite number, not {value}")
     key = named_session(cli, service, session)
@@ -298,15 +298,17 @@ def _write(document: Mapping[str, Any], path: Path) -> None:
 
 @click.command()
 @_session_option
-@click.option("--output", "file", metavar="FILE", required=True, help="Here: NAME.json, .jsonl or .parquet.")
-@click.option("--trajectory", type=click.IntRange(min=0), metavar="N", help="Which one  [default: all that are ready].")
+@click.option("--output", "file", metavar="FILE", required=True, help="Output file: NAME.json, .jsonl or .parquet.")
+@click.option(
+    "--trajectory", type=click.IntRange(min=0), metavar="N", help="Its number  [default: all that are ready]."
+)
 @click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of a later reward.")
 @click.option(
     "--style",
     type=click.Choice(["individual", "concat"]),
     default="individual",
     show_default=True,
-    help="A row an interaction, or a conversation.",
+    help="Rows: one per interaction, or one per conversation.",
 )
 @service_option
 @stack(remote, output(dest=None), common, pass_invocation)
@@ -321,8 +323,8 @@ def export(
 ) -> int:
     """Export a session's trajectory: tokens, logprobs, versions, rewards.
 
-    .json is the service's answer; .jsonl and .parquet are as `areal inf collect` writes them, an episode a line or an
-    interaction a row. `areal inf trajectories show FILE` shows each.
+    .json holds the service's response; .jsonl (an episode per line) and .parquet (an interaction per row) are in the
+    format of `areal inf collect`. `areal inf trajectories show FILE` shows each.
     """
     from areal.trajectories.reading import pyarrow
 

@@ -38,7 +38,7 @@ _ANSWER_S = 600.0
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
 @click.option("--no-stream", is_flag=True, help="Print the answer when it is whole.")
 @click.option("--show-logprobs", is_flag=True, help="Print each token with its log-probability.")
-@timeout("10m", "Give up on an answer after so long a silence (exit 7)", positive=True)
+@timeout("10m", "Give up after this long without output (exit 7)", positive=True)
 @read_options()
 def chat(cli: Invocation, /, service: str | None, message: str | None, **given: Any) -> int:
     """Talk to a model: one shot with -m or piped stdin, else a prompt (/? lists its commands).
@@ -83,10 +83,10 @@ def _prompt(cli: Invocation, talk: Conversation) -> int:
 
 
 _HELP = """/set NAME VALUE   system, model, temperature, max_tokens, top_p, seed, stop, ...; no VALUE unsets
-/set              what is set
+/set              list the settings
 /save FILE        save the conversation
-/load FILE        go on with a saved one
-/clear            forget what was said"""
+/load FILE        load a saved conversation
+/clear            clear the conversation"""
 
 
 def _commands(cli: Invocation, talk: Conversation) -> dict[str, Callable[[str], None]]:

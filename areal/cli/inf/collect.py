@@ -51,24 +51,26 @@ _SAMPLING = ("temperature", "top_p", "max_tokens")
 @click.option("--temperature", type=FiniteRange(min=0), metavar="T", help="Sampling temperature.")
 @click.option("--top-p", type=FiniteRange(0, 1), metavar="P", help="Sample from the likeliest tokens only.")
 @click.option("--max-tokens", type=click.IntRange(min=1), metavar="N", help="Longest answer.")
-@click.option("--n-samples", type=click.IntRange(1, 1024), default=1, show_default=True, help="Episodes a prompt.")
+@click.option("--n-samples", type=click.IntRange(1, 1024), default=1, show_default=True, help="Episodes per prompt.")
 @click.option("--concurrency", type=click.IntRange(1, 4096), default=32, show_default=True, help="Episodes at once.")
 @click.option("--reward", metavar="MODULE:FN", help="Scores an episode; `exact` and `number` are built in.")
 @options.duration("--reward-timeout", "15s", "For one reward.")
 @click.option("--reward-processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Rewards at once.")
-@click.option("--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Tries more for a failure.")
-@click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of rewards, by turn.")
+@click.option(
+    "--retries", type=click.IntRange(0, 100), default=1, show_default=True, help="Retries of a failed episode."
+)
+@click.option("--discount", type=FiniteRange(0, 1), default=1.0, show_default=True, help="Of rewards, per turn.")
 @click.option(
     "--style",
     type=click.Choice(["individual", "concat"]),
     default="individual",
     show_default=True,
-    help="Rows: one a turn, or one a conversation.",
+    help="Rows: one per turn, or one per conversation.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N prompts.")
 @click.option("--output", "directory", metavar="DIR", required=True, help="Trajectories and summary go here.")
 @click.option("--parquet", is_flag=True, help="Parquet instead of JSONL.")
-@click.option("--resume", is_flag=True, help="Go on where an earlier run into DIR has stopped.")
+@click.option("--resume", is_flag=True, help="Continue an earlier run into DIR.")
 @stack(options.remote, options.timeout("10m", "Give up on an episode after this long", positive=True))
 @stack(options.output(dest=None), options.common, options.pass_invocation)
 def collect(cli: Invocation, /, **given: Any) -> int:
@@ -78,9 +80,9 @@ def collect(cli: Invocation, /, **given: Any) -> int:
     areal inf collect --dataset gsm8k.jsonl --reward number --n-samples 8 --output rollouts
     areal inf collect --dataset tasks.jsonl --agent my_agent.py:solve --output rollouts --resume
 
-    Killed at any point, the same command with --resume goes on: nothing is in the output twice, nothing is lost.
-    A failure is counted by its kind and tried again; it never becomes a reward. Exit status: 0 all is there,
-    9 some episodes failed, 8 all of them did, 130 interrupted.
+    After a kill at any point, the same command with --resume continues: no episode is lost or written twice.
+    A failed episode is counted by kind and retried; it never becomes a reward. Exit status: 0 all collected,
+    9 some episodes failed, 8 all failed, 130 interrupted.
     """
     from areal.dataset.examples import load_examples
     from areal.rollout.collection import Collection, CollectionPlan

@@ -76,7 +76,7 @@ model_options = gather(
             "--engine-args", multiple=True, metavar="ARGS", help="'--max-model-len 8192 --enable-x', or JSON."
         ),
         click.option("--proxy-args", multiple=True, metavar="ARGS", help="The same, for the data proxies."),
-        click.option("--served-model-name", metavar="NAME", help="What clients send as `model`  [default: --model]."),
+        click.option("--served-model-name", metavar="NAME", help="Model name in requests  [default: --model]."),
         click.option(
             "--replicas", type=click.IntRange(min=0), metavar="N", help="Replicas; overrides d of the backend."
         ),
@@ -138,7 +138,7 @@ def _typed(text: str) -> Any:
 @click.argument("name", required=False, shell_complete=complete_names(INFERENCE_SERVICE))
 @service_option
 @gateway_options(8080)
-@click.option("--routing-strategy", type=click.Choice(_STRATEGIES), help="How replicas are picked.")
+@click.option("--routing-strategy", type=click.Choice(_STRATEGIES), help="How the router picks replicas.")
 @click.option("--launch-timeout", type=Seconds(), metavar="TIME", help="Gateway and router must be up within  [60s].")
 @click.option("--model", "--model-name", "model", metavar="NAME", help="Also serve this model.")
 @model_options
@@ -186,7 +186,7 @@ def run(
 def stop(cli: Invocation, service: str | None, **given: Any) -> int:
     """Stop a service and its models, and forget them. Running streams finish within the grace.
 
-    A TrainJob that runs on it is not taken along without --cascade and a yes.
+    A running TrainJob that uses it is deleted only with --cascade, after a confirmation.
     """
     return stop_service(cli, INFERENCE_SERVICE, service_name(cli, service), **given)
 
@@ -203,7 +203,7 @@ def stop(cli: Invocation, service: str | None, **given: Any) -> int:
 @click.option("--provider-model", metavar="NAME", help="External: the provider's name of the model.")
 @click.option("--provider-api", type=click.Choice(["openai", "anthropic"]), help="External: its protocol.")
 @click.option("--allow-private", is_flag=True, help="External: the URL may lead to a private address.")
-@click.option("--force", is_flag=True, help="Replace a model of this name, whatever it is.")
+@click.option("--force", is_flag=True, help="Replace an existing model of this name.")
 @dry_run_option
 @change_options(timeout(what="Give up waiting after this long in all (exit 7)"), destructive=True)
 def register(

@@ -40,7 +40,7 @@ _SERVICES = service_columns(field("MODELS", "models"))
 @click.option("-a", "--all", "all_", is_flag=True, help="Also services that are stopped.")
 @read_options()
 def ps(cli: Invocation, all_: bool) -> int:
-    """List inference services; those that run, or with --all every one."""
+    """List running inference services; with --all, also stopped ones."""
 
     def own(home: HomeView, item: StoredObject) -> Mapping[str, Any]:
         return {"models": [model.name for model in home.objects if service_of(model) == item.name]}
@@ -70,10 +70,10 @@ _MODELS = (
 @watch_options("Refresh until Ctrl-C, with rates and latencies.")
 @read_options()
 def status(cli: Invocation, service: str | None, watch: bool, interval: float) -> int:
-    """Health of one service: its processes and its models, each asked. Exit status 1 when something is down.
+    """Health of one service: its processes and its models, each probed. Exit status 1 when something is down.
 
-    With --watch also what goes through it, from the metrics of its gateway and data proxies: requests and tokens a
-    second, p50 and p99 of latencies since the last refresh, and each replica's load, sessions and weight version.
+    With --watch also its traffic, from the metrics of its gateway and data proxies: requests and tokens a second,
+    p50 and p99 of latencies since the last refresh, and each replica's load, sessions and weight version.
     """
 
     def page(document: Mapping[str, Any]) -> str:

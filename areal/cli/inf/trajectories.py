@@ -62,7 +62,7 @@ _TURNS = (
 @click.option("--group", metavar="ID", help="Only of this group.")
 @click.option("--ready", is_flag=True, help="Only those with a trajectory that waits to be exported.")
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="At most so many."
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Maximum number."
 )
 @read_options()
 def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: Any) -> int:
@@ -135,7 +135,7 @@ _show_options = stack(
     click.option("--eval", "only", flag_value="eval", help="Only evaluation samples."),
     click.option("--training", "only", flag_value="training", help="Only training samples."),
     click.option(
-        "--limit", type=click.IntRange(min=1), metavar="N", help="At most so many  [default: 10; 500 with --html]."
+        "--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number  [default: 10; 500 with --html]."
     ),
     click.option(
         "--sort",
@@ -172,7 +172,7 @@ def show(cli: Invocation, /, target: str, **given: Any) -> int:
     areal inf trajectories show rollouts --html rollouts.html
     areal inf trajectories show SESSION
 
-    Reading a session takes nothing from the trainer that exports it.
+    Reading a session does not affect its export.
     """
     from areal.trajectories.reading import read_episodes
     from areal.trajectories.record import episodes_of_export

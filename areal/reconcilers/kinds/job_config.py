@@ -72,7 +72,7 @@ def choose_driver(given: str | None, config: Mapping[str, Any], overrides: Seque
     kind = overridden(_TYPE, overrides) or (trainer.get("type") if isinstance(trainer, Mapping) else None)
     if kind is None:
         raise UsageFault(
-            f"nothing says which driver runs {where}",
+            f"{where} names no driver",
             hint="--driver module:function, or in the configuration `driver:`, or `trainer: {type: grpo}`",
         )
     if str(kind) not in BUILT_IN:

@@ -230,7 +230,7 @@ def _with_model_of_agents(job: Wanted, specs: Mapping[str, Mapping[str, Any]]) -
     inference = specs[ref].get("inference")
     if inference is None:
         raise InvalidManifest(
-            f"{job.ref}: spec.rollout.agents: {ref} has no spec.inference, so that nothing of it can be trained",
+            f"{job.ref}: spec.rollout.agents: {ref} has no spec.inference, so its model calls are not recorded",
             hint=f"give {ref} `inference: {{service: ..., model: ...}}`",
         )
     theirs = {"service": inference.get("service", "default"), "model": inference.get("model")}
@@ -297,7 +297,7 @@ def _claim_names(
     for item in (service, model):
         if is_taken(item):
             raise Conflict(
-                f"{job.ref} would bring {item.ref}, which is there and is not its own; nothing was changed",
+                f"{job.ref} would bring {item.ref}, which exists and has another owner; nothing was changed",
                 hint="give the job `rollout: {service: ..., model: ...}` to sample from it, or another name",
             )
     earlier = known.get(service.ref)
@@ -340,7 +340,8 @@ def _owned_service(job: Wanted, config: JobConfig) -> tuple[Wanted, Wanted] | No
     path = config.text("actor.path")
     if not path:
         raise UsageFault(
-            f"{job.ref} brings its own {part.engine} engine, and nothing says of which model", hint="actor.path=..."
+            f"{job.ref} brings its own {part.engine} engine, and its configuration names no model",
+            hint="actor.path=...",
         )
     name = config.text("rollout.model") or job.name
     if name_problem(name) is not None:

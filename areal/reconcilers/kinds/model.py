@@ -175,7 +175,7 @@ class ModelController(KindController):
             lines = error.stderr.strip().splitlines()
             return f"{ref}: {folder} is kept: {lines[-1] if lines else 'no reason given'}"
         except (OSError, subprocess.TimeoutExpired, ValueError) as error:
-            return f"{ref}: {folder} is kept: what is recorded in it could not be read: {error}"
+            return f"{ref}: {folder} is kept: its records could not be read: {error}"
         reasons = []
         if count := kept["finished"]:
             reasons.append(f"{count} finished {'trajectory was' if count == 1 else 'trajectories were'} never exported")
@@ -205,5 +205,5 @@ class ModelController(KindController):
     def leftovers(self, home: Home, names: Collection[str]) -> Iterator[tuple[str, str]]:
         """Trajectories whose Model is deleted. Only a person removes them."""
         for path in folders_without_object(home.data, names):
-            what = f"{path} holds what Model/{path.name} recorded, and no such Model is there any more"
+            what = f"{path} holds trajectories of Model/{path.name}, which does not exist any more"
             yield what, "apply a Model of this name to export it, or remove the folder"

@@ -278,7 +278,7 @@ class ClusterBackend(ABC):
             return f"stopped run {problem.subject}"
         if problem.trouble is Trouble.NEVER_STARTED:
             self.forget(problem.subject)
-            return f"forgot run {problem.subject}, of which nothing was started"
+            return f"forgot run {problem.subject}, which had not started"
         shutil.rmtree(problem.subject, ignore_errors=True)
         return f"removed {problem.subject}"
 

@@ -302,7 +302,7 @@ class LocalBackend:
             return f"stopped run {problem.subject}, killed {len(swept)} processes"
         if problem.trouble is Trouble.NEVER_STARTED:
             self.forget(problem.subject)
-            return f"forgot run {problem.subject}, of which nothing was started"
+            return f"forgot run {problem.subject}, which had not started"
         shutil.rmtree(problem.subject, ignore_errors=True)
         return f"removed {problem.subject}"
 

@@ -47,7 +47,7 @@ def test_driver_is_chosen_by_precedence(
 
 
 def test_no_driver_and_an_unknown_type_are_errors_that_say_what_to_do() -> None:
-    with pytest.raises(UsageFault, match="nothing says which driver"):
+    with pytest.raises(UsageFault, match="names no driver"):
         choose_driver(None, {}, (), "c.yaml")
     with pytest.raises(UsageFault, match=r"'grop' has no built-in driver.*grpo"):
         choose_driver(None, {"trainer": {"type": "grop"}}, (), "c.yaml")

@@ -104,7 +104,7 @@ def test_job_that_names_a_service_or_needs_none_brings_none(config: Any, spec: d
 def test_job_whose_layout_is_impossible_or_whose_model_is_not_said_is_an_error() -> None:
     with pytest.raises(InvalidManifest, match=r"TrainJob/learn: rollout\.backend 'embedded:t2'"):
         expanded(job(overrides=["rollout.backend=embedded:t2"]))
-    with pytest.raises(UsageFault, match="nothing says of which model"):
+    with pytest.raises(UsageFault, match="its configuration names no model"):
         expanded(job({"rollout": {"backend": "embedded"}}))
     with pytest.raises(UsageFault, match="cannot name a Model"):
         expanded(job(overrides=["rollout.model=Not A Name"]))
@@ -196,7 +196,7 @@ def test_job_never_takes_a_service_or_a_model_that_is_not_its_own() -> None:
     stored = recorded(expanded(job()))[:2]
     named = replace(stored[1], name="learn", owner=None)
     for foreign in ([replace(stored[0], owner=None)], [replace(stored[1], owner=None), named]):
-        with pytest.raises(Conflict, match="is not its own"):
+        with pytest.raises(Conflict, match="has another owner"):
             expanded(job(), foreign)
 
 
