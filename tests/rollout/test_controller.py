@@ -477,7 +477,7 @@ def test_rollouts_that_find_no_room_to_be_written_are_given_all_the_same(
 def test_service_is_found_by_configuration_or_environment(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UsageFault, match="where the inference service is"):
+    with pytest.raises(UsageFault, match="address of the inference service"):
         RolloutController(InferenceEngineConfig()).initialize()
     (tmp_path / "key").write_text(f"{place.key}\n")
     monkeypatch.setenv("AREAL_INFERENCE_ADDR", place.proxy.url)
