@@ -136,8 +136,8 @@ def set_context(cli: Invocation, name: str, gateway: str, api_key_file: str | No
     context = {"gateway": checked_url(gateway)}
     if api_key_file:
         context["apiKeyFile"] = api_key_file
-    said = f"context {name} is {context['gateway']}; make it current with `areal config use-context {name}`"
-    with _changed(cli, said) as config:
+    message = f"context {name} is {context['gateway']}; make it current with `areal config use-context {name}`"
+    with _changed(cli, message) as config:
         config.setdefault("contexts", {})[name] = context
 
 
@@ -191,15 +191,15 @@ def _no_context(cli: Invocation, name: str) -> NotFound:
 
 
 @contextmanager
-def _changed(cli: Invocation, said: str) -> Iterator[dict[str, Any]]:
-    """Yields a copy of the configuration to change in place. At the end, writes it to the file and prints ``said``."""
+def _changed(cli: Invocation, message: str) -> Iterator[dict[str, Any]]:
+    """Yields a copy of the configuration to change in place. At the end, writes it and prints ``message``."""
     from areal.state.files import write_atomic
 
     config = copy.deepcopy(dict(cli.config))
     yield config
     cli.home.ensure()
     write_atomic(cli.home.config, config_text(config))
-    write(said)
+    write(message)
 
 
 # -- completion

@@ -113,12 +113,12 @@ dry_run_option = click.option(
 )
 
 
-def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], said: str) -> None:
-    """Prints manifests that can be applied; in the table format, one line each with ``said``."""
+def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], note: str) -> None:
+    """Prints manifests that can be applied; in the table format, one line each with ``note``."""
     if cli.format.kind == "yaml":
         write(to_yaml(manifests, manifests=True))
     elif cli.format.kind == "table":
-        write("\n".join(f"{document_name(item)} {said}".rstrip() for item in manifests))
+        write("\n".join(f"{document_name(item)} {note}".rstrip() for item in manifests))
     else:
         emit_rows(cli, manifests, _COLUMNS, name=document_name, wrap=as_list)
 

@@ -226,8 +226,8 @@ def _failure_message(home: HomeView, message: str, state: RunState | None) -> st
     if state is None:
         return message
     lines = tail(Backends(home.home.root).log_paths(state.spec.uid), _LAST_LINES)
-    said = [line for line in lines if _ERROR.match(line)]
-    return f"{message}: {said[-1].removeprefix('error: ')[:_MESSAGE_CHARACTERS]}" if said else message
+    errors = [line for line in lines if _ERROR.match(line)]
+    return f"{message}: {errors[-1].removeprefix('error: ')[:_MESSAGE_CHARACTERS]}" if errors else message
 
 
 def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:

@@ -267,10 +267,10 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
 def _accepts(op: Op, response: ProbeResponse) -> bool:
     """Whether the process is ready, or a data proxy that only waits for weights which its model's trainer will bring.
     Raises TargetFailed when the process reports a fault that waiting does not clear."""
-    said = response.json()
-    if response.status == 200 or (op.args.get("trainer") and said.get("awaits_version") is not None):
+    readiness = response.json()
+    if response.status == 200 or (op.args.get("trainer") and readiness.get("awaits_version") is not None):
         return True
-    if fault := said.get("fault"):
+    if fault := readiness.get("fault"):
         what, _, advice = str(fault).rpartition("; ")
         raise TargetFailed(f"{op.ref} {op.target}: {what}", hint=f"{advice}; then the same command again")
     return False

@@ -133,8 +133,8 @@ class EffectContext:
             self.require_time(op, f"{state.spec.owner} {who} is {waits}")
             self.pause(op, PLACEMENT_POLL_S)
         if not is_placed(state.spec):
-            said = f"{op.ref} {op.target}: run {state.spec.uid} {state.phase}: {state.reason}"
-            raise TargetFailed(said, hint=f"areal logs {op.ref.lower()}")
+            message = f"{op.ref} {op.target}: run {state.spec.uid} {state.phase}: {state.reason}"
+            raise TargetFailed(message, hint=f"areal logs {op.ref.lower()}")
         return state
 
     def service_url(self, op: Op, service: str) -> str:

@@ -59,7 +59,7 @@ def write_statuses(
         recorded = store.get(parse_ref(target.ref)) if not target.gone else None
         if recorded is None:
             continue
-        converged = target.ref in scope.asked and target.ref not in undone
+        converged = target.ref in scope.requested and target.ref not in undone
         stored = replace(recorded, status=converged_status(recorded)) if converged else recorded
         health = health_of(stored, seen, hosts)
         errors = [error for report in reports for error in report.errors_of(target.ref)]

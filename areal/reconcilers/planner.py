@@ -59,7 +59,7 @@ def make_plan(
     drifted: dict[str, list[Drift]] = {}
     for drift in notes.drift:
         drifted.setdefault(drift.ref, []).append(drift)
-    shown = [t for t in scope.all if t.ref in scope.asked or ops_of(t.ref) or t.ref in notes.refused]
+    shown = [t for t in scope.all if t.ref in scope.requested or ops_of(t.ref) or t.ref in notes.refused]
     ended = [t for t in scope.all if t.gone and t.ref not in notes.refused]
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}

@@ -227,7 +227,7 @@ class PlanScope:
         return tuple(ordered)
 
     @cached_property
-    def asked(self) -> frozenset[str]:
+    def requested(self) -> frozenset[str]:
         return frozenset(target.ref for target in self.targets)
 
     @cached_property
@@ -548,7 +548,7 @@ class SimplePlan(KindPlan):
 
     def close(self) -> None:
         for target in self.targets:
-            if not target.gone and target.ref in self.planning.scope.asked:
+            if not target.gone and target.ref in self.planning.scope.requested:
                 with self.planning.healing(target):
                     self._converge(ObjectWork(self.planning, target))
 

@@ -259,8 +259,8 @@ def served_as(name: str, spec: Mapping[str, Any]) -> tuple[str, str]:
 def served_name_conflict(resource: Resource, other: str) -> tuple[Pos, str, str]:
     """Returns position, field and message for a Model whose served name ``other`` already has."""
     service, name = served_as(resource.name, resource.spec)
-    said = SERVED in resource.spec
-    pos, path = (resource.pos_of((SERVED,)), resource.text_of((SERVED,))) if said else (resource.pos, "metadata.name")
+    is_set = SERVED in resource.spec
+    pos, path = (resource.pos_of((SERVED,)), resource.text_of((SERVED,))) if is_set else (resource.pos, "metadata.name")
     return pos, path, f'"{name}" is what clients of InferenceService/{service} call {other}: give one of them another'
 
 

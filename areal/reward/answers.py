@@ -159,14 +159,14 @@ def _is_doubtful(before: str, after: str) -> bool:
     )
 
 
-def same_number(said: str | None, right: str | None) -> bool:
-    """Whether ``said`` as a whole equals the number ``right``. False if ``right`` is not a number.
+def same_number(answer: str | None, right: str | None) -> bool:
+    """Whether ``answer`` as a whole equals the number ``right``. False if ``right`` is not a number.
 
     Units, currency and percent signs, and the name in ``x = 18``, are ignored. Several numbers, ranges, alternatives
     and unknowns never equal one number. Raises ImportError if math-verify is needed and not installed: for an answer
     that is not written in digits."""
-    wanted, expression = as_number(right), arithmetic(said) if said else None
-    if wanted is None or expression is None or _is_incomparable(said or "", right or ""):
+    wanted, expression = as_number(right), arithmetic(answer) if answer else None
+    if wanted is None or expression is None or _is_incomparable(answer or "", right or ""):
         return False
     return _is_value(expression, wanted)
 
@@ -280,9 +280,9 @@ def _name(text: str) -> str:
     return name.strip().casefold() if len(value) == 1 and _UNKNOWN.fullmatch(name.strip()) else ""
 
 
-def _is_incomparable(said: str, right: str) -> bool:
+def _is_incomparable(answer: str, right: str) -> bool:
     """Whether a value is compared with a relation, or the value of one unknown with that of another."""
-    return _is_relation(right) or bool(_name(said) and _name(right) and _name(said) != _name(right))
+    return _is_relation(right) or bool(_name(answer) and _name(right) and _name(answer) != _name(right))
 
 
 def _in_latex(text: str) -> str:
@@ -414,33 +414,33 @@ _CONSTANT = re.compile(r"(?:[^A-Za-z\\]|\\[A-Za-z]+)*\d(?:[^A-Za-z\\]|\\[A-Za-z]
 _PLAIN_TEXT = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z'’ -]{2,}|\([A-Za-z]\)")  # p - q and ab are formulas
 
 
-def same_expression(said: str, right: str) -> bool:
+def same_expression(answer: str, right: str) -> bool:
     """Whether both are mathematically equal, or the same text if they are not mathematics. It may take very long.
     Raises ImportError without math-verify."""
-    number, wanted = arithmetic(said), arithmetic(right)
-    incomparable = _is_incomparable(said, right)
-    said, right = _one_line(_UNIT.sub("", said)), _one_line(_UNIT.sub("", right))
-    if said.casefold() == right.casefold():
+    number, wanted = arithmetic(answer), arithmetic(right)
+    incomparable = _is_incomparable(answer, right)
+    answer, right = _one_line(_UNIT.sub("", answer)), _one_line(_UNIT.sub("", right))
+    if answer.casefold() == right.casefold():
         return True
     if incomparable and not _is_relation(right):
         return False
     if number is not None and wanted is not None and not incomparable:  # without its unit
-        said, right = number, wanted
+        answer, right = number, wanted
     choice = _CHOICE.fullmatch(right)
     if choice is not None:
-        return re.fullmatch(rf"\(?{choice[1]}\)?[.:]?", said, re.IGNORECASE) is not None
+        return re.fullmatch(rf"\(?{choice[1]}\)?[.:]?", answer, re.IGNORECASE) is not None
     # Notation that math-verify ignores: bases of numerals, ellipses.
-    if any(set(mark.findall(said)) - set(mark.findall(right)) for mark in (_BASE, _ELLIPSIS)):
+    if any(set(mark.findall(answer)) - set(mark.findall(right)) for mark in (_BASE, _ELLIPSIS)):
         return False
-    if _PLAIN_TEXT.fullmatch(right) or _SIDE_BY_SIDE.search(said):
+    if _PLAIN_TEXT.fullmatch(right) or _SIDE_BY_SIDE.search(answer):
         return False
-    if as_number(right) is not None and not _MATHEMATICS.search(said):
+    if as_number(right) is not None and not _MATHEMATICS.search(answer):
         return False  # ``same_number`` has compared the whole answer already
-    if {_bracket(said), _bracket(right)} == {"(", "\\{"}:
+    if {_bracket(answer), _bracket(right)} == {"(", "\\{"}:
         return False
     gold = _parsed(right)
-    constants = [] if "=" in right else filter(_CONSTANT.fullmatch, _EXACT_EQUALITY.split(said)[:-1])
-    return gold is not None and all(_verified(gold, each) for each in (said, *constants))
+    constants = [] if "=" in right else filter(_CONSTANT.fullmatch, _EXACT_EQUALITY.split(answer)[:-1])
+    return gold is not None and all(_verified(gold, each) for each in (answer, *constants))
 
 
 def _bracket(text: str) -> str:
@@ -454,24 +454,24 @@ def _one_line(text: str) -> str:
     return re.sub(r"\s+", " ", _SPACING.sub(" ", text)).strip().rstrip(".,;:").strip()
 
 
-def _verified(gold: Any, said: str) -> bool:
+def _verified(gold: Any, answer: str) -> bool:
     import sympy
     from math_verify import verify
 
-    found = _parsed(said)
+    found = _parsed(answer)
     if isinstance(gold, (sympy.Interval, sympy.Union)):
-        found = _solutions(found, said)
-    if found is None or (_repeats(found) > _repeats(gold) and _bracket(said) != "\\{"):
+        found = _solutions(found, answer)
+    if found is None or (_repeats(found) > _repeats(gold) and _bracket(answer) != "\\{"):
         return False
     return bool(verify(gold, found, timeout_seconds=None))
 
 
-def _solutions(found: Any, said: str) -> Any:
+def _solutions(found: Any, answer: str) -> Any:
     """The set that solved inequalities such as ``1 < x < 3``, or ``x < 1 or x > 3``, describe; ``found`` if it is
     anything else."""
     import sympy
 
-    is_list = isinstance(found, sympy.FiniteSet) and re.search(r"\bor\b", said) and "," not in said
+    is_list = isinstance(found, sympy.FiniteSet) and re.search(r"\bor\b", answer) and "," not in answer
     parts = found._unsorted_args if is_list else [found]
     each = [one for part in parts for one in (part.args if isinstance(part, sympy.And) else (part,))]
     if not all(map(_is_solved, each)) or len({symbol for one in each for symbol in one.free_symbols}) != 1:

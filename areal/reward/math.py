@@ -67,16 +67,16 @@ def math_verify_reward_fn(
     """Compares expressions, fractions, sets and intervals; numbers as ``areal.reward.gsm8k`` does. An answer that takes
     math-verify over 10 s is wrong. Raises ImportError without math-verify, ValueError for a row without an answer."""
     right = right_answer(answer)
-    said = final_answer(completions)
-    if said is None:
+    answer = final_answer(completions)
+    if answer is None:
         return 0.0
-    if same_number(said, right):
+    if same_number(answer, right):
         return 1.0
     try:
-        return float(call_within(_DEADLINE_S, lambda: same_expression(said, right)))
+        return float(call_within(_DEADLINE_S, lambda: same_expression(answer, right)))
     except TimeoutError:
         _log.warning(
-            "%.80r could not be compared with %.80r within %g s: it is taken as wrong", said, right, _DEADLINE_S
+            "%.80r could not be compared with %.80r within %g s: it is taken as wrong", answer, right, _DEADLINE_S
         )
         return 0.0
 

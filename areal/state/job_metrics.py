@@ -56,8 +56,8 @@ def _is_same_step(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def bottleneck(step: Mapping[str, Any]) -> str | None:
     """The bottleneck that the trainer reported: "waited 71% for rollouts", or "training"."""
-    said = step.get("bottleneck")
-    return said if isinstance(said, str) else None
+    found = step.get("bottleneck")
+    return found if isinstance(found, str) else None
 
 
 def eta_s(step: Mapping[str, Any]) -> float | None:

@@ -196,15 +196,15 @@ def _parent_of(branch: str, known: Mapping[str, object]) -> str:
 
 def text_of_messages(row: Interaction) -> list[tuple[str, str]]:
     """The messages of an external model's interaction: pairs of role and text, tool calls included."""
-    said = []
+    messages = []
     for message in (*row.messages, *([row.response] if row.response is not None else [])):
         content = message.get("content")
         if not isinstance(content, str):
             content = "" if content is None else json.dumps(content, ensure_ascii=False)
         functions = (call.get("function") or call for call in message.get("tool_calls") or ())
         calls = (call_text(str(each.get("name")), str(each.get("arguments"))) for each in functions)
-        said.append((str(message.get("role", "?")), "\n".join(filter(None, (content, *calls)))))
-    return said
+        messages.append((str(message.get("role", "?")), "\n".join(filter(None, (content, *calls)))))
+    return messages
 
 
 def call_text(name: str, arguments: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from areal.api.config.fields import Absent, Inert, Range
+from areal.api.config.fields import NoEffect, Range, Unsupported
 from areal.services.agent.gateway.app import agent_gateway
 from areal.services.http.auth import Access
 from areal.services.http.process import serve_options
@@ -239,9 +239,9 @@ def is_annotated(hint: Any) -> bool:
 
 def remark(mark: Any) -> str:
     match mark:
-        case Inert(why):
+        case NoEffect(why):
             return f"no effect: {why}"
-        case Absent(instead):
+        case Unsupported(instead):
             return f"refused: {instead}"
         case Range():
             return str(mark)

@@ -330,7 +330,7 @@ def test_every_default_is_of_its_own_type_and_sets_nothing_unsupported(cls: type
     """What a class says by itself can be written down and read again, and is the same."""
     faults_, default = Faults(), cls()
     again = build(cls, dataclasses.asdict(default), faults_, ("part",))
-    assert faults_.found == [] and faults_.inert == []
+    assert faults_.found == [] and faults_.ineffective == []
     assert again == default
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, Absent, Inert, Range, check_numbers
+from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, Range, Unsupported, check_numbers
 from areal.api.config.rollout import (
     ClusterSpecConfig,
     GenerationHyperparameters,
@@ -58,9 +58,9 @@ class PeriodicConfig:
 
 @dataclass
 class SaverConfig(PeriodicConfig):
-    mode: Annotated[Literal["auto", "sync", "async"], Inert("a model is written down before the next step begins")] = (
-        "auto"
-    )
+    mode: Annotated[
+        Literal["auto", "sync", "async"], NoEffect("a model is written down before the next step begins")
+    ] = "auto"
 
 
 @dataclass
@@ -74,9 +74,9 @@ class RecoverConfig(PeriodicConfig):
     begins anew. ``off`` is ``disabled``."""
 
     mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
-    retries: Annotated[int, Inert("the job's restart policy says it")] = 3
-    no_save_optim: Annotated[bool, Absent("a checkpoint has the optimizer's state")] = False
-    no_load_optim: Annotated[bool, Absent("a checkpoint has the optimizer's state")] = False
+    retries: Annotated[int, NoEffect("the job's restart policy says it")] = 3
+    no_save_optim: Annotated[bool, Unsupported("a checkpoint has the optimizer's state")] = False
+    no_load_optim: Annotated[bool, Unsupported("a checkpoint has the optimizer's state")] = False
 
     @property
     def enabled(self) -> bool:
@@ -91,8 +91,10 @@ class CheckpointerConfig(PeriodicConfig):
 @dataclass
 class WandBConfig:
     mode: Mode = "disabled"
-    wandb_base_url: Annotated[str, Absent("set WANDB_BASE_URL in the job's environment")] = ""
-    wandb_api_key: Annotated[str, Absent("set WANDB_API_KEY in the job's environment")] = field(default="", repr=False)
+    wandb_base_url: Annotated[str, Unsupported("set WANDB_BASE_URL in the job's environment")] = ""
+    wandb_api_key: Annotated[str, Unsupported("set WANDB_API_KEY in the job's environment")] = field(
+        default="", repr=False
+    )
     entity: str | None = None
     project: str | None = None
     name: str | None = None
@@ -184,9 +186,9 @@ class TrainDatasetConfig:
     drop_last: bool = True
     max_length: Annotated[int | None, COUNT] = None
     split: str | None = None
-    pin_memory: Annotated[bool, Inert("rows are prompts, not tensors")] = False
-    num_workers: Annotated[int, Inert("rows are read where they are used")] = 0
-    scheduling_spec: Annotated[Any, Inert("rows are read where they are used")] = None
+    pin_memory: Annotated[bool, NoEffect("rows are prompts, not tensors")] = False
+    num_workers: Annotated[int, NoEffect("rows are read where they are used")] = 0
+    scheduling_spec: Annotated[Any, NoEffect("rows are read where they are used")] = None
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -194,8 +196,8 @@ class TrainDatasetConfig:
 
 @dataclass
 class ValidDatasetConfig(TrainDatasetConfig):
-    shuffle: Annotated[bool, Inert("all of it is evaluated")] = False
-    drop_last: Annotated[bool, Inert("all of it is evaluated")] = False
+    shuffle: Annotated[bool, NoEffect("all of it is evaluated")] = False
+    drop_last: Annotated[bool, NoEffect("all of it is evaluated")] = False
     split: str | None = "test"
 
 
@@ -239,10 +241,10 @@ class BaseExperimentConfig:
     allocation_mode: str = ""
     mode: Annotated[str, PLACEMENT] = ""
     seed: Annotated[int, Range(*WHOLE_RANGES["seed"])] = 1
-    enable_offload: Annotated[bool, Inert("weights stay on their devices, which takes more of their memory")] = False
+    enable_offload: Annotated[bool, NoEffect("weights stay on their devices, which takes more of their memory")] = False
     total_train_epochs: Annotated[int, COUNT] = 1
     total_train_steps: Annotated[int | None, COUNT] = None
-    total_train_n_seqs: Annotated[int | None, Absent("say total_train_steps")] = None
+    total_train_n_seqs: Annotated[int | None, Unsupported("say total_train_steps")] = None
     tokenizer_path: str = ""
     weight_update_mode: str = ""
     min_required_servers: Annotated[int | None, NOT_NEGATIVE] = None
@@ -254,12 +256,12 @@ class BaseExperimentConfig:
     recover: RecoverConfig = field(default_factory=RecoverConfig)
     checkpointer: CheckpointerConfig | None = None
     stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
-    perf_tracer: Annotated[PerfTracerConfig | None, Inert("timings are in metrics.jsonl")] = None
+    perf_tracer: Annotated[PerfTracerConfig | None, NoEffect("timings are in metrics.jsonl")] = None
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
     vllm: vLLMConfig = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
-    post_exit_hook: Annotated[str, Absent("the manifest has what follows a run")] = ""
+    post_exit_hook: Annotated[str, Unsupported("the manifest has what follows a run")] = ""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -385,7 +387,7 @@ class PPOConfig(BaseExperimentConfig):
     actor: PPOActorConfig = field(default_factory=PPOActorConfig)
     ref: TrainEngineConfig | None = None
     critic: PPOCriticConfig | None = None
-    teacher: Annotated[TrainEngineConfig | None, Absent("there is no distillation")] = None
+    teacher: Annotated[TrainEngineConfig | None, Unsupported("there is no distillation")] = None
     dynamic_bs: bool = False
     async_training: bool = True
     workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; a custom driver sets it in code
@@ -494,7 +496,7 @@ class PPOConfig(BaseExperimentConfig):
             "top_p": gconfig.top_p < GREEDY_BELOW,
             "min_p": gconfig.min_p == 1,
         }
-        if name := next((each for each, said in likeliest.items() if said), "temperature" * gconfig.is_greedy):
+        if name := next((each for each, is_set in likeliest.items() if is_set), "temperature" * gconfig.is_greedy):
             why = "a policy is trained on samples: the likeliest answers of a group are all the same"
             yield ("gconfig", name), f"{why} (eval_gconfig may take them)"
         if gconfig.ignore_eos:

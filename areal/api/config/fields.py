@@ -2,8 +2,8 @@
 
 ``Annotated[float, Range(0, 1)]`` bounds a number. It is checked for configurations from files and from code; no field
 accepts NaN or infinity. Drivers and YAML files for AReaL set fields that have no meaning here, or none yet. None is
-dropped silently: an ``Absent`` field with a value other than its default is an error, an ``Inert`` one is reported as
-a warning.
+dropped silently: an ``Unsupported`` field with a value other than its default is an error, a ``NoEffect`` one is
+reported as a warning.
 """
 
 from __future__ import annotations
@@ -88,23 +88,23 @@ def check_numbers(config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Absent:
+class Unsupported:
     """A field that is not supported. ``why`` completes "FIELD is not supported: "."""
 
     why: str
 
 
 @dataclass(frozen=True)
-class Inert:
+class NoEffect:
     """A field that is accepted without effect. ``why`` completes "FIELD has no effect: "."""
 
     why: str
 
 
-PLACEMENT = Inert("processes are placed by the resources (areal apply), not by the driver")
+PLACEMENT = NoEffect("processes are placed by the resources (areal apply), not by the driver")
 """Mark of scheduling fields: manifests place processes."""
 
-ADAPTER = Inert("the adapter that is trained is served as the model's weights, under the model's own name")
+ADAPTER = NoEffect("the adapter that is trained is served as the model's weights, under the model's own name")
 """Mark of the adapter's name in the engine."""
 
 
@@ -117,10 +117,10 @@ T = TypeVar("T")
 
 @dataclass
 class Faults:
-    """Collected faults, and ``inert``: set fields that have no effect."""
+    """Collected faults, and ``ineffective``: set fields that have no effect."""
 
     found: list[tuple[FieldPath, str]] = field(default_factory=list)
-    inert: list[tuple[FieldPath, Inert]] = field(default_factory=list)
+    ineffective: list[tuple[FieldPath, NoEffect]] = field(default_factory=list)
 
     def add(self, path: FieldPath, message: str) -> None:
         self.found.append((path, message))
@@ -201,10 +201,10 @@ def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Fi
     if get_origin(hint) is not Annotated or value == default_of(cls, key):
         return
     for mark in hint.__metadata__:
-        if isinstance(mark, Absent):
+        if isinstance(mark, Unsupported):
             faults.add(path, f"is not supported: {mark.why}")
-        elif isinstance(mark, Inert):
-            faults.inert.append((path, mark))
+        elif isinstance(mark, NoEffect):
+            faults.ineffective.append((path, mark))
 
 
 def default_of(cls: type, key: str) -> Any:
@@ -262,7 +262,7 @@ def _choice(options: tuple[Any, ...], value: Any, faults: Faults, path: FieldPat
             attempts.append(attempt := Faults())
             converted = _convert(option, value, attempt, path)
             if not attempt.found:
-                faults.inert += attempt.inert
+                faults.ineffective += attempt.ineffective
                 return converted
     faults.found += attempts[0].found
     return _BAD

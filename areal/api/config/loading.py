@@ -200,7 +200,7 @@ def load_config(
         faults.found += more_faults(config)
     if config is None or faults.found or refused:
         raise ConfigError(*refused, *(source.fault(path, message, set_by) for path, message in faults.found))
-    for path, mark in faults.inert:
+    for path, mark in faults.ineffective:
         _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", set_by))
     for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
         _log.warning("%s", source.fault(path, f"has no effect: {why}", set_by))

@@ -12,9 +12,9 @@ from areal.api.config.fields import (
     PLACEMENT,
     POSITIVE,
     SHARE,
-    Absent,
-    Inert,
+    NoEffect,
     Range,
+    Unsupported,
     check_numbers,
 )
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
@@ -95,12 +95,12 @@ class ClusterSpecConfig:
     n_nodes: Annotated[int, PLACEMENT] = 32
     n_gpus_per_node: Annotated[int, PLACEMENT] = 8
     cluster_name: Annotated[str, PLACEMENT] = "local"
-    name_resolve: Annotated[NameResolveConfig, Inert("services are found in recorded state, not by a name store")] = (
-        field(default_factory=NameResolveConfig)
-    )
+    name_resolve: Annotated[
+        NameResolveConfig, NoEffect("services are found in recorded state, not by a name store")
+    ] = field(default_factory=NameResolveConfig)
 
 
-_PROXY = Inert("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
+_PROXY = NoEffect("tool calls and reasoning are read by the model's own data proxy: toolCallParser, reasoningParser")
 
 
 class EngineArgs(dict[str, Any]):
@@ -159,18 +159,18 @@ class AgentConfig(AgentServiceConfig):
     ``mode`` online: episodes are conversations of real users, not of a data set."""
 
     mode: Literal["inline", "online"] = "inline"
-    set_reward_finish_timeout: Annotated[float, Inert("the service's rewardFinishTimeout says it")] = 0.0
-    session_timeout_seconds: Annotated[int, Inert("the service expires sessions")] = 3600
+    set_reward_finish_timeout: Annotated[float, NoEffect("the service's rewardFinishTimeout says it")] = 0.0
+    session_timeout_seconds: Annotated[int, NoEffect("the service expires sessions")] = 3600
     tool_call_parser: Annotated[str, _PROXY] = "qwen"
     reasoning_parser: Annotated[str, _PROXY] = "qwen3"
-    chat_template_type: Annotated[str, Inert("earlier turns are never tokenised again")] = "hf"
-    engine_max_tokens: Annotated[int | None, Inert("the engine's max-model-len bounds a call")] = None
-    message_preprocessors: Annotated[list[str], Absent("messages are recorded as they are")] = field(
+    chat_template_type: Annotated[str, NoEffect("earlier turns are never tokenised again")] = "hf"
+    engine_max_tokens: Annotated[int | None, NoEffect("the engine's max-model-len bounds a call")] = None
+    message_preprocessors: Annotated[list[str], Unsupported("messages are recorded as they are")] = field(
         default_factory=list
     )
-    prefix_matcher: Annotated[str | None, Absent("the conversation tree is that of the messages")] = None
-    subproc_max_workers: Annotated[int, Inert("agents run inline, as tasks")] = 4
-    drop_retry_orphans: Annotated[bool, Inert("retries are never recorded twice")] = False
+    prefix_matcher: Annotated[str | None, Unsupported("the conversation tree is that of the messages")] = None
+    subproc_max_workers: Annotated[int, NoEffect("agents run inline, as tasks")] = 4
+    drop_retry_orphans: Annotated[bool, NoEffect("retries are never recorded twice")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
 
     def check_inline(self) -> None:
@@ -216,27 +216,27 @@ class InferenceEngineConfig:
     request_timeout: Annotated[float, POSITIVE] = 3600.0
     request_retries: Annotated[int, NOT_NEGATIVE] = 3
     episode_timeout: Annotated[float, POSITIVE] = 7200.0
-    pause_grace_period: Annotated[float, Inert("a pause returns when no token of the old weights can come")] = 0.0
+    pause_grace_period: Annotated[float, NoEffect("a pause returns when no token of the old weights can come")] = 0.0
     min_required_servers: Annotated[int, NOT_NEGATIVE] = 1
     shutdown_server_on_exit: bool = True  # only a service that the run started
     agent: AgentConfig | None = None
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
     lora_name: Annotated[str, ADAPTER] = ""
-    use_lora: Annotated[bool, Inert("the weight update carries the adapter")] = False
-    api_url: Annotated[str | None, Absent("make a Model with backend external")] = None
-    provider_api_key: Annotated[str | None, Absent("make a Model with backend external")] = None
-    routing_strategy: Annotated[str, Inert("the service's routing says it")] = "round_robin"
-    schedule_policy: Annotated[str, Inert("the service's routing says it")] = "round_robin"
-    poll_interval: Annotated[float, Inert("the router watches health")] = 5.0
-    workers_ready_timeout: Annotated[float, Inert("setup_timeout bounds the whole start")] = 30.0
-    enable_rollout_tracing: Annotated[bool, Inert("every interaction is recorded")] = False
-    return_routed_experts: Annotated[bool, Absent("no engine tells them")] = False
-    serialize_group_samples: Annotated[bool, Absent("samples of a group run at once")] = False
+    use_lora: Annotated[bool, NoEffect("the weight update carries the adapter")] = False
+    api_url: Annotated[str | None, Unsupported("make a Model with backend external")] = None
+    provider_api_key: Annotated[str | None, Unsupported("make a Model with backend external")] = None
+    routing_strategy: Annotated[str, NoEffect("the service's routing says it")] = "round_robin"
+    schedule_policy: Annotated[str, NoEffect("the service's routing says it")] = "round_robin"
+    poll_interval: Annotated[float, NoEffect("the router watches health")] = 5.0
+    workers_ready_timeout: Annotated[float, NoEffect("setup_timeout bounds the whole start")] = 30.0
+    enable_rollout_tracing: Annotated[bool, NoEffect("every interaction is recorded")] = False
+    return_routed_experts: Annotated[bool, Unsupported("no engine tells them")] = False
+    serialize_group_samples: Annotated[bool, Unsupported("samples of a group run at once")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
     reward_workers: Annotated[int, COUNT] = 2
-    _version: Annotated[Literal["v1", "v2"], Inert("there is one implementation")] = "v1"
-    log_level: Annotated[str, Inert("the service's processes have their own")] = "warning"
+    _version: Annotated[Literal["v1", "v2"], NoEffect("there is one implementation")] = "v1"
+    log_level: Annotated[str, NoEffect("the service's processes have their own")] = "warning"
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -282,7 +282,7 @@ class GenerationHyperparameters:
         None  # each sample of a group has its own seed, derived from this one
     )
     lora_name: Annotated[str, ADAPTER] = ""
-    use_beam_search: Annotated[bool, Absent("policies are sampled")] = False
+    use_beam_search: Annotated[bool, Unsupported("policies are sampled")] = False
     drop_incomplete_group: bool = False
 
     def __post_init__(self) -> None:

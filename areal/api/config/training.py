@@ -7,7 +7,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, POSITIVE, SHARE, Absent, Inert, Range, check_numbers
+from areal.api.config.fields import (
+    COUNT,
+    NOT_NEGATIVE,
+    PLACEMENT,
+    POSITIVE,
+    SHARE,
+    NoEffect,
+    Range,
+    Unsupported,
+    check_numbers,
+)
 from areal.api.config.rollout import SchedulingSpec, SchedulingStrategy, check_training, parsed
 from areal.resources.backend import TRAIN_ENGINES
 
@@ -175,7 +185,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-ONE_PROGRAM = Inert("a trainer and its ranks are one program: no service is between them")
+ONE_PROGRAM = NoEffect("a trainer and its ranks are one program: no service is between them")
 Dtype = Literal["float32", "bfloat16", "float16"]
 Level = Literal["batch", "group"]
 
@@ -205,7 +215,7 @@ class NormConfig:
     std_level: Level | None = "batch"
     std_unbiased: bool = True
     eps: Annotated[float, POSITIVE] = 1e-5
-    group_size: Annotated[int, Inert("a group is what was sampled for one prompt, short ones too")] = 1
+    group_size: Annotated[int, NoEffect("a group is what was sampled for one prompt, short ones too")] = 1
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -259,11 +269,11 @@ class OptimizerConfig:
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps_proportion: Annotated[float, SHARE] = 0.001
     gradient_clipping: Annotated[float, NOT_NEGATIVE] = 1.0
-    offload: Annotated[bool, Absent("optimizer states stay on the device")] = False
-    initial_loss_scale: Annotated[float, Inert("there is no loss scaling: bf16 and float32 need none")] = 2**32
-    min_loss_scale: Annotated[float, Inert("there is no loss scaling")] = 1.0
-    loss_scale_window: Annotated[float, Inert("there is no loss scaling")] = 5
-    hysteresis: Annotated[int, Inert("there is no loss scaling")] = 2
+    offload: Annotated[bool, Unsupported("optimizer states stay on the device")] = False
+    initial_loss_scale: Annotated[float, NoEffect("there is no loss scaling: bf16 and float32 need none")] = 2**32
+    min_loss_scale: Annotated[float, NoEffect("there is no loss scaling")] = 1.0
+    loss_scale_window: Annotated[float, NoEffect("there is no loss scaling")] = 5
+    hysteresis: Annotated[int, NoEffect("there is no loss scaling")] = 2
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -278,9 +288,9 @@ class FSDPWrapPolicy:
 
 @dataclass
 class FSDPEngineConfig:
-    wrap_policy: Annotated[FSDPWrapPolicy | None, Inert("each decoder layer is sharded on its own")] = None
-    offload_params: Annotated[bool, Absent("parameters stay on the device")] = False
-    memory_efficient_load: Annotated[bool, Inert("weights are always loaded shard by shard")] = False
+    wrap_policy: Annotated[FSDPWrapPolicy | None, NoEffect("each decoder layer is sharded on its own")] = None
+    offload_params: Annotated[bool, Unsupported("parameters stay on the device")] = False
+    memory_efficient_load: Annotated[bool, NoEffect("weights are always loaded shard by shard")] = False
 
 
 @dataclass
@@ -288,9 +298,9 @@ class MegatronDDPConfig:
     """``overlap_grad_reduce``: gradients travel while the backward pass goes on."""
 
     overlap_grad_reduce: bool = False
-    use_distributed_optimizer: Annotated[bool, Absent("data-parallel ranks share Adam's states")] = True
-    grad_reduce_in_fp32: Annotated[bool, Inert("grad_reduce_dtype says it")] = False
-    overlap_param_gather: Annotated[bool, Absent("weights are gathered when the optimizer has stepped")] = False
+    use_distributed_optimizer: Annotated[bool, Unsupported("data-parallel ranks share Adam's states")] = True
+    grad_reduce_in_fp32: Annotated[bool, NoEffect("grad_reduce_dtype says it")] = False
+    overlap_param_gather: Annotated[bool, Unsupported("weights are gathered when the optimizer has stepped")] = False
 
 
 @dataclass
@@ -302,10 +312,10 @@ class MegatronEngineConfig:
     recompute_granularity: Literal["full"] | None = None  # full is what gradient_checkpointing does
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: Annotated[int, COUNT] = 1
-    virtual_pipeline_parallel_size: Annotated[int, Absent("stages are not interleaved")] = 1
-    overlap_param_gather_with_optimizer_step: Annotated[bool, Absent("the optimizer steps by itself")] = False
-    use_precision_aware_optimizer: Annotated[bool, Absent("moments are float32")] = False
-    async_save: Annotated[bool, Absent("a checkpoint is whole before the next step begins")] = False
+    virtual_pipeline_parallel_size: Annotated[int, Unsupported("stages are not interleaved")] = 1
+    overlap_param_gather_with_optimizer_step: Annotated[bool, Unsupported("the optimizer steps by itself")] = False
+    use_precision_aware_optimizer: Annotated[bool, Unsupported("moments are float32")] = False
+    async_save: Annotated[bool, Unsupported("a checkpoint is whole before the next step begins")] = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -354,7 +364,7 @@ class TrainEngineConfig:
     is_critic: bool = False
     temperature: float | None = None  # each row has its own; if set, it must equal gconfig's
     mb_spec: MicroBatchSpec = field(default_factory=MicroBatchSpec)
-    pad_to_maximum: Annotated[bool, Inert("rows are padded to the longest of a micro-batch")] = False
+    pad_to_maximum: Annotated[bool, NoEffect("rows are padded to the longest of a micro-batch")] = False
     disable_dropout: bool = False
     gradient_checkpointing: bool = False
     dtype: Dtype = "bfloat16"
@@ -369,10 +379,10 @@ class TrainEngineConfig:
     peft_type: Literal["lora"] = "lora"
     fsdp: FSDPEngineConfig = field(default_factory=FSDPEngineConfig)
     megatron: MegatronEngineConfig = field(default_factory=MegatronEngineConfig)
-    archon: Annotated[dict[str, Any], Absent("there is no archon engine")] = field(default_factory=dict)
+    archon: Annotated[dict[str, Any], Unsupported("there is no archon engine")] = field(default_factory=dict)
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
-    enable_tree_training: Annotated[bool, Absent("rows are trained one by one")] = False
+    enable_tree_training: Annotated[bool, Unsupported("rows are trained one by one")] = False
     _version: Annotated[Literal["v1", "v2"], ONE_PROGRAM] = "v1"
     admin_api_key: Annotated[str, ONE_PROGRAM] = field(default="", repr=False)
     log_level: Annotated[str, ONE_PROGRAM] = "warning"
@@ -474,8 +484,8 @@ class PPOActorConfig(TrainEngineConfig):
     behav_imp_weight_mode: str = ""
     prox_logp_method: Literal["recompute", "loglinear", "metrics", "reuse_train_logp"] = "recompute"
     dynamic_sampling: bool = False
-    log_agent_stats: Annotated[bool, Inert("agents' metrics are logged as they come")] = False
-    log_agent_stats_keys: Annotated[list[str], Inert("agents' metrics are logged as they come")] = field(
+    log_agent_stats: Annotated[bool, NoEffect("agents' metrics are logged as they come")] = False
+    log_agent_stats_keys: Annotated[list[str], NoEffect("agents' metrics are logged as they come")] = field(
         default_factory=list
     )
 
@@ -527,7 +537,7 @@ class PPOCriticConfig(TrainEngineConfig):
     ppo_n_minibatches: Annotated[int, COUNT] = 4
     ppo_epochs: Annotated[int | None, COUNT] = None  # None: the actor's
     eps_clip: Annotated[float, NOT_NEGATIVE] = 0.5
-    mask_no_eos_with_zero: Annotated[bool, Inert("the actor's says it: returns are the same for both")] = False
+    mask_no_eos_with_zero: Annotated[bool, NoEffect("the actor's says it: returns are the same for both")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

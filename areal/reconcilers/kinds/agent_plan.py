@@ -152,7 +152,7 @@ class AgentServicePlan(ServicePlan):
         super().open()
         for target in self.targets:
             if not target.gone:
-                work = PairWork(self.planning, target, routes_only=target.ref not in self.planning.scope.asked)
+                work = PairWork(self.planning, target, routes_only=target.ref not in self.planning.scope.requested)
                 open_replicas(work)
                 self._opened.append(work)
 

@@ -192,16 +192,16 @@ class JobConfig:
         if not online or self.get("rollout.gateway_addr"):
             return None
         for key in ("rollout.backend", "allocation_mode"):
-            if said := self.text(key):
-                part = self._parsed(key, said).inference
+            if layout := self.text(key):
+                part = self._parsed(key, layout).inference
                 return part if part is None or part.engine != "external" else None
         return None
 
     def training(self) -> tuple[str, Part] | None:
         """The key that lays out the training engine, and the layout. Raises InvalidManifest."""
         for key in ("actor.backend", "model.backend", "allocation_mode"):
-            said = self.text(key)
-            part = self._parsed(key, said).training if said else None
+            layout = self.text(key)
+            part = self._parsed(key, layout).training if layout else None
             if part is not None:
                 return key, part
         return None
@@ -221,11 +221,11 @@ class JobConfig:
         own = found.resources if part == "training" else {k: v for k, v in found.resources.items() if k != "gpus"}
         return replace(found, resources=own)
 
-    def _parsed(self, key: str, said: str) -> Allocation:
+    def _parsed(self, key: str, layout: str) -> Allocation:
         try:
-            return parse_backend(said)
+            return parse_backend(layout)
         except BackendError as error:
-            raise InvalidManifest(f"{self._job.ref}: {key} {said!r}: {error}") from error
+            raise InvalidManifest(f"{self._job.ref}: {key} {layout!r}: {error}") from error
 
     def absolute(self, path: str) -> str:
         """A local path made absolute from the working folder; a hub id unchanged."""
@@ -482,8 +482,8 @@ def _fault_diagnostic(resource: Resource, request: Mapping[str, Any], fault: Map
         return Diagnostic(Pos(request["file"], line, column), path_text(path), message)
     nested = (("trainer", kind, *path) for kind in BUILT_IN)  # as AReaL-lite has it
     places = [path, *nested] if path else [path]
-    said = next((each for each in places if _is_set(resource.spec.get("config"), each)), path)
-    return resource.fault(("config", *said), message)
+    place = next((each for each in places if _is_set(resource.spec.get("config"), each)), path)
+    return resource.fault(("config", *place), message)
 
 
 def _is_set(node: Any, path: tuple[Any, ...]) -> bool:

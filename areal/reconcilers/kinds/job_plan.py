@@ -78,7 +78,7 @@ class TrainJobPlan(KindPlan):
                 if target.gone:
                     continue
                 planning.record_again(target, erased)
-            if target.ref in planning.scope.asked:
+            if target.ref in planning.scope.requested:
                 with planning.healing(target):
                     plan_job(JobWork(planning, target))
 
@@ -397,8 +397,8 @@ def following_jobs(
         if resting == any(layer.manager == JOB for layer in item.layers):
             chosen[ref] = Target(item, "unchanged")
         else:
-            said = f"{job.ref} is {'at rest' if resting else 'to run'}"
-            chosen[ref] = with_layer(item, JOB, {"suspend": True} if resting else {}, said)
+            cause = f"{job.ref} is {'at rest' if resting else 'to run'}"
+            chosen[ref] = with_layer(item, JOB, {"suspend": True} if resting else {}, cause)
     return tuple(chosen.values())
 
 

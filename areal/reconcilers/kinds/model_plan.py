@@ -136,7 +136,7 @@ class ModelPlan(KindPlan):
             if service is None or service.gone:
                 planning.notes.unknown.append(f"{target.ref}: its service {ref} is not recorded")
                 continue
-            work = ModelWork(planning, target, routes_only=not {target.ref, service.ref} & planning.scope.asked)
+            work = ModelWork(planning, target, routes_only=not {target.ref, service.ref} & planning.scope.requested)
             open_replicas(work)
             self._opened.append(work)
 

@@ -214,8 +214,8 @@ def brief(message: str) -> str:
     head, _, log = message.partition("last available logs")
     quoted = _JOB_MANAGER.sub("", log.partition("\n")[2]).strip() or head.removesuffix(", ")
     lines = [line.strip() for line in _ACTOR.sub("", _FRAMES.sub("", quoted)).splitlines() if line.strip()]
-    said = [line for line in lines if line.startswith("areal: ")] if log else lines
-    return " ".join(said[-4:] if said else lines[-3:])[-600:]
+    own = [line for line in lines if line.startswith("areal: ")] if log else lines
+    return " ".join(own[-4:] if own else lines[-3:])[-600:]
 
 
 def waits_for_resources(wants: RayWants, load: Sequence[Mapping[str, float]]) -> int:

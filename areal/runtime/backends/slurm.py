@@ -163,9 +163,9 @@ class SlurmBackend(ClusterBackend):
     def log_paths(self, uid: str) -> tuple[str, ...]:
         """The log of Slurm and of set-up commands, the logs of further nodes, then the component's log."""
         folder = Path(self.store.folder(uid))
-        said = [self._job_log(uid)] if _size(self._job_log(uid)) else []
+        log = [self._job_log(uid)] if _size(self._job_log(uid)) else []
         parts = [path for part in sorted(folder.glob(f"{uid}-node-*")) for path in run_log_paths(str(part))]
-        return (*said, *parts, *run_log_paths(str(folder)))
+        return (*log, *parts, *run_log_paths(str(folder)))
 
     # -- acts
 

@@ -308,9 +308,9 @@ _ECHO = re.compile(r"task [0-9,-]+: (Exited|Terminated|Killed)|Terminating StepI
 
 def last_words(lines: Sequence[str]) -> str:
     """The last line of a failed job's log that names a fault, else its last line."""
-    said = [line.strip() for line in lines if line.strip()]
-    faults = [line for line in said if _FAULT.search(line) and not _ECHO.search(line)]
-    return (faults or said or [""])[-1]
+    words = [line.strip() for line in lines if line.strip()]
+    faults = [line for line in words if _FAULT.search(line) and not _ECHO.search(line)]
+    return (faults or words or [""])[-1]
 
 
 def error_words(stderr: str) -> str:
