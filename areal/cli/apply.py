@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,8 +50,10 @@ from areal.errors import ArealError, Conflict, InvalidManifest, NotFound, UsageF
 from areal.resources.kinds import API_VERSION, check_name
 
 if TYPE_CHECKING:
+    from areal.cli.logs import LogQuery
     from areal.reconcilers.context import ApplyRequest, Context, Outcome
     from areal.reconcilers.plan import Plan
+    from areal.resources.kinds import Ref
 
 _INVALID = 3
 
@@ -348,6 +351,23 @@ def _flags_request(
         allow_downtime=force,
         timeout_s=timeout if timeout is not None else cli.deadline_s(),
     )
+
+
+def foreground(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bool]) -> Outcome | None:
+    """Follows the logs of an object until ``until()`` is true. Ctrl-C, or SIGTERM from an init system, suspends the
+    object: returns the outcome of that."""
+    from areal.cli.logs import show_logs
+    from areal.reconcilers import operations
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        show_logs(cli, ref, query, until=until)
+    except KeyboardInterrupt:
+        with mutation(cli) as context:
+            cli.info("\nstopping; Ctrl-C again leaves at once")
+            return operations.suspend(context, ref)
+    return None
 
 
 # -- errors in terms of flags

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 import click
 
 from areal import interrupt
-from areal.cli.apply import converge, preview
-from areal.cli.logs import LogQuery, show_logs
+from areal.cli.apply import converge, foreground, preview
+from areal.cli.logs import LogQuery
 from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, manifest, process_row, recorded, stored
-from areal.cli.operate import approver, finish, merge_outcomes, mutate, mutation, scale_object
+from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace
@@ -128,23 +128,15 @@ def _start(
 
 
 def _foreground(cli: Invocation, ref: Ref) -> int:
-    """Follows the logs. Ctrl-C, or SIGTERM from an init system, stops the processes and keeps the service, so that
-    `run` starts it again. Returns the exit status."""
-    from areal.reconcilers import operations
-
+    """Follows the logs. Ctrl-C stops the processes and keeps the service, so that `run` starts it again. Returns the
+    exit status."""
     cli.info("in the foreground: Ctrl-C stops the service (with -d it keeps running)")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        show_logs(cli, ref, LogQuery(lines=0, follow=True), until=_stopped(cli, ref))
-    except KeyboardInterrupt:
-        with mutation(cli) as context:
-            cli.info("\nstopping; Ctrl-C again leaves at once")
-            outcome = operations.suspend(context, ref)
-        finish(cli, outcome, interrupted=context.interrupted.is_set())
-        return interrupt.STATUS
-    cli.info(f"{ref} was stopped by another command")
-    return 0
+    stopped = foreground(cli, ref, LogQuery(lines=0, follow=True), _stopped(cli, ref))
+    if stopped is None:
+        cli.info(f"{ref} was stopped by another command")
+        return 0
+    finish(cli, stopped)
+    return interrupt.STATUS
 
 
 def _stopped(cli: Invocation, ref: Ref) -> Callable[[], bool]:
@@ -224,6 +216,21 @@ def session_pages(cli: Invocation, chosen: GatewayClient, path: str) -> Iterator
         after = page["next"]
         if after is None and page.get("journals_away"):
             cli.info(f"sessions of {len(page['journals_away'])} data proxies that are away are not listed")
+
+
+limit_option: Decorator[Any] = click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Maximum number."
+)
+
+
+def emit_sessions(
+    cli: Invocation, sessions: Iterator[Document], limit: int, columns: Sequence[Column], *, name: str
+) -> None:
+    """Prints the first ``limit`` sessions, and whether there are more. ``name``: the field with the session's id."""
+    found = list(islice(sessions, limit + 1))
+    if len(found) > limit:
+        cli.info(f"there are more than {limit}; --limit shows them")
+    emit_rows(cli, found[:limit], columns, name=lambda row: str(row[name]), empty="no session")
 
 
 # -- scaleup and scaledown

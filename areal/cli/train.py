@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ import click
 
 from areal import interrupt
 from areal.cli import options
-from areal.cli.apply import converge, preview, resource
+from areal.cli.apply import converge, foreground, preview, resource
 from areal.cli.logs import LogQuery, log_options, print_lines, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import HomeView, complete_names, recorded, stored
@@ -158,15 +157,9 @@ def _foreground(cli: Invocation, ref: Ref) -> int:
     from areal.reconcilers import operations
     from areal.reconcilers.kinds.job_status import DRIVER, exit_code
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
-    try:
-        show_logs(cli, ref, LogQuery(DRIVER, follow=True, lines=_ALL_LINES), until=_ended(cli, ref))
-    except KeyboardInterrupt:
-        with mutation(cli) as context:
-            cli.info("\nstopping; Ctrl-C again leaves at once")
-            outcome = operations.suspend(context, ref)
-        if outcome.exit_code == interrupt.STATUS:
+    stopped = foreground(cli, ref, LogQuery(DRIVER, follow=True, lines=_ALL_LINES), _ended(cli, ref))
+    if stopped is not None:
+        if stopped.exit_code == interrupt.STATUS:
             _stop_in_background(cli, ref)
         return interrupt.STATUS
     with mutation(cli) as context, contextlib.suppress(Locked):  # then the holder of the lock does this

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,9 +13,9 @@ import click
 
 from areal.cli.objects import complete_names, home_of, names_of
 from areal.cli.options import FiniteRange, Invocation, common, output, pass_invocation, read_options, remote, stack
-from areal.cli.output import Column, age, clock, emit_one, emit_rows, field
+from areal.cli.output import Column, age, clock, emit_one, field
 from areal.cli.remote import GatewayClient, gateway, gateway_of
-from areal.cli.services import session_pages
+from areal.cli.services import emit_sessions, limit_option, session_pages
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
@@ -134,19 +133,14 @@ _session_option = click.option("--session", metavar="ID", help="The session  [de
 
 @click.command()
 @service_option
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Maximum number."
-)
+@limit_option
 @read_options()
 def sessions_list(cli: Invocation, service: str, limit: int) -> int:
     """List sessions: state, turns, age. The current one is marked."""
     current = current_session(cli, service)
-    found = list(islice(session_pages(cli, agent_gateway(cli, service), "/sessions"), limit + 1))
-    if len(found) > limit:
-        cli.info(f"there are more than {limit}; --limit shows them")
-    rows = [{**row, "current": row["session_key"] == current} for row in found[:limit]]
-    columns = _COLUMNS if any(row["current"] for row in rows) else _COLUMNS[1:]
-    emit_rows(cli, rows, columns, name=lambda row: str(row["session_key"]), empty="no session")
+    pages = session_pages(cli, agent_gateway(cli, service), "/sessions")
+    sessions = ({**row, "current": row["session_key"] == current} for row in pages)
+    emit_sessions(cli, sessions, limit, _COLUMNS if current is not None else _COLUMNS[1:], name="session_key")
     return 0
 
 

@@ -18,7 +18,7 @@ from areal.cli.objects import complete_names, service_option, stored
 from areal.cli.options import Invocation, read_options, stack
 from areal.cli.output import Column, Row, age, clock, emit_one, emit_rows, field, render_table, write
 from areal.cli.remote import GatewayClient, gateway_of, local_options
-from areal.cli.services import session_pages
+from areal.cli.services import emit_sessions, limit_option, session_pages
 from areal.errors import ArealError, NotFound
 from areal.resources.kinds import MODEL, TRAIN_JOB
 from areal.terminal import fancy
@@ -61,9 +61,7 @@ _TURNS = (
 @click.option("--task", metavar="PREFIX", help="Only of tasks whose id begins so.")
 @click.option("--group", metavar="ID", help="Only of this group.")
 @click.option("--ready", is_flag=True, help="Only those with a trajectory that waits to be exported.")
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, metavar="N", help="Maximum number."
-)
+@limit_option
 @read_options()
 def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: Any) -> int:
     """List sessions: state, turns, rewards, trajectories ready for export, age. Filters are joined by "and".
@@ -81,11 +79,8 @@ def sessions_list(cli: Invocation, /, service: str | None, limit: int, **given: 
             and (not given["ready"] or row["ready"] > 0)
         )
 
-    chosen = gateway_of(cli, service)
-    found = list(islice((row for row in session_pages(cli, chosen, "/rl/sessions") if wanted(row)), limit + 1))
-    if len(found) > limit:
-        cli.info(f"there are more than {limit}; --limit shows them")
-    emit_rows(cli, found[:limit], _COLUMNS, name=lambda row: str(row["session_id"]), empty="no session")
+    sessions = filter(wanted, session_pages(cli, gateway_of(cli, service), "/rl/sessions"))
+    emit_sessions(cli, sessions, limit, _COLUMNS, name="session_id")
     return 0
 
 
