@@ -69,7 +69,8 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
                 f"the model folder {path} has no weights (*.safetensors)",
                 hint="init_from_scratch: true makes new ones",
             )
-        model, read = loader.from_pretrained(path, config=about, dtype=dtype, output_loading_info=True, **settings)
+        loaded: Any = loader.from_pretrained(path, config=about, dtype=dtype, output_loading_info=True, **settings)
+        model, read = loaded
         # transformers makes up what is missing. Only a critic's head may be new.
         base = f"{model.base_model_prefix}."
         for name in sorted(read["missing_keys"]):

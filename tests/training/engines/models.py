@@ -87,7 +87,7 @@ def policy_gradient(engine: FSDPEngine, rows: Batch, mode: Any) -> dict[str, tor
     loss = ActorLoss(PPOActorConfig(loss_agg_mode=mode, loss_scale_factor=7))
     engine.train_batch(rows, loss, loss.weight)
     found = {name: parameter.grad for name, parameter in engine.model.named_parameters()}
-    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}  # type: ignore[misc]
+    return {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in found.items()}
 
 
 def save_family(folder: Path, family: str, *, tied: bool = False) -> Path:

@@ -338,7 +338,7 @@ def test_dtype_is_that_of_the_computation_and_optimizer_dtype_of_what_is_kept(mo
 
 def test_attn_impl_is_the_models(model: Path) -> None:
     plain, eager = _engine(model), _engine(model, attn_impl="eager")
-    found = [engine.model.config._attn_implementation for engine in (plain, eager)]  # type: ignore[union-attr]
+    found = [engine.model.config._attn_implementation for engine in (plain, eager)]
     assert found == [PACKED, "eager"]
     torch.testing.assert_close(eager._run(batch(), None), plain._run(batch(), None), rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageFault, match=r"attn_impl 'eagre' is unknown .did you mean .eager"):
