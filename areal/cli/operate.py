@@ -347,12 +347,12 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
     if stop_at_exit and (refs or not watch):
         raise UsageFault("--stop-at-exit goes with --watch, and without KIND/NAME")
     if not watch:
-        return mutate(cli, reconcile_once, refs)
+        return mutate(cli, reconcile_once, refs, cli.deadline_s())
     with mutation(cli) as context:
         cli.info(f"watching every {interval:g} s; Ctrl-C ends it")
         while not context.interrupted.is_set():
             try:
-                done = reconcile_once(context, refs)
+                done = reconcile_once(context, refs, cli.deadline_s())
             except ArealError as error:
                 report(error, cli)
             else:
@@ -386,7 +386,7 @@ def adopt(cli: Invocation, target: str | None, pid: int | None, url: str | None,
         raise UsageFault("give one of --pid and --url")
     (ref,) = parse_refs([name])
     address = checked_url(url) if url else None
-    return mutate(cli, operations.adopt, ref, pid=pid, url=address)
+    return mutate(cli, operations.adopt, ref, pid=pid, url=address, timeout_s=cli.deadline_s())
 
 
 # -- wait

@@ -238,10 +238,12 @@ def rollback(
     return _change(ctx, ref, edit, "rolled back", timeout_s, approve=approve)
 
 
-def adopt(ctx: Context, ref: Ref, pid: int | None = None, url: str | None = None) -> Outcome:
+def adopt(
+    ctx: Context, ref: Ref, pid: int | None = None, url: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> Outcome:
     """Route to a model server that already runs. It is not restarted, and never stopped by areal."""
     manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url)
-    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,))), _yes)
+    outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 
 

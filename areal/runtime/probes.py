@@ -287,8 +287,9 @@ def wait_ready(
 
 
 def halted_note(state: RunState) -> str:
-    """The note for a process that a signal has stopped, or ""."""
-    return f"; pid {state.pid} is stopped by a signal (kill -CONT {state.pid})" if state.halted else ""
+    """The note for a process that a signal or its scheduler has stopped, or ""."""
+    held = state.reason or f"pid {state.pid} is stopped by a signal (kill -CONT {state.pid})"
+    return f"; {held}" if state.halted else ""
 
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:

@@ -524,7 +524,8 @@ def _of_job(
         return RunState(spec, phase, shim_pid=shim_pid, restarts=restarts, last_exit=last_exit, reason=reason)
     if identity is None or not child:
         return RunState(spec, Phase.STARTING, shim_pid=shim_pid)
-    return _of_child(spec, identity, child, runs=child["state"] == "running")
+    state = _of_child(spec, identity, child, runs=child["state"] == "running", halted=job.suspended)
+    return replace(state, reason=job.reason) if job.suspended else state
 
 
 def _unreadable(uid: str, reason: str) -> RunState:

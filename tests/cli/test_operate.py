@@ -15,9 +15,9 @@ import pytest
 from areal.api.config import loading as uncaught
 from areal.cli.operate import ProgressPrinter
 from areal.interrupt import is_ours
-from areal.reconcilers.context import Progress
+from areal.reconcilers.context import Outcome, Progress
 from areal.terminal import ESCAPE
-from tests.cli.conftest import REPOSITORY, Spawner
+from tests.cli.conftest import REPOSITORY, Areal, Spawner
 
 
 class Terminal(io.StringIO):
@@ -138,6 +138,30 @@ def test_run_on_a_terminal_is_one_line_with_its_step_and_what_is_left() -> None:
         progress(_step(12))
         printer._draw("*")
     assert "TrainJob/x: step 12/200 (12s, ETA 3m8s)  reward 0.4" in stream.getvalue()
+
+
+# -- deadlines
+
+
+@pytest.mark.parametrize(
+    ("command", "operation"),
+    [(("reconcile",), "reconcile_once"), (("adopt", "--url", "http://10.0.0.7:8000", "--as", "model/q"), "adopt")],
+)
+def test_timeout_of_a_verb_is_the_operations(
+    areal: Areal, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], operation: str
+) -> None:
+    from areal.reconcilers import operations
+
+    seen: list[object] = []
+
+    def told(*args: object, **given: object) -> Outcome:
+        seen.extend((*args, *given.values()))
+        return Outcome()
+
+    monkeypatch.setattr(operations, operation, told)
+
+    assert areal(*command, "--timeout", "7s").code == 0
+    assert 7.0 in seen
 
 
 # -- Ctrl-C

@@ -290,6 +290,12 @@ def test_job_that_somebody_holds_is_stopped_at_once(
     held = ("suspend",) if state == "SUSPENDED" else ("requeuehold", "State=SpecialExit")
     slurm_cluster.command("scontrol", *held, job_id)
     until(lambda: state in "".join(slurm_cluster.jobs()), "Slurm to hold it")
+    if state == "SUSPENDED":
+        seen = until_state(slurm, lambda seen: seen.halted, "the run to be held")
+        assert (seen.phase, seen.reason) == (
+            Phase.RUNNING,
+            f"Slurm job {job_id} is SUSPENDED (scontrol resume {job_id})",
+        )
     began = time.monotonic()
 
     assert slurm.stop("r1").was_alive

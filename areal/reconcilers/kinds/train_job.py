@@ -75,7 +75,7 @@ class TrainJobController(KindController):
         works = now.phase is JobPhase.RUNNING and state is not None and state.phase is Phase.RUNNING
         if works and state is not None and state.halted:
             works, reason = False, "Halted"
-            message = f"pid {state.pid} is stopped by a signal; kill -CONT {state.pid} lets it go on"
+            message = state.reason or f"pid {state.pid} is stopped by a signal; kill -CONT {state.pid} lets it go on"
         attempt = f"attempt {now.attempt}" if now.attempt > 1 or message else ""
         message = ": ".join(part for part in (attempt, message) if part)
         well = works or now.phase is JobPhase.SUCCEEDED

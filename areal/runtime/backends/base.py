@@ -153,8 +153,8 @@ class RunState:
     started_at: float | None = None  # of the present child, or a dead supervisor's last; seconds since the epoch
     restarts: int = 0
     last_exit: LastExit | None = None
-    reason: str = ""  # why UNKNOWN or DEAD or CRASHLOOP, in words
-    halted: bool = False  # the component lives, stopped by a signal (SIGSTOP) or a debugger
+    reason: str = ""  # why UNKNOWN or DEAD or CRASHLOOP, or held by its scheduler, in words
+    halted: bool = False  # the component lives, stopped by a signal (SIGSTOP), a debugger or its scheduler
     node: str = ""  # the machine that the pids are of; "" is this one
     job_id: str = ""  # the scheduler's own name of it: a Slurm job, a Ray job
     gpus: tuple[str, ...] = ()  # as its node sees them; of this machine: ``spec.gpus``
@@ -181,7 +181,7 @@ class JobState(StrEnum):
 class Job:
     """The scheduler's word about the job of a run. ``reason``: in its own words. ``ended_at``, ``queued_at`` in seconds
     since the epoch, None where it does not tell. ``requeues``: how often it went back into the queue; what its nodes
-    recorded before is of an earlier start."""
+    recorded before is of an earlier start. ``suspended``: it has nodes, and its processes are held."""
 
     state: JobState
     job_id: str = ""
@@ -192,6 +192,7 @@ class Job:
     queued_at: float | None = None
     ended_at: float | None = None
     requeues: int = 0
+    suspended: bool = False
 
 
 @dataclass(frozen=True)

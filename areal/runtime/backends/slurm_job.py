@@ -170,8 +170,17 @@ class SlurmJob:
             reason = self.reason if self.reason not in ("", "None") else "submitted"
             return Job(JobState.QUEUED, self.job_id, reason=reason, cause=cause, queued_at=self.submitted_at)
         if not self.is_over:
-            at, requeues = self.submitted_at, self.requeues
-            return Job(JobState.RUNNING, self.job_id, self.node, self.gpus, queued_at=at, requeues=requeues)
+            held = self.state in ("SUSPENDED", "STOPPED")
+            return Job(
+                JobState.RUNNING,
+                self.job_id,
+                self.node,
+                self.gpus,
+                f"Slurm job {self.job_id} is {self.state} (scontrol resume {self.job_id})" if held else "",
+                queued_at=self.submitted_at,
+                requeues=self.requeues,
+                suspended=held,
+            )
         where = f" on {self.node}" if self.node else ""
         status = f", exit {self.exit_code}" if self.state == "FAILED" and self.exit_code else ""
         if self.reason == "JobLaunchFailure":  # its exit code is slurmstepd's
