@@ -233,6 +233,13 @@ def test_users_defaults_for_slurms_commands_hide_no_job_and_keep_no_signal(
     assert slurm_cluster.jobs() == []
 
 
+def test_run_of_two_nodes_is_started_from_within_a_job(slurm: SlurmBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"JOB_ID": "1", "MEM_PER_CPU": "100", "NTASKS": "3", "CPUS_PER_TASK": "2"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+    started(slurm, nodes=2, spec={"resources": {"memory": "1Gi"}}, component="driver")
+
+
 def test_job_of_the_user_whose_name_is_no_text_hides_no_other(slurm: SlurmBackend, slurm_cluster: SlurmCluster) -> None:
     other = slurm_cluster.command("sbatch", "--parsable", "--hold", "--job-name=caf\udce9", "--wrap=true").strip()
     try:

@@ -68,7 +68,9 @@ _NOT_PASSED = (
     # A user's defaults for these commands would hide jobs, send no signal, or submit more than one job.
     *("SQUEUE_", "SCANCEL_", "SINFO_", "SACCT_", "SBATCH_ARRAY_INX", "SBATCH_CLUSTERS", "SBATCH_WAIT"),
 )
-"""Prefixes of variables of the caller that Slurm's commands do not get."""
+"""Prefixes of variables of the caller that Slurm's commands do not get. Of a caller that is in a job itself, they get
+nothing of that job, since srun would take it for its own."""
+_OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 
 
 class SlurmBackend(ClusterBackend):
@@ -279,7 +281,10 @@ def _size(path: str) -> int:
 
 
 def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_PASSED)}
+    left_out = _NOT_PASSED if "SLURM_JOB_ID" not in os.environ else (*_NOT_PASSED, "SLURM_")
+    environment = {
+        name: value for name, value in os.environ.items() if name in _OF_CLUSTER or not name.startswith(left_out)
+    }
     try:
         return subprocess.run(
             argv,
