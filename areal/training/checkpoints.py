@@ -165,9 +165,9 @@ class Checkpoints:
         _fsync(self.root)
         shutil.rmtree(replaced, ignore_errors=True)
         for old in self.all()[:-_MAX_CHECKPOINTS]:
-            gone = old.folder.with_suffix(".tmp")
-            old.folder.rename(gone)  # a partially removed folder must not look like a checkpoint
-            shutil.rmtree(gone, ignore_errors=True)
+            removed = old.folder.with_suffix(".tmp")
+            old.folder.rename(removed)  # a partially removed folder must not look like a checkpoint
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def _checksums(folder: Path, ranks: Ranks) -> dict[str, tuple[int, int]]:

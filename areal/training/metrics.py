@@ -71,9 +71,9 @@ class MetricsLog:
         for tracker in self._trackers:
             tracker.log(step, metrics)
 
-    def _replace(self, kept: Sequence[Mapping[str, Any]]) -> None:
+    def _replace(self, lines: Sequence[Mapping[str, Any]]) -> None:
         with contextlib.suppress(OSError):
-            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
     def write(self, step: int, metrics: Mapping[str, float], total: int | None = None) -> None:
         """``total``: the number of steps of the run."""

@@ -73,14 +73,14 @@ async def uninterrupted(work: Coroutine[Any, Any, _T], name: str) -> _T:
 
 
 class Watchdog:
-    """Raises TimeoutError in its body after ``idle_s`` seconds without a ``kick``, unless ``excused()`` then.
+    """Raises TimeoutError in its body after ``idle_s`` seconds without a ``kick``, unless ``suspended()`` is true then.
 
     ``idle_s`` is called at each check, so that a changed limit applies to running calls too.
     """
 
-    def __init__(self, idle_s: Callable[[], float], *, excused: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, idle_s: Callable[[], float], *, suspended: Callable[[], bool] = lambda: False) -> None:
         self._idle_s = idle_s
-        self._excused = excused
+        self._suspended = suspended
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0
@@ -105,7 +105,7 @@ class Watchdog:
         """Turn a cancellation into TimeoutError if only this watchdog caused it, as ``asyncio.timeout`` does."""
         if self._timer is not None:
             self._timer.cancel()
-        del self._excused  # it may refer to this watchdog: the cycle would keep the call's memory until a collection
+        del self._suspended  # it may refer to this watchdog: the cycle would keep the call's memory until a collection
         if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -113,9 +113,9 @@ class Watchdog:
         self._timer = None
         now = self._loop.time()
         due = self._last + self._idle_s()
-        if due <= now and not self._excused():
+        if due <= now and not self._suspended():
             self._expired = True
             self._task.cancel()
             return
-        due = self._last + self._idle_s()  # ``excused`` may have found progress
+        due = self._last + self._idle_s()  # ``suspended`` may have found progress
         self._timer = self._loop.call_later(due - now if due > now else self._idle_s(), self._check)

@@ -134,9 +134,8 @@ class WorkerSet:
                 reply[url] = answer
         if failed:
             # Lost workers are dropped; a failed worker that is alive refuses.
-            gone = await asyncio.gather(*(self._is_lost(each) for each in failed.items()))
-            refusals = [str(failure) for failure, lost in zip(failed.values(), gone, strict=True) if not lost]
-            if refusals:
+            lost = await self._find_lost(failed)
+            if refusals := [str(failure) for url, failure in failed.items() if url not in lost]:
                 raise WorkerFailed("; ".join(refusals))
             self.drop(failed)
             if not self.urls:
@@ -145,9 +144,7 @@ class WorkerSet:
 
     async def drop_lost(self, patience_s: float = _DEATH_S) -> None:
         """Probe every worker and drop the lost ones."""
-        failed = {url: WorkerFailed(f"{url} is gone") for url in self.urls}
-        gone = await asyncio.gather(*(self._is_lost(each, patience_s) for each in failed.items()))
-        self.drop(url for url, lost in zip(failed, gone, strict=True) if lost)
+        self.drop(await self._find_lost({url: WorkerFailed(f"{url} is gone") for url in self.urls}, patience_s))
 
     async def restarted(self) -> list[str]:
         """The workers that have restarted since the operation began, so that they lost what they had prepared, and that
@@ -161,16 +158,20 @@ class WorkerSet:
         return [url for url in changed if await self._client.is_ready(url) or await self._client.is_behind(url)]
 
     def drop(self, urls: Iterable[str]) -> None:
-        gone = set(urls)
-        for url in sorted(gone):
+        lost = set(urls)
+        for url in sorted(lost):
             _log.warning("the worker %s is gone: it will catch up when it comes back", url)
-        self.lost |= gone
-        self.urls = [url for url in self.urls if url not in gone]
+        self.lost |= lost
+        self.urls = [url for url in self.urls if url not in lost]
 
-    async def _is_lost(self, failure: tuple[str, WorkerFailed], patience_s: float = _DEATH_S) -> bool:
-        """Whether the worker no longer serves. Makes its data proxy probe the engine, and waits up to ``patience_s``
-        seconds for a dying engine to exit."""
-        url, error = failure
+    async def _find_lost(self, failed: Mapping[str, WorkerFailed], patience_s: float = _DEATH_S) -> set[str]:
+        """The failed workers that no longer serve."""
+        checks = [self._is_lost(url, error, patience_s) for url, error in failed.items()]
+        return {url for url, lost in zip(failed, await asyncio.gather(*checks), strict=True) if lost}
+
+    async def _is_lost(self, url: str, error: WorkerFailed, patience_s: float) -> bool:
+        """Makes the worker's data proxy probe the engine, and waits up to ``patience_s`` seconds for a dying engine to
+        exit."""
         if not self.may_lose or error.status not in _UNAVAILABLE:
             return False
         with suppress(WorkerFailed):

@@ -21,10 +21,10 @@ from areal.errors import UsageFault
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of ``values`` where ``mask``; 0 for an empty mask. With ``dim`` that dimension is kept, as 1."""
     active = mask.to(values.dtype)
-    kept = torch.where(mask.bool(), values, torch.zeros_like(values))
+    chosen = torch.where(mask.bool(), values, torch.zeros_like(values))
     if dim is None:
-        return kept.sum() / active.sum().clamp(min=1)
-    return kept.sum(dim, keepdim=True) / active.sum(dim, keepdim=True).clamp(min=1)
+        return chosen.sum() / active.sum().clamp(min=1)
+    return chosen.sum(dim, keepdim=True) / active.sum(dim, keepdim=True).clamp(min=1)
 
 
 def require_token_tensor(name: str, value: object, kind: str, mask: Tensor) -> Tensor:

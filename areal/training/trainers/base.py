@@ -312,9 +312,9 @@ class Trainer(abc.ABC):
         newest = self._load_newest() if self.config.recover.enabled else None
         if newest is None:
             if self.ranks.is_first:
-                kept = self.log.restart()
-                if kept is not None and self.folder.attempt == 1:
-                    self.progress.info(f"the metrics of an earlier run of these names are kept as {kept}")
+                earlier = self.log.restart()
+                if earlier is not None and self.folder.attempt == 1:
+                    self.progress.info(f"the metrics of an earlier run of these names are kept as {earlier}")
             return False
         state = newest.state()
         self.step = int(state["step"])

@@ -75,12 +75,12 @@ async def test_watchdog_without_a_kick_raises_timeout() -> None:
 async def test_watchdog_that_is_excused_looks_again_and_then_raises() -> None:
     asked = []
 
-    def excused() -> bool:
+    def suspended() -> bool:
         asked.append(True)
         return len(asked) < 3
 
     with pytest.raises(TimeoutError):
-        async with Watchdog(lambda: 0.01, excused=excused):
+        async with Watchdog(lambda: 0.01, suspended=suspended):
             await asyncio.Event().wait()
     assert len(asked) == 3
 
@@ -120,12 +120,12 @@ async def test_watchdog_passes_a_cancellation_from_outside_on() -> None:
 async def test_watchdog_that_expires_as_somebody_cancels_lets_the_cancellation_pass() -> None:
     expired = asyncio.Event()
 
-    def excused() -> bool:
+    def suspended() -> bool:
         expired.set()
         return False
 
     async def body() -> None:
-        async with Watchdog(lambda: 0.0, excused=excused):
+        async with Watchdog(lambda: 0.0, suspended=suspended):
             await asyncio.Event().wait()
 
     task = asyncio.create_task(body(), name="body")
@@ -148,25 +148,25 @@ async def test_progress_that_is_found_when_asked_moves_the_deadline_from_when_it
     loop = asyncio.get_running_loop()
     progress_at = loop.time() + 0.06
 
-    def excused() -> bool:
+    def suspended() -> bool:
         ago_s = loop.time() - progress_at
         if ago_s < 0.1:
             watchdog.kick(ago_s)
         return ago_s < 0.1
 
     with pytest.raises(TimeoutError):
-        async with Watchdog(lambda: 0.1, excused=excused) as watchdog:
+        async with Watchdog(lambda: 0.1, suspended=suspended) as watchdog:
             await asyncio.Event().wait()
     assert progress_at + 0.09 < loop.time() < progress_at + 5
 
 
 async def test_watchdog_that_its_excuse_refers_to_is_freed_with_its_body() -> None:
     async def guarded() -> weakref.ref[Watchdog]:
-        def excused() -> bool:
+        def suspended() -> bool:
             watchdog.kick()
             return True
 
-        async with Watchdog(lambda: 60.0, excused=excused) as watchdog:
+        async with Watchdog(lambda: 60.0, suspended=suspended) as watchdog:
             return weakref.ref(watchdog)
 
     gc.disable()

@@ -50,7 +50,7 @@ _OWN_EVENTS = (_OWN_STREAM, b'{"type":"data"')
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
-_KEPT_BYTES = 4 * 1024 * 1024  # of the agent's own stream, for retries
+_MOST_OWN_BYTES = 4 * 1024 * 1024  # of the agent's own stream, for retries
 
 
 # -- queues
@@ -119,7 +119,7 @@ class TurnCaller:
 class SessionTurn:
     """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
     if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers.
-    ``kept``: the events of the agent's own stream, if a request has an Idempotency-Key."""
+    ``own_events``: the events of the agent's own stream, if a request has an Idempotency-Key."""
 
     run_id: str
     mode: QueueMode
@@ -128,8 +128,8 @@ class SessionTurn:
     aborted: TurnFailed | None = None
     interruptible: bool = False
     writing: bool = False
-    kept: list[bytes] = field(default_factory=list)
-    kept_bytes: int = 0
+    own_events: list[bytes] = field(default_factory=list)
+    own_bytes: int = 0
     recorded: TurnEntry | None = None
     last: bytes = b""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -148,19 +148,19 @@ class SessionTurn:
         return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
 
     def keep(self, events: Iterable[bytes]) -> None:
-        """Keep events of the agent's own stream for retries, up to ``_KEPT_BYTES``."""
+        """Keep events of the agent's own stream for retries, up to ``_MOST_OWN_BYTES``."""
         for event in events:
-            self.kept.append(event)
-            self.kept_bytes += len(event)
-        if self.kept_bytes > _KEPT_BYTES:
-            self.kept.clear()
+            self.own_events.append(event)
+            self.own_bytes += len(event)
+        if self.own_bytes > _MOST_OWN_BYTES:
+            self.own_events.clear()
 
     @property
     def stream(self) -> bytes | None:
-        """The kept events for the turn's record."""
-        if not self.kept_bytes:
+        """The events of the agent's own stream for the turn's record."""
+        if not self.own_bytes:
             return None
-        return b"".join(event + b"\n" for event in self.kept) if self.kept_bytes <= _KEPT_BYTES else b""
+        return b"".join(event + b"\n" for event in self.own_events) if self.own_bytes <= _MOST_OWN_BYTES else b""
 
     @property
     def requests(self) -> list[TurnRequestKey]:
@@ -452,7 +452,7 @@ class TurnRunner:
         """One attempt of the turn on the worker. Raises NotConnected if the turn has not started."""
         idle_s = self.turn_timeout
         try:
-            async with Watchdog(lambda: idle_s, excused=lambda: turn.writing) as watchdog:
+            async with Watchdog(lambda: idle_s, suspended=lambda: turn.writing) as watchdog:
                 async with self._worker.call(self._body(session, turn)) as answer:
                     if answer.status == 200:
                         return await self._read(answer, turn, transcript, watchdog)

@@ -55,10 +55,10 @@ class PairWorker:
         """Probe the worker's readiness until cancelled, more often while it is not ready."""
         while True:
             self._wake.clear()
-            self._note(await self._ask())
+            self._note(await self._probe())
             await happens(self._wake, _SOON_S if self._failures else self.period_s)
 
-    async def _ask(self) -> str | None:
+    async def _probe(self) -> str | None:
         try:
             reply = await self._http.fetch(
                 "GET", self._url, "/ready", headers=self._headers, timeout_s=_PROBE_TIMEOUT_S

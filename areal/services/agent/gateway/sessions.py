@@ -164,12 +164,12 @@ class AgentSessions:
             raise session_not_found(key)
         return tag
 
-    async def find_again(self, key: str, gone: str) -> str:
-        """The tag of the session's journal, since the journal ``gone`` is no more: a session with this key may have
+    async def find_again(self, key: str, before: str) -> str:
+        """The tag of the session's journal, since the journal ``before`` is no more: a session with this key may have
         started in another one meanwhile. Raises 404, 503."""
         self.forget(key)
         tag = await self.find(key)
-        if tag == gone:
+        if tag == before:
             raise session_not_found(key)
         return tag
 
@@ -310,11 +310,11 @@ class AgentSessionRoutes:
         tag = await self._sessions.find(key)
         call = method, path_of(key, verb), self._journals.for_admin(request), body
         try:
-            reply = await self._journals.ask(tag, *call)
+            reply = await self._journals.call(tag, *call)
         except ApiError as error:
             if error.code != NO_SESSION:
                 raise
-            reply = await self._journals.ask(await self._sessions.find_again(key, tag), *call)
+            reply = await self._journals.call(await self._sessions.find_again(key, tag), *call)
         if reply.status in (404, 410):
             self._sessions.forget(key)
         return reply

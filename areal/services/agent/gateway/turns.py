@@ -138,7 +138,7 @@ class TurnDispatcher:
         path = path_of(call.key, "/turn")
         headers = {**self._headers, names.REQUEST_ID: call.request_id, names.JOURNAL: tag}
         try:
-            # Silence is excused too while the caller lags.
+            # The deadline is suspended while the caller lags, too.
             watched = self._follower.watchdog(self._sessions.service, worker.addr, lambda: call.writing)
             async with watched as watchdog, self._http.call("POST", worker.addr, path, headers, body) as answer:
                 if answer.status != 200:

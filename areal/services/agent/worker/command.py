@@ -225,10 +225,10 @@ class ProgramOutput:
                 yield event
             else:
                 words = self._breaks + line + found
-                kept = words.rstrip("\n")
-                self._breaks = words[len(kept) :]
-                if kept:
-                    yield kept
+                spoken = words.rstrip("\n")
+                self._breaks = words[len(spoken) :]
+                if spoken:
+                    yield spoken
 
 
 def _event_of(line: str) -> dict[str, Any] | None:

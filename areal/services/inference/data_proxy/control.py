@@ -88,7 +88,7 @@ class PauseState:
         if changed:
             self.on_change()
 
-    def excuses(self, idle_s: float) -> bool:
+    def covers(self, idle_s: float) -> bool:
         """Whether a pause may explain ``idle_s`` seconds of silence."""
         return self.active or self._loop.time() - self._ended < idle_s
 

@@ -362,19 +362,19 @@ class Generator:
         ``on_update``."""
         timer = call.timer
 
-        def excused() -> bool:
+        def suspended() -> bool:
             """Whether the call may go on: there was progress, the engine is paused, or the call is queued in a busy
             engine."""
             idle_s = time.perf_counter() - timer.last_token
             if idle_s < call.timeout_s:
                 watchdog.kick(idle_s)
                 return True
-            if self._pause.excuses(call.timeout_s):
+            if self._pause.covers(call.timeout_s):
                 return True
             return not timer.first_token and self.activity.idle_s() < call.timeout_s
 
         try:
-            async with Watchdog(lambda: call.timeout_s, excused=excused) as watchdog:
+            async with Watchdog(lambda: call.timeout_s, suspended=suspended) as watchdog:
                 timer.engine_since = time.perf_counter()
                 if len(call.jobs) == 1:
                     consumer = DeltaConsumer(call.jobs[0], timer, self.activity, on_update)

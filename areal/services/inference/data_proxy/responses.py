@@ -105,8 +105,8 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
         raise unsupported(f"{where}.type", f"there is no {tool.get('type')!r} here, only functions")
     if not isinstance(tool.get("name"), str):
         raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
-    kept = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
 def _choice(choice: object) -> object:

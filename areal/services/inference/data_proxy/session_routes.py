@@ -131,7 +131,8 @@ class JournalSessionRoutes:
         gateway queries all data proxies. ``elsewhere``: the journals that other processes hold now; the router may not
         know all of them."""
         spoke = [
-            (journal.spoke_at(HITL_SESSION) or 0.0, journal is self._store.own, journal.tag) for journal in self._store
+            (journal.last_call_at(HITL_SESSION) or 0.0, journal is self._store.own, journal.tag)
+            for journal in self._store
         ]
         at, _, tag = max(spoke)
         return json_response(
@@ -276,15 +277,15 @@ class TrajectoryRoutes:
         if body.reward is not None:
             given, taken = await self._seal(journal, wanted, check_reward(body.reward))
             self._rewards.inc(int(given))
-        kept, export = taken or await journal.export(wanted)
+        stored, export = taken or await journal.export(wanted)
         self._exports.inc()
         self._rows.inc(len(export.rows))
         for error in export.errors:
             self._errors.labels(error["code"]).inc()
         removed = wanted.remove and journal.has_removed(wanted.session_ids)
         if not export.interactions and sum(len(column.data) for column in export.columns) <= _AT_ONCE_BYTES:
-            return _answer(str(kept.name), export, body.format, removed)
-        return await asyncio.to_thread(_answer, str(kept.name), export, body.format, removed)
+            return _answer(str(stored.name), export, body.format, removed)
+        return await asyncio.to_thread(_answer, str(stored.name), export, body.format, removed)
 
     async def _seal(
         self, journal: SessionJournal, wanted: ExportRequest, reward: float

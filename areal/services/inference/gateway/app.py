@@ -143,7 +143,7 @@ class WorkerControl:
             if body:
                 decode_object(body)
             workers = await self._workers(request.match_info["worker_id"])
-            return _answer(path, await self._ask_all(method, path, workers, body))
+            return _answer(path, await self._call_all(method, path, workers, body))
 
         return handle
 
@@ -152,13 +152,15 @@ class WorkerControl:
         wanted = await read_body(request, SetVersion, _BODY_BYTES)
         workers = await self._workers(request.match_info["worker_id"])
         if not wanted.force:
-            for result in await self._ask_all("GET", "/get_version", workers, b""):
+            for result in await self._call_all("GET", "/get_version", workers, b""):
                 if conflict := wanted.conflict(result.answer.get("version"), f"worker {result.worker_id}"):
                     raise ApiError(409, conflict, code="version_not_growing", param="version")
-        return _answer("/set_version", await self._ask_all("POST", "/set_version", workers, orjson.dumps(wanted)))
+        return _answer("/set_version", await self._call_all("POST", "/set_version", workers, orjson.dumps(wanted)))
 
-    async def _ask_all(self, method: str, path: str, workers: list[tuple[str, str]], body: bytes) -> list[WorkerResult]:
-        return list(await asyncio.gather(*(self._ask(method, path, worker, body) for worker in workers)))
+    async def _call_all(
+        self, method: str, path: str, workers: list[tuple[str, str]], body: bytes
+    ) -> list[WorkerResult]:
+        return list(await asyncio.gather(*(self._call(method, path, worker, body) for worker in workers)))
 
     async def _workers(self, worker_id: str) -> list[tuple[str, str]]:
         """Ids and addresses of the named workers; a data proxy that serves several models is one. Raises 404."""
@@ -171,7 +173,7 @@ class WorkerControl:
                 return [(worker_id, worker["worker_addr"])]
         raise ApiError(404, f"no worker {worker_id!r}", code="worker_not_found", param="worker_id")
 
-    async def _ask(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> WorkerResult:
+    async def _call(self, method: str, path: str, worker: tuple[str, str], body: bytes) -> WorkerResult:
         worker_id, addr = worker
         headers = {**self._headers, "Content-Type": "application/json"}
         try:

@@ -41,7 +41,7 @@ class ExportRoutes:
     def add_to(self, service: Service) -> None:
         service.route("POST", _PATH, self.export, Access.ADMIN)
         service.route("POST", f"{_PATH}/ack", self.acknowledge_export, Access.ADMIN)
-        service.route("GET", "/trajectories", self.lend, Access.ADMIN)
+        service.route("GET", "/trajectories", self.lease, Access.ADMIN)
         service.route("POST", "/trajectories/ack", self.acknowledge_leases, Access.ADMIN)
 
     async def export(self, request: Request) -> Response:
@@ -50,7 +50,7 @@ class ExportRoutes:
         places = _places(data)
         if len(places) == 1:
             headers = self._journals.for_admin(request)
-            reply = await self._journals.ask(next(iter(places)), "POST", _PATH, headers, body, _EXPORT_S)
+            reply = await self._journals.call(next(iter(places)), "POST", _PATH, headers, body, _EXPORT_S)
             answer = to_response(reply)
             if (export_id := reply.headers.get(names.EXPORT_ID)) is not None:
                 answer.headers[names.EXPORT_ID] = export_id
@@ -66,7 +66,7 @@ class ExportRoutes:
         if form not in ("json", "npz"):
             raise bad_request("format must be json or npz", param="format")
         common = {name: value for name, value in data.items() if name != "group_id"} | {"format": "json"}
-        checks = await self._ask_each(places, {**common, "format": form, "dry_run": True}, headers)
+        checks = await self._call_each(places, {**common, "format": form, "dry_run": True}, headers)
         damaged = {tag: reply for tag, reply in zip(places, checks, strict=True) if _is_damaged(reply)}
         refusals = [reply for reply in checks if reply.status != 200 and not _is_damaged(reply)]
         if refusals or len(damaged) == len(places):
@@ -74,7 +74,7 @@ class ExportRoutes:
         if data.get("dry_run") is True:
             return json_response({"status": "ok"})
         sound = {tag: ids for tag, ids in places.items() if tag not in damaged}
-        parts = await self._ask_each(sound, common, headers)
+        parts = await self._call_each(sound, common, headers)
         if (refusal := next((reply for reply in parts if reply.status != 200), None)) is not None:
             return to_response(refusal)
         errors = [
@@ -85,12 +85,12 @@ class ExportRoutes:
         bodies = [reply.body for reply in parts]
         return await asyncio.to_thread(merged_answer, bodies, data["session_ids"], form, errors)
 
-    async def _ask_each(
+    async def _call_each(
         self, places: Mapping[str, list[str]], common: Mapping[str, Any], headers: Mapping[str, str]
     ) -> list[WorkerReply]:
         bodies = {tag: orjson.dumps({**common, "session_ids": ids}) for tag, ids in places.items()}
-        asks = [self._journals.ask(tag, "POST", _PATH, headers, body, _EXPORT_S) for tag, body in bodies.items()]
-        return list(await asyncio.gather(*asks))
+        calls = [self._journals.call(tag, "POST", _PATH, headers, body, _EXPORT_S) for tag, body in bodies.items()]
+        return list(await asyncio.gather(*calls))
 
     async def acknowledge_export(self, request: Request) -> Response:
         export_id = (await read_object(request, _BODY_BYTES)).get("export_id")
@@ -106,7 +106,7 @@ class ExportRoutes:
             released = released or (reply is not None and reply.object()["released"])
         return json_response({"status": "ok", "released": released})
 
-    async def lend(self, request: Request) -> Response:
+    async def lease(self, request: Request) -> Response:
         """Lease trajectories from all data proxies; those that have some do not wait for others."""
         recorders, headers = self._journals.recorders(), self._journals.for_admin(request)
         wait_s = query_seconds(request, "wait", 300.0)
@@ -121,14 +121,14 @@ class ExportRoutes:
         rows = f"&style={style.value}&discount={discount!r}"
         deadline = asyncio.get_running_loop().time() + wait_s
         while True:
-            items, more = await self._lend_now(recorders, limit, kind + rows, headers)
+            items, more = await self._lease_now(recorders, limit, kind + rows, headers)
             left = deadline - asyncio.get_running_loop().time()
             if items or left <= 0:
                 return json_response({"items": items, **more})
             await self._wait_for_any(recorders, left, kind, headers)
             recorders = self._journals.recorders()
 
-    async def _lend_now(
+    async def _lease_now(
         self, recorders: Sequence[WorkerEntry], limit: int, query: str, headers: Mapping[str, str]
     ) -> tuple[list[Any], dict[str, Any]]:
         """Leased items, and the answer's other fields: skipped trajectories, and journals of silent data proxies."""
@@ -156,22 +156,22 @@ class ExportRoutes:
         """Return when a data proxy has a trajectory, or after 10 s, to look for new data proxies."""
         wait_s = min(wait_s, 10.0)
         path = f"/trajectories?limit=0&wait={wait_s:g}{kind}"
-        asks = {
+        calls = {
             asyncio.create_task(
                 self._journals.request(worker, "GET", path, headers, wait_s + 10.0), name=f"wait-{worker.id}"
             )
             for worker in recorders
         }
         try:
-            while asks:
-                done, asks = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
+            while calls:
+                done, calls = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
                 if any(_has_some(task.result()) for task in done):
                     return
             await asyncio.sleep(min(wait_s, _LOOK_AGAIN_S))  # all are empty, or do not answer
         finally:
-            for task in asks:
+            for task in calls:
                 task.cancel()
-            await asyncio.gather(*asks, return_exceptions=True)
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def acknowledge_leases(self, request: Request) -> Response:
         by_tag: dict[str, list[str]] = {}
@@ -189,7 +189,7 @@ class ExportRoutes:
         """The answer of the data proxy with journal ``tag``; None where the journal is gone: an adopted one is deleted
         once all of it was acknowledged."""
         try:
-            return await self._journals.ask(tag, "POST", path, self._journals.for_admin(request), orjson.dumps(body))
+            return await self._journals.call(tag, "POST", path, self._journals.for_admin(request), orjson.dumps(body))
         except ApiError as error:
             if error.code != NO_SESSION or not self._journals.recorders():  # it may be somewhere: nobody serves now
                 raise

@@ -99,8 +99,8 @@ class LiveTable:
     def remembered(self, incoming: Snapshot) -> Snapshot | None:
         """The last known table, for a router whose ``incoming`` one is empty; None where it is not, or nothing is
         known."""
-        kept = self._followed.inherited
-        return kept if kept.models and not incoming.models and not incoming.synced else None
+        last = self._followed.inherited
+        return last if last.models and not incoming.models and not incoming.synced else None
 
     def summary(self) -> dict[str, Any]:
         """The table's state, for /health."""
@@ -316,11 +316,11 @@ class Follower:
         _check(reply.status)
 
     def watchdog(self, model: str, addr: str, busy: Callable[[], bool] = lambda: False) -> Watchdog:
-        """The progress deadline of a call to the worker at ``addr``. Silence is excused while ``busy``, and while the
+        """The progress deadline of a call to the worker at ``addr``. It is suspended while ``busy``, and while the
         router sees the worker alive: its data proxy keeps the deadline."""
         return Watchdog(
             lambda: self._table.timeout_s + _GRACE_S,
-            excused=lambda: busy() or (self.connected and self._table.is_serving(model, addr)),
+            suspended=lambda: busy() or (self.connected and self._table.is_serving(model, addr)),
         )
 
     async def refresh(self) -> None:

@@ -37,8 +37,8 @@ _FOUND_S = 60.0
 _MISSED_S = 0.5
 _RETRIED_CODES = ("session_away", ROUTER_AWAY)
 _AWAY_S = 60.0
-_ASK_AGAIN_S = 0.5
-_ASKS_AT_ONCE = 16
+_RETRY_S = 0.5
+_LOOKUPS_AT_ONCE = 16
 _UNHEARD_S = 10.0
 _REFRESH_S = 0.1
 
@@ -53,7 +53,7 @@ class SessionKeys:
         self._key = key
         self._custom_keys: OrderedDict[bytes, tuple[str | None, float]] = OrderedDict()  # digest -> (tag, until)
         self._refreshed_at = -_REFRESH_S
-        self._asking = asyncio.Semaphore(_ASKS_AT_ONCE)
+        self._lookups = asyncio.Semaphore(_LOOKUPS_AT_ONCE)
 
     async def journal_of(self, headers: Mapping[str, str]) -> str | None:
         """The tag of the caller's session's journal; None for the admin. Raises 401 for anybody else."""
@@ -123,14 +123,14 @@ class SessionKeys:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                async with self._asking:
-                    return await self._ask(digest)
+                async with self._lookups:
+                    return await self._look_up(digest)
             except ApiError as error:
                 if error.code not in _RETRIED_CODES or loop.time() >= deadline:
                     raise
-            await self._table.changed(_ASK_AGAIN_S)
+            await self._table.changed(_RETRY_S)
 
-    async def _ask(self, digest: bytes) -> str | None:
+    async def _look_up(self, digest: bytes) -> str | None:
         try:
             journal = (await self._router.post("/route", {"api_key_digest": digest.hex()})).get("journal")
         except ApiError as error:
@@ -188,7 +188,7 @@ class JournalClient:
         given = {name: request.headers[name] for name in _AUTH if name in request.headers}
         return {**given, names.REQUEST_ID: request.id}
 
-    async def ask(
+    async def call(
         self,
         tag: str,
         method: str,
@@ -287,9 +287,9 @@ class JournalClient:
 # The human in the loop has no session key: each journal has a session for them, and a reward goes to the one where they
 # spoke last.
 
-_ASK_S = 5.0
+_CALL_S = 5.0
 _PATIENCE_S = 30.0
-_ASK_LATER_S = 0.5
+_LATER_S = 0.5
 
 
 class HitlSessions:
@@ -302,7 +302,7 @@ class HitlSessions:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _PATIENCE_S
         while True:
-            replies = await self._journals.each("/rl/human", headers, _ASK_S, model)
+            replies = await self._journals.each("/rl/human", headers, _CALL_S, model)
             answers = {addr: reply for addr, reply in replies.items() if reply.status == 200}
             listed = [reply.object() for reply in answers.values()]
             held = {tag for each in listed for tag in each["journals"]}
@@ -313,7 +313,7 @@ class HitlSessions:
             if loop.time() >= deadline:
                 message = "it cannot be told where the human spoke last: name the session or the interaction"
                 raise ApiError(503, message, code="session_away", headers={"Retry-After": "5"})
-            await self._table.changed(_ASK_LATER_S)
+            await self._table.changed(_LATER_S)
 
 
 _BODY_BYTES = 1024 * 1024
@@ -377,7 +377,7 @@ class SessionRoutes:
             if tag is None:
                 data = await self._with_session(decode_object(body), self._journals.for_admin(request))
                 tag, body = _journal_tag(data), orjson.dumps(data)
-            return to_response(await self._journals.ask(tag, "POST", path, self._journals.for_caller(request), body))
+            return to_response(await self._journals.call(tag, "POST", path, self._journals.for_caller(request), body))
 
         return handle
 
@@ -401,7 +401,7 @@ class SessionRoutes:
         if session_id == HITL:
             session_id = await self._hitl.session(None, headers)
             path = path.replace(HITL, session_id, 1)
-        return to_response(await self._journals.ask(SessionName.require(session_id).tag, "GET", path, headers))
+        return to_response(await self._journals.call(SessionName.require(session_id).tag, "GET", path, headers))
 
 
 def _page_order(session: Mapping[str, Any]) -> tuple[str, int]:

@@ -243,12 +243,12 @@ class SessionCache:
             self._drop(next(iter(self._sessions)))
 
     def _drop(self, number: int) -> None:
-        gone = self._sessions.pop(number, None)
-        if gone is None:
+        dropped = self._sessions.pop(number, None)
+        if dropped is None:
             return
-        self._weight -= gone.weight
-        if gone.key is not None and self._keys.get(gone.key) == number:
-            del self._keys[gone.key]
+        self._weight -= dropped.weight
+        if dropped.key is not None and self._keys.get(dropped.key) == number:
+            del self._keys[dropped.key]
 
     # -- for changes
 

@@ -85,8 +85,8 @@ class StoredExport:
 
 
 def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExport | None:
-    kept = _stored(tables, "digest=?", digest)
-    return kept if kept is not None and kept.until > now else None
+    stored = _stored(tables, "digest=?", digest)
+    return stored if stored is not None and stored.until > now else None
 
 
 def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExport | None:
@@ -209,8 +209,8 @@ def take(
 
     Returns None if ``choose`` has another result by now: the caller then retries.
     """
-    if (kept := find_export(tables, request.digest, now)) is not None:
-        return kept
+    if (stored := find_export(tables, request.digest, now)) is not None:
+        return stored
     try:
         if choose(tables, request, now)[0] != tuple(chosen):
             return None
@@ -245,11 +245,11 @@ def take(
 def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
     """Delete an export that was acknowledged, or that has expired at ``now``, and its trajectories, except damaged ones
     and those that a newer export took. False if the export does not exist, or has not expired."""
-    kept = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
-    if kept is None or kept.until > now:
+    stored = _stored(tables, "number=? AND nonce=?", name.number, name.nonce)
+    if stored is None or stored.until > now:
         return False
     newest = "SELECT export FROM trajectories WHERE session=? AND number=?"  # the export that took it last
-    for session, number in kept.items:
+    for session, number in stored.items:
         with contextlib.suppress(CorruptRecord):
             trajectory = tables.trajectory(session, number)
             if trajectory is not None and tables.db.execute(newest, (session, number)).fetchone() == (name.number,):

@@ -212,7 +212,7 @@ class SessionJournal(Journal):
         """The number of a session's interactions, and the sum of their rewards (None if there is no reward)."""
         return self._read_inline(lambda tables: tables.totals(session))
 
-    def spoke_at(self, session: int) -> float | None:
+    def last_call_at(self, session: int) -> float | None:
         """When the newest interaction of a session was recorded, in Unix seconds; None if it has no interaction."""
 
         def read(tables: SessionTables) -> float | None:
@@ -294,9 +294,9 @@ class SessionJournal(Journal):
         """Reward the last interaction of a session before its export, without a finish timeout. A short session is
         exported in the same commit. If ``request`` repeats an export, the reward is compared and nothing is written.
         Returns whether the reward was set, and the export if there is one. Raises 404, and as ``reward``."""
-        kept = self._read_inline(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
-        if kept is not None:
-            for number, place in kept.items[-1:]:
+        stored = self._read_inline(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
+        if stored is not None:
+            for number, place in stored.items[-1:]:
                 self._read_inline(partial(changes.check_exported_reward, number=number, place=place, value=value))
             return False, None
         number = self.session_by_name(name).number
@@ -316,8 +316,8 @@ class SessionJournal(Journal):
         except (ApiError, CorruptRecord):
             return None
         retention = self.retention.export_retention
-        kept = exporting.take(self._write, request, chosen, items, tuple(built.errors), retention, now)
-        return (kept, built) if kept is not None else None
+        stored = exporting.take(self._write, request, chosen, items, tuple(built.errors), retention, now)
+        return (stored, built) if stored is not None else None
 
     async def export(self, request: ExportRequest) -> tuple[StoredExport, Export]:
         """Take and return the requested trajectories. Raises 400, 404, 425; 422 or 500 if none of them can be exported
@@ -326,9 +326,9 @@ class SessionJournal(Journal):
         while True:
             chosen, items, built = await self._read_in_thread(lambda tables: self._build(tables, request))
             errors = tuple(built.errors)
-            kept = await self._change(partial(exporting.take, self._write, request, chosen, items, errors, retention))
-            if kept is not None and kept.items in (chosen, items):
-                return kept, built
+            stored = await self._change(partial(exporting.take, self._write, request, chosen, items, errors, retention))
+            if stored is not None and stored.items in (chosen, items):
+                return stored, built
 
     def has_removed(self, session_ids: Iterable[str]) -> bool:
         """Whether all these sessions were removed."""
@@ -346,16 +346,18 @@ class SessionJournal(Journal):
         """The trajectories that the request names, those of them that can be exported, and the response."""
         now = self.clock()
         try:
-            kept = exporting.find_export(tables, request.digest, now)
+            stored = exporting.find_export(tables, request.digest, now)
         except CorruptRecord as error:
             named = ", ".join(request.session_ids)
             raise CorruptRecord(f"what was exported of session {named} is not known: {error}") from error
-        chosen, known = (kept.items, kept.errors) if kept is not None else exporting.choose(tables, request, now)
+        chosen, known = (stored.items, stored.errors) if stored is not None else exporting.choose(tables, request, now)
         names = {name.number: each for each in request.session_ids if (name := SessionName.parse(each))}
         items, parts, errors = [], [], list(known)
-        if kept is not None and kept.recovered:
-            self._note(CorruptRecord(f"the record of export {kept.name} is damaged: its trajectories say what it took"))
-            taken = {number for number, _ in kept.items}
+        if stored is not None and stored.recovered:
+            self._note(
+                CorruptRecord(f"the record of export {stored.name} is damaged: its trajectories say what it took")
+            )
+            taken = {number for number, _ in stored.items}
             lost = CorruptRecord("the record of its export is damaged, and says nothing of it")
             errors += [exporting.error_entry(each, None, lost) for number, each in names.items() if number not in taken]
         for item in chosen:

@@ -339,8 +339,8 @@ class RecentTurns:
             self.drop(next(iter(self._turns)))
 
     def drop(self, row: int) -> None:
-        gone = self._turns.pop(row, None)
-        self._held -= len(gone.tokens) if gone is not None else 0
+        dropped = self._turns.pop(row, None)
+        self._held -= len(dropped.tokens) if dropped is not None else 0
 
 
 # -- retries that join the call in flight instead of sampling again

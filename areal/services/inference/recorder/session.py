@@ -48,7 +48,7 @@ class TrajectoryKind(IntEnum):
 class SealReason(IntEnum):
     """The event that made a trajectory ready."""
 
-    NOT = 0
+    NONE = 0
     REWARD = 1
     TIMEOUT = 2
     CHAT = 3
@@ -85,7 +85,7 @@ class Trajectory:
     first: int
     phase: TrajectoryPhase = TrajectoryPhase.OPEN
     due: float | None = None
-    sealed: SealReason = SealReason.NOT
+    sealed: SealReason = SealReason.NONE
     ready_at: float | None = None
 
 

@@ -95,7 +95,7 @@ class Watch:
             changes = self._registry.changes_since(sent) if sent is not None else None
             kind, table = ("changes", changes) if changes is not None else ("snapshot", self._registry.snapshot())
             line = orjson.dumps({"type": kind, **table.to_json()}) + b"\n"
-            self._lines = {known: kept for known, kept in self._lines.items() if known[1] == place[1]}
+            self._lines = {span: text for span, text in self._lines.items() if span[1] == place[1]}
             self._lines[place] = line
             self._cost_s = time.perf_counter() - began
         return line
@@ -157,7 +157,7 @@ class RegisteredTargets:
 
     def register(self, target: RegisterTarget, now: float) -> None:
         """Raises ValueError where there are too many."""
-        self._until = {each: kept for each, kept in self._until.items() if kept[1] > now}
+        self._until = {each: entry for each, entry in self._until.items() if entry[1] > now}
         self._until.pop(target.target, None)
         if target.ttl_seconds:
             if len(self._until) >= _MOST:
@@ -192,8 +192,8 @@ class DeclaredFile:
         if self._path is None:
             return
         try:
-            kept = json.loads(self._path.read_text())
-            self._registry.restore(kept["declared"], time.monotonic())
+            content = json.loads(self._path.read_text())
+            self._registry.restore(content["declared"], time.monotonic())
         except FileNotFoundError:
             self._registry.mark_synced()
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -243,9 +243,9 @@ _TABLE_BYTES = 64 * 1024 * 1024
 
 class RouterRoutes:
     def __init__(
-        self, registry: WorkerRegistry, prober: Prober, watch: Watch, placing: SessionPlacing, kept: DeclaredFile
+        self, registry: WorkerRegistry, prober: Prober, watch: Watch, placing: SessionPlacing, file: DeclaredFile
     ) -> None:
-        self._kept = kept
+        self._file = file
         self._placing = placing
         self._registry = registry
         self._prober = prober
@@ -352,13 +352,13 @@ class RouterRoutes:
         """Adopt a relay's table after a restart. Changes nothing where something was declared already."""
         data = await read_object(request, _TABLE_BYTES)
         try:
-            kept = Snapshot.from_json(data)
-            recalled = self._registry.recall(kept)
+            before = Snapshot.from_json(data)
+            recalled = self._registry.recall(before)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise bad_request(f"this is no table: {error!r}") from error
         if recalled:
             await self._prober.probe(self._registry.workers())
-        if recalled and kept.synced:
+        if recalled and before.synced:
             self._registry.mark_synced()
         return self._accepted(recalled=recalled)
 
@@ -382,11 +382,11 @@ class RouterRoutes:
     def _ready(self, model: str) -> tuple[list[WorkerEntry], dict[str, WorkerRecord]]:
         """Cached until the table changes."""
         members = self._registry.members(model)
-        kept = self._listed.get(model)
-        if kept is None or kept[0] is not members:
+        cached = self._listed.get(model)
+        if cached is None or cached[0] is not members:
             ready = {worker.addr: worker for worker in members if worker.state == READY}
-            kept = self._listed[model] = members, [WorkerEntry(each.id, each.addr) for each in ready.values()], ready
-        return kept[1:]
+            cached = self._listed[model] = members, [WorkerEntry(each.id, each.addr) for each in ready.values()], ready
+        return cached[1:]
 
     def _location(self, worker: WorkerRecord, **more: Any) -> Response:
         """``api_key`` is always None: callers use their own, and a provider's key never leaves its data proxy."""
@@ -436,7 +436,7 @@ class RouterRoutes:
     def _accepted(self, **more: Any) -> Response:
         """Answer once the declaration is on disk."""
         try:
-            self._kept.write()
+            self._file.write()
         except OSError as error:
             raise ApiError(507, f"what was declared cannot be kept: {error}", code="storage_full") from error
         return json_response({"status": "ok", "epoch": self._registry.epoch, "serial": self._registry.serial, **more})
@@ -476,21 +476,21 @@ async def router(config: RouterConfig, options: ServeOptions) -> AsyncIterator[S
     """The router process, wired together."""
     service = Service("router", key=options.key, loopback=options.loopback)
     registry = WorkerRegistry(strategy=config.strategy, readiness=Readiness(period_seconds=config.health_period))
-    kept = DeclaredFile(Path(config.state_file) if config.state_file else None, registry)
-    kept.read()
+    file = DeclaredFile(Path(config.state_file) if config.state_file else None, registry)
+    file.read()
     async with HttpClient() as http:
         prober = Prober(registry, http, options.headers)
         placing = SessionPlacing(registry, http, options.headers)
         count_workers(service.metrics, registry)
-        RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing, kept).add_to(service)
+        RouterRoutes(registry, prober, Watch(registry, service.lifetime), placing, file).add_to(service)
 
         @contextlib.asynccontextmanager
         async def probing() -> AsyncIterator[None]:
-            kept.announce(service.address)
+            file.announce(service.address)
             async with (
                 background("worker-probes", prober.run),
                 background("leases", lambda: expire_leases(registry)),
-                background("declared-file", kept.run),
+                background("declared-file", file.run),
             ):
                 yield
 

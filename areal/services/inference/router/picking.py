@@ -161,8 +161,8 @@ class _PoolCache(Generic[V]):
         self._of: dict[str, tuple[Sequence[WorkerEntry], V]] = {}
 
     def get(self, pool: str, workers: Sequence[WorkerEntry]) -> V | None:
-        kept = self._of.get(pool)
-        return kept[1] if kept is not None and kept[0] is workers else None
+        cached = self._of.get(pool)
+        return cached[1] if cached is not None and cached[0] is workers else None
 
     def put(self, pool: str, workers: Sequence[WorkerEntry], made: V) -> V:
         if len(self._of) >= _POOLS_KEPT:  # models come and go
@@ -198,8 +198,8 @@ class Picker:
             self._turn += 1
             return workers[self._turn % len(workers)]
         if strategy == "least_loaded":
-            kept = self._heaps.get(pool, workers)
-            picked = kept.pick(load) if kept is not None else None
+            cached = self._heaps.get(pool, workers)
+            picked = cached.pick(load) if cached is not None else None
             if picked is None:
                 picked = self._heaps.put(pool, workers, _LoadHeap(workers, load, self._dice)).pick(load)
             assert picked is not None, "each load was asked for just now"

@@ -156,10 +156,10 @@ class WorkerRegistry:
 
     def members(self, model: str) -> Sequence[WorkerRecord]:
         """``workers``, cached until the table changes."""
-        kept = self._listed.get(model)
-        if kept is None or kept[0] != self.serial:
-            kept = self._listed[model] = self.serial, self.workers(model)
-        return kept[1]
+        cached = self._listed.get(model)
+        if cached is None or cached[0] != self.serial:
+            cached = self._listed[model] = self.serial, self.workers(model)
+        return cached[1]
 
     def holders(self, tag: str) -> list[WorkerRecord]:
         """The workers that serve a journal, those of external models last."""
@@ -394,13 +394,13 @@ class WorkerRegistry:
             self.strategy, self.limits = strategy or self.strategy, updated
             self._changed()
 
-    def recall(self, kept: Snapshot) -> bool:
+    def recall(self, before: Snapshot) -> bool:
         """Continue from the table of the previous router, unless something was declared already; returns whether it was
         adopted. Draining workers become cordoned: a drain is ordered anew. Raises ValueError."""
         if self.synced or self._models or self._workers:
             return False
-        self.configure(kept.strategy, kept.limits)
-        for model in kept.models.values():
+        self.configure(before.strategy, before.limits)
+        for model in before.models.values():
             self.register_model(
                 model.name,
                 [(worker.id, worker.addr) for worker in model.workers],
@@ -434,8 +434,8 @@ class WorkerRegistry:
             if model is not None:
                 touched.setdefault(model, set()).add(worker_id)
         models = {name: self._entry(name, self._models[name], some) for name, some in touched.items()}
-        gone = {name: tuple(some - self._members.get(name, {}).keys()) for name, some in touched.items()}
-        return Changes(self.epoch, serial, self.serial, models, gone)
+        removed = {name: tuple(some - self._members.get(name, {}).keys()) for name, some in touched.items()}
+        return Changes(self.epoch, serial, self.serial, models, removed)
 
     def _entry(self, name: str, model: _Model, some: Collection[str] | None = None) -> ModelEntry:
         """``some``: only with the entries of these workers."""

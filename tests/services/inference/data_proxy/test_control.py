@@ -251,16 +251,16 @@ async def test_tracker_with_a_file_that_is_no_record_serves(tmp_path: Path) -> N
 IDLE_S = 60.0
 
 
-async def test_nothing_is_excused_before_the_first_pause() -> None:
-    assert not PauseState().excuses(IDLE_S)
+async def test_no_silence_is_covered_before_the_first_pause() -> None:
+    assert not PauseState().covers(IDLE_S)
 
 
-async def test_silence_is_excused_while_paused_and_for_one_deadline_after() -> None:
+async def test_silence_is_covered_while_paused_and_for_one_deadline_after() -> None:
     pause = PauseState()
     pause.set(True)
-    assert pause.excuses(0.0)
+    assert pause.covers(0.0)
     pause.set(False)
-    assert pause.excuses(IDLE_S) and not pause.excuses(0.0)
+    assert pause.covers(IDLE_S) and not pause.covers(0.0)
 
 
 async def test_observation_that_began_before_a_command_is_stale() -> None:

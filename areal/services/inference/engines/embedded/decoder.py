@@ -316,10 +316,10 @@ class LlamaDecoder:
         if name in self._matrices:
             yield name, self._matrices[name].forms(values, borrowed=borrowed)
         elif name == "embed":
-            kept = values.to(self.device, self.dtype, copy=not borrowed)
-            yield name, kept
+            tensor = values.to(self.device, self.dtype, copy=not borrowed)
+            yield name, tensor
             if self.config.tied:
-                yield "head", self._head.forms(kept, borrowed=True)
+                yield "head", self._head.forms(tensor, borrowed=True)
         else:
             yield name, values.to(self.device, self.dtype, copy=True)
 

@@ -187,8 +187,8 @@ def _limits(
     given = config.kv_memory_gib
     share = _CUDA_SHARE if device.type == "cuda" else _CPU_SHARE
     budget = int(free_bytes(device) * share if given is None else given * 2**30)
-    kept = budget // 4  # for the prefix cache
-    kv_tokens = min((budget - kept) // position_bytes, config.max_batch_size * wanted)
+    prefix_bytes = budget // 4  # for the prefix cache
+    kv_tokens = min((budget - prefix_bytes) // position_bytes, config.max_batch_size * wanted)
     if kv_tokens < 2:
         raise ArealError(f"no memory for a KV cache: one position takes {position_bytes} bytes of {budget}")
     if kv_tokens < wanted:
@@ -204,7 +204,7 @@ def _limits(
         max_length=min(wanted, kv_tokens),
         kv_tokens=kv_tokens,
         prefill_tokens=config.prefill_tokens,
-        kept_tokens=min(kept // position_bytes, kv_tokens // 4),
+        kept_tokens=min(prefix_bytes // position_bytes, kv_tokens // 4),
     )
 
 
