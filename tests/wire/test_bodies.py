@@ -8,8 +8,10 @@ from areal.wire.bodies import (
     ConnectPair,
     DisconnectPair,
     ExportTrajectories,
+    PublishModel,
     RegisterExternal,
     SetReward,
+    SetVersion,
     StartSession,
     WeightOrder,
 )
@@ -62,3 +64,17 @@ def test_refused_value_is_shortened_in_the_message() -> None:
     with pytest.raises(FieldError) as caught:
         read_fields(StartSession, {"task_id": ["x" * 10_000]}, lenient=True)
     assert len(caught.value.problem) < 200
+
+
+def test_version_only_grows_unless_it_is_forced() -> None:
+    assert SetVersion(version=3).conflict(3, "here") is None and SetVersion(version=3).conflict(None, "here") is None
+    assert SetVersion(version=2, force=True).conflict(3, "here") is None
+    told = "here is at version 3, above 2: a version only grows, but with force: true"
+    assert SetVersion(version=2).conflict(3, "here") == told
+
+
+def test_external_model_goes_to_data_proxies_under_both_names() -> None:
+    assert PublishModel(model="m", data_proxy_addrs=("h:1", "http://h:1")).addrs == ["http://h:1"]
+    assert PublishModel(model="m").external is None
+    external = PublishModel(model="m", url="https://h/v1", provider_model="theirs").external
+    assert external is not None and external.names == ("m", "theirs")

@@ -127,7 +127,7 @@ _STOP_S = 10.0
 
 
 @contextlib.contextmanager
-def serve_in_thread(service: Service, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serve_in_thread(service: Service, host: str, port: int = 0) -> Iterator[str]:
     """Serve in a thread of another program, such as a trainer, while the block runs; yields the service's address.
     Port 0 takes a free one. Raises UsageFault for a bind that needs a key."""
     refuse_open_bind(host, service.authenticator.key)

@@ -30,14 +30,15 @@ from areal.services.weight_transfer.group import Sender, open_group, open_store,
 from areal.services.weight_transfer.memory import Image, MemoryFile, TransferProgress, ends, layout_of
 
 _FILE = "model.safetensors"
+_PROBED_TOKENS = 8
 _KEPT = 2
 _MOST_IN_MEMORY = 3
 
 
-def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float, most: int = 8) -> dict[str, Any]:
-    """A check that an engine computes with these weights: the ``most`` likeliest tokens after ``input_ids`` [T] and
-    their log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
-    values, tokens = torch.topk(logprobs.float(), min(most, logprobs.numel()))
+def probe(logprobs: Tensor, input_ids: Tensor, tolerance: float) -> dict[str, Any]:
+    """A check that an engine computes with these weights: the likeliest tokens after ``input_ids`` [T] and their
+    log-probabilities, from ``logprobs`` [V] of a plain forward pass."""
+    values, tokens = torch.topk(logprobs.float(), min(_PROBED_TOKENS, logprobs.numel()))
     expected = {str(token): value for token, value in zip(tokens.tolist(), values.tolist(), strict=True)}
     return {"input_ids": input_ids.tolist(), "expected": expected, "tolerance": tolerance}
 
@@ -365,7 +366,7 @@ class BroadcastPublisher:
 def open_publisher(
     mode: str,
     folder: Path,
-    config_files: tuple[Path, ...] = (),
+    config_files: tuple[Path, ...],
     device: torch.device = _CPU,
     host: str = "127.0.0.1",
 ) -> FolderPublisher | BroadcastPublisher:

@@ -357,7 +357,7 @@ def checkpoint_tensors(model: Any, name: str, weight: Tensor) -> Iterator[tuple[
         yield saved, part if len(parts) == 1 else part.clone()  # safetensors rejects tensors that share storage
 
 
-def write_model(weights: dict[str, Tensor], configs: Sequence[Any], folder: Path, tokenizer: str = "") -> None:
+def write_model(weights: dict[str, Tensor], configs: Sequence[Any], folder: Path, tokenizer: str) -> None:
     """Replace ``folder`` atomically by one for ``from_pretrained``. ``configs`` have a ``save_pretrained``. The
     tokenizer of the folder or hub id ``tokenizer`` is copied. Raises OSError."""
     partial = folder.with_name(f"{folder.name}.tmp")

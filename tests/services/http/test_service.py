@@ -17,10 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from areal.http.client import HttpReply
+from areal.http.headers import Headers
 from areal.services.http.auth import Access, AdminKey
-from areal.services.http.errors import ApiError
+from areal.services.http.errors import ApiError, refusal
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse
-from areal.services.http.service import EventCutter, Metrics, Service, json_response
+from areal.services.http.service import EventCutter, Metrics, Service, json_response, to_response
 from tests.services.http.server.server_fixture import RawAnswer, ServerFixture, get, post, serving
 
 KEY = "Authorization: Bearer secret"
@@ -243,3 +245,18 @@ def test_processes_that_share_a_folder_are_added_up(tmp_path: Path, monkeypatch:
 def test_folder_that_is_gone_has_nothing_to_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "gone"))
     assert Metrics().exposition() == b""
+
+
+def test_answer_of_another_component_keeps_when_to_try_again() -> None:
+    reply = HttpReply(503, Headers({b"retry-after": b"2", b"server": b"x"}), b"{}")
+    answer = to_response(reply)
+    assert (answer.status, answer.body) == (503, b"{}")
+    assert answer.headers == {"Content-Type": "application/json", "Retry-After": "2"}
+
+
+def test_refusal_of_another_component_is_passed_on_and_one_without_a_reason_is_502() -> None:
+    told = json.dumps({"error": {"message": "no model", "code": "model_not_found", "param": "model"}}).encode()
+    error = refusal(HttpReply(404, Headers({}), told), "the router")
+    assert (error.status, error.message, error.code, error.param) == (404, "no model", "model_not_found", "model")
+    error = refusal(HttpReply(404, Headers({}), b"<html>"), "the router")
+    assert (error.status, error.message, error.code) == (502, "the router answered 404", "bad_gateway")

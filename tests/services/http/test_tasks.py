@@ -10,7 +10,7 @@ import weakref
 import pytest
 
 from areal.services.http import tasks
-from areal.services.http.tasks import Watchdog, background
+from areal.services.http.tasks import Watchdog, background, happens
 
 
 async def test_background_task_that_fails_is_logged_and_starts_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -174,3 +174,10 @@ async def test_watchdog_that_its_excuse_refers_to_is_freed_with_its_body() -> No
         assert (await guarded())() is None
     finally:
         gc.enable()
+
+
+async def test_event_that_happens_in_time_is_told_and_one_that_does_not_is_not() -> None:
+    event = asyncio.Event()
+    assert not await happens(event, 0.01)
+    asyncio.get_running_loop().call_later(0.01, event.set)
+    assert await happens(event, 60.0)

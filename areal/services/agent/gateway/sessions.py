@@ -50,7 +50,7 @@ _BODY_BYTES = 1024 * 1024
 _SESSION_HEADER = SESSION_KEY_HEADER.lower().encode()
 
 
-def path_of(key: str, verb: str = "") -> str:
+def path_of(key: str, verb: str) -> str:
     """The path of a session, or of an action on it, at a data proxy."""
     return f"/session/{quote(key, safe='')}{verb}"
 

@@ -309,7 +309,7 @@ def wire_body(call: EngineCall, model: str) -> dict[str, Any]:
     return body
 
 
-def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int = UNKNOWN_VERSION) -> EngineDelta:
+def read_choice(choice: Mapping[str, Any], call: EngineCall, version: int) -> EngineDelta:
     """A choice of a chunk, sampled by weights ``version``. Requests have no stop strings, so a choice that ended as
     "stop" was stopped by its last token."""
     ids = tuple(choice.get("token_ids") or ())

@@ -390,7 +390,7 @@ class SessionJournal(Journal):
         return await self._change(lambda now: exporting.forget(self._write, name))
 
     async def online(
-        self, items: Sequence[TrajectoryKey], style: Style = Style.INDIVIDUAL, discount: float = 1.0
+        self, items: Sequence[TrajectoryKey], style: Style, discount: float
     ) -> list[TrajectoryExport | CorruptRecord | RewardOverflow | None]:
         """For each item its export, the error that prevents it, or None if it has been deleted. Takes nothing."""
 
