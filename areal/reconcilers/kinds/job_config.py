@@ -63,6 +63,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return data or {}
 
 
+def config_file(given: str, folder: Path, manifest: str | None) -> Path | None:
+    """The configuration's file: relative to the working folder, else to the folder of the manifest's file."""
+    bases = [folder, *([Path(manifest).parent] if manifest else [])]
+    return next((found for base in bases if (found := base / Path(given).expanduser()).is_file()), None)
+
+
 def choose_driver(given: str | None, config: Mapping[str, Any], overrides: Sequence[str], where: str) -> str:
     """``module:function``. ``where`` names the configuration in errors. Raises UsageFault."""
     named = given or overridden("driver", overrides) or config.get("driver")
@@ -156,8 +162,7 @@ class JobConfig:
 
         given, folder = job.spec.get("config"), _folder(job)
         if isinstance(given, str):
-            bases = [folder, *([Path(job.source["file"]).parent] if job.source and job.source.get("file") else [])]
-            file = next((base / given for base in bases if (base / given).is_file()), None)
+            file = config_file(given, folder, (job.source or {}).get("file"))
             tree = read_config(file) if file is not None else {}
         else:
             tree = deepcopy(dict(given or {}))
@@ -402,7 +407,7 @@ def _missing_references(job: Wanted, resource: Resource) -> Iterator[Diagnostic]
     spec, folder = job.spec, _folder(job)
     if not folder.is_dir():
         yield resource.fault(("workingDir",), f"there is no folder {str(folder)!r}")
-    elif isinstance(spec.get("config"), str) and not (folder / spec["config"]).expanduser().is_file():
+    elif isinstance(spec.get("config"), str) and config_file(spec["config"], folder, None) is None:
         file = folder / spec["config"]
         near = sorted(each.name for each in file.parent.iterdir() if each.is_file()) if file.parent.is_dir() else []
         message = f"there is no file {spec['config']!r}{did_you_mean(file.name, near)}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from areal.errors import ArealError, UsageFault
 from areal.hub import COMMITS_VARIABLE
 from areal.reconcilers.kinds.inference_launch import commits_of
-from areal.reconcilers.kinds.job_config import choose_driver, read_config
+from areal.reconcilers.kinds.job_config import choose_driver, config_file, read_config
 from areal.reconcilers.kinds.job_status import DRIVER
 from areal.reconcilers.launch import NO_GPUS, EffectContext, Slot, restart_policy, secret_of, source_file
 from areal.reconcilers.plan import Op
@@ -124,14 +124,11 @@ def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Pa
     if not isinstance(spec.config, str):
         write_atomic(folder / _INLINE, json.dumps(spec.config, indent=1) + "\n")  # JSON is YAML
         return folder / _INLINE
-    source = source_file(stored)
-    bases = [cwd, *([Path(source).absolute().parent] if source else [])]
-    for base in bases:
-        found = base / Path(spec.config).expanduser()
-        if found.is_file():
-            return found.resolve()
-    looked = ", ".join(dict.fromkeys(map(str, bases)))
-    raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=f"looked in {looked}")
+    found = config_file(spec.config, cwd, source_file(stored))
+    if found is None:
+        hint = f"looked in {cwd} and beside the manifest"
+        raise UsageFault(f"{stored.ref}: there is no spec.config {spec.config!r}", hint=hint)
+    return found.resolve()
 
 
 def service_environment(context: EffectContext, op: Op, spec: TrainJobSpec) -> dict[str, str]:
