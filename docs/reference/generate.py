@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from areal.api.config.fields import NoEffect, Range, Unsupported
+from areal.api.config.fields import NoEffect, NotSupported, Range
 from areal.services.agent.gateway.app import agent_gateway
 from areal.services.http.auth import Access
 from areal.services.http.process import serve_options
@@ -241,7 +241,7 @@ def remark(mark: Any) -> str:
     match mark:
         case NoEffect(why):
             return f"no effect: {why}"
-        case Unsupported(instead):
+        case NotSupported(instead):
             return f"refused: {instead}"
         case Range():
             return str(mark)

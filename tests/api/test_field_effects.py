@@ -472,7 +472,7 @@ SHOWN = {f"{cls}.{name}": test for cls, tests in NAMED.items() for name, test in
 
 
 def test_every_field_has_an_effect_that_a_test_shows() -> None:
-    assert SEEN | set(SHOWN) == FIELDS, "a new field is given its effect here, or marked NoEffect or Unsupported"
+    assert SEEN | set(SHOWN) == FIELDS, "a new field is given its effect here, or marked NoEffect or NotSupported"
     assert not SEEN & set(SHOWN)
 
 

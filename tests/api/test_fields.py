@@ -15,7 +15,7 @@ import yaml
 
 import areal
 from areal.api.cli_args import ConfigError, DPOConfig, GRPOConfig, RWConfig, SFTConfig, load_expr_config
-from areal.api.config.fields import NoEffect, Unsupported, default_of, hints_of
+from areal.api.config.fields import NoEffect, NotSupported, default_of, hints_of
 
 ROOT = Path(areal.__file__).parent
 EXPERIMENTS = (GRPOConfig, SFTConfig, RWConfig, DPOConfig)
@@ -46,9 +46,9 @@ def fields_of(cls: type, path: Path_ = ()) -> Iterator[tuple[type, Path_, Any]]:
             yield from fields_of(nested, (*path, name))
 
 
-def marks_of(hint: Any) -> list[Unsupported | NoEffect]:
+def marks_of(hint: Any) -> list[NotSupported | NoEffect]:
     found = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return [mark for mark in found if isinstance(mark, Unsupported | NoEffect)]
+    return [mark for mark in found if isinstance(mark, NotSupported | NoEffect)]
 
 
 def other_than(default: Any, hint: Any) -> Any:
@@ -94,7 +94,7 @@ def test_field_without_effect_is_refused_or_told_with_file_line_and_key(
     file.write_text("experiment_name: e\ntrial_name: t\n" + yaml.safe_dump(tree))
     key = f"c.yaml:{2 + len(path)}: {'.'.join(path)}: "
     argv = ["--config", str(file)]
-    if isinstance(mark, Unsupported):
+    if isinstance(mark, NotSupported):
         with pytest.raises(ConfigError) as caught:
             load_expr_config(argv, experiment_of(path))
         assert f"{key}is not supported: {mark.why}" in str(caught.value)

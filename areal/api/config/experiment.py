@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, Range, Unsupported, check_numbers
+from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, NotSupported, Range, check_numbers
 from areal.api.config.rollout import (
     ClusterSpecConfig,
     GenerationHyperparameters,
@@ -75,8 +75,8 @@ class RecoverConfig(PeriodicConfig):
 
     mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
     retries: Annotated[int, NoEffect("the job's restart policy says it")] = 3
-    no_save_optim: Annotated[bool, Unsupported("a checkpoint has the optimizer's state")] = False
-    no_load_optim: Annotated[bool, Unsupported("a checkpoint has the optimizer's state")] = False
+    no_save_optim: Annotated[bool, NotSupported("a checkpoint has the optimizer's state")] = False
+    no_load_optim: Annotated[bool, NotSupported("a checkpoint has the optimizer's state")] = False
 
     @property
     def enabled(self) -> bool:
@@ -91,8 +91,8 @@ class CheckpointerConfig(PeriodicConfig):
 @dataclass
 class WandBConfig:
     mode: Mode = "disabled"
-    wandb_base_url: Annotated[str, Unsupported("set WANDB_BASE_URL in the job's environment")] = ""
-    wandb_api_key: Annotated[str, Unsupported("set WANDB_API_KEY in the job's environment")] = field(
+    wandb_base_url: Annotated[str, NotSupported("set WANDB_BASE_URL in the job's environment")] = ""
+    wandb_api_key: Annotated[str, NotSupported("set WANDB_API_KEY in the job's environment")] = field(
         default="", repr=False
     )
     entity: str | None = None
@@ -244,7 +244,7 @@ class BaseExperimentConfig:
     enable_offload: Annotated[bool, NoEffect("weights stay on their devices, which takes more of their memory")] = False
     total_train_epochs: Annotated[int, COUNT] = 1
     total_train_steps: Annotated[int | None, COUNT] = None
-    total_train_n_seqs: Annotated[int | None, Unsupported("say total_train_steps")] = None
+    total_train_n_seqs: Annotated[int | None, NotSupported("say total_train_steps")] = None
     tokenizer_path: str = ""
     weight_update_mode: str = ""
     min_required_servers: Annotated[int | None, NOT_NEGATIVE] = None
@@ -261,7 +261,7 @@ class BaseExperimentConfig:
     vllm: vLLMConfig = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
-    post_exit_hook: Annotated[str, Unsupported("the manifest has what follows a run")] = ""
+    post_exit_hook: Annotated[str, NotSupported("the manifest has what follows a run")] = ""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -387,7 +387,7 @@ class PPOConfig(BaseExperimentConfig):
     actor: PPOActorConfig = field(default_factory=PPOActorConfig)
     ref: TrainEngineConfig | None = None
     critic: PPOCriticConfig | None = None
-    teacher: Annotated[TrainEngineConfig | None, Unsupported("there is no distillation")] = None
+    teacher: Annotated[TrainEngineConfig | None, NotSupported("there is no distillation")] = None
     dynamic_bs: bool = False
     async_training: bool = True
     workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; a custom driver sets it in code

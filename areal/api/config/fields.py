@@ -2,7 +2,7 @@
 
 ``Annotated[float, Range(0, 1)]`` bounds a number. It is checked for configurations from files and from code; no field
 accepts NaN or infinity. Drivers and YAML files for AReaL set fields that have no meaning here, or none yet. None is
-dropped silently: an ``Unsupported`` field with a value other than its default is an error, a ``NoEffect`` one is
+dropped silently: an ``NotSupported`` field with a value other than its default is an error, a ``NoEffect`` one is
 reported as a warning.
 """
 
@@ -88,7 +88,7 @@ def check_numbers(config: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class NotSupported:
     """A field that is not supported. ``why`` completes "FIELD is not supported: "."""
 
     why: str
@@ -201,7 +201,7 @@ def _marked(cls: type, key: str, hint: Any, value: Any, faults: Faults, path: Fi
     if get_origin(hint) is not Annotated or value == default_of(cls, key):
         return
     for mark in hint.__metadata__:
-        if isinstance(mark, Unsupported):
+        if isinstance(mark, NotSupported):
             faults.add(path, f"is not supported: {mark.why}")
         elif isinstance(mark, NoEffect):
             faults.ineffective.append((path, mark))

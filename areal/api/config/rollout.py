@@ -13,8 +13,8 @@ from areal.api.config.fields import (
     POSITIVE,
     SHARE,
     NoEffect,
+    NotSupported,
     Range,
-    Unsupported,
     check_numbers,
 )
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
@@ -165,10 +165,10 @@ class AgentConfig(AgentServiceConfig):
     reasoning_parser: Annotated[str, _PROXY] = "qwen3"
     chat_template_type: Annotated[str, NoEffect("earlier turns are never tokenised again")] = "hf"
     engine_max_tokens: Annotated[int | None, NoEffect("the engine's max-model-len bounds a call")] = None
-    message_preprocessors: Annotated[list[str], Unsupported("messages are recorded as they are")] = field(
+    message_preprocessors: Annotated[list[str], NotSupported("messages are recorded as they are")] = field(
         default_factory=list
     )
-    prefix_matcher: Annotated[str | None, Unsupported("the conversation tree is that of the messages")] = None
+    prefix_matcher: Annotated[str | None, NotSupported("the conversation tree is that of the messages")] = None
     subproc_max_workers: Annotated[int, NoEffect("agents run inline, as tasks")] = 4
     drop_retry_orphans: Annotated[bool, NoEffect("retries are never recorded twice")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
@@ -223,15 +223,15 @@ class InferenceEngineConfig:
     openai: AgentConfig | None = None  # AReaL's older name of ``agent``
     lora_name: Annotated[str, ADAPTER] = ""
     use_lora: Annotated[bool, NoEffect("the weight update carries the adapter")] = False
-    api_url: Annotated[str | None, Unsupported("make a Model with backend external")] = None
-    provider_api_key: Annotated[str | None, Unsupported("make a Model with backend external")] = None
+    api_url: Annotated[str | None, NotSupported("make a Model with backend external")] = None
+    provider_api_key: Annotated[str | None, NotSupported("make a Model with backend external")] = None
     routing_strategy: Annotated[str, NoEffect("the service's routing says it")] = "round_robin"
     schedule_policy: Annotated[str, NoEffect("the service's routing says it")] = "round_robin"
     poll_interval: Annotated[float, NoEffect("the router watches health")] = 5.0
     workers_ready_timeout: Annotated[float, NoEffect("setup_timeout bounds the whole start")] = 30.0
     enable_rollout_tracing: Annotated[bool, NoEffect("every interaction is recorded")] = False
-    return_routed_experts: Annotated[bool, Unsupported("no engine tells them")] = False
-    serialize_group_samples: Annotated[bool, Unsupported("samples of a group run at once")] = False
+    return_routed_experts: Annotated[bool, NotSupported("no engine tells them")] = False
+    serialize_group_samples: Annotated[bool, NotSupported("samples of a group run at once")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
     reward_workers: Annotated[int, COUNT] = 2
@@ -282,7 +282,7 @@ class GenerationHyperparameters:
         None  # each sample of a group has its own seed, derived from this one
     )
     lora_name: Annotated[str, ADAPTER] = ""
-    use_beam_search: Annotated[bool, Unsupported("policies are sampled")] = False
+    use_beam_search: Annotated[bool, NotSupported("policies are sampled")] = False
     drop_incomplete_group: bool = False
 
     def __post_init__(self) -> None:

@@ -14,8 +14,8 @@ from areal.api.config.fields import (
     POSITIVE,
     SHARE,
     NoEffect,
+    NotSupported,
     Range,
-    Unsupported,
     check_numbers,
 )
 from areal.api.config.rollout import SchedulingSpec, SchedulingStrategy, check_training, parsed
@@ -269,7 +269,7 @@ class OptimizerConfig:
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps_proportion: Annotated[float, SHARE] = 0.001
     gradient_clipping: Annotated[float, NOT_NEGATIVE] = 1.0
-    offload: Annotated[bool, Unsupported("optimizer states stay on the device")] = False
+    offload: Annotated[bool, NotSupported("optimizer states stay on the device")] = False
     initial_loss_scale: Annotated[float, NoEffect("there is no loss scaling: bf16 and float32 need none")] = 2**32
     min_loss_scale: Annotated[float, NoEffect("there is no loss scaling")] = 1.0
     loss_scale_window: Annotated[float, NoEffect("there is no loss scaling")] = 5
@@ -289,7 +289,7 @@ class FSDPWrapPolicy:
 @dataclass
 class FSDPEngineConfig:
     wrap_policy: Annotated[FSDPWrapPolicy | None, NoEffect("each decoder layer is sharded on its own")] = None
-    offload_params: Annotated[bool, Unsupported("parameters stay on the device")] = False
+    offload_params: Annotated[bool, NotSupported("parameters stay on the device")] = False
     memory_efficient_load: Annotated[bool, NoEffect("weights are always loaded shard by shard")] = False
 
 
@@ -298,9 +298,9 @@ class MegatronDDPConfig:
     """``overlap_grad_reduce``: gradients travel while the backward pass goes on."""
 
     overlap_grad_reduce: bool = False
-    use_distributed_optimizer: Annotated[bool, Unsupported("data-parallel ranks share Adam's states")] = True
+    use_distributed_optimizer: Annotated[bool, NotSupported("data-parallel ranks share Adam's states")] = True
     grad_reduce_in_fp32: Annotated[bool, NoEffect("grad_reduce_dtype says it")] = False
-    overlap_param_gather: Annotated[bool, Unsupported("weights are gathered when the optimizer has stepped")] = False
+    overlap_param_gather: Annotated[bool, NotSupported("weights are gathered when the optimizer has stepped")] = False
 
 
 @dataclass
@@ -312,10 +312,10 @@ class MegatronEngineConfig:
     recompute_granularity: Literal["full"] | None = None  # full is what gradient_checkpointing does
     recompute_method: Literal["uniform", "block"] = "uniform"
     recompute_num_layers: Annotated[int, COUNT] = 1
-    virtual_pipeline_parallel_size: Annotated[int, Unsupported("stages are not interleaved")] = 1
-    overlap_param_gather_with_optimizer_step: Annotated[bool, Unsupported("the optimizer steps by itself")] = False
-    use_precision_aware_optimizer: Annotated[bool, Unsupported("moments are float32")] = False
-    async_save: Annotated[bool, Unsupported("a checkpoint is whole before the next step begins")] = False
+    virtual_pipeline_parallel_size: Annotated[int, NotSupported("stages are not interleaved")] = 1
+    overlap_param_gather_with_optimizer_step: Annotated[bool, NotSupported("the optimizer steps by itself")] = False
+    use_precision_aware_optimizer: Annotated[bool, NotSupported("moments are float32")] = False
+    async_save: Annotated[bool, NotSupported("a checkpoint is whole before the next step begins")] = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -379,10 +379,10 @@ class TrainEngineConfig:
     peft_type: Literal["lora"] = "lora"
     fsdp: FSDPEngineConfig = field(default_factory=FSDPEngineConfig)
     megatron: MegatronEngineConfig = field(default_factory=MegatronEngineConfig)
-    archon: Annotated[dict[str, Any], Unsupported("there is no archon engine")] = field(default_factory=dict)
+    archon: Annotated[dict[str, Any], NotSupported("there is no archon engine")] = field(default_factory=dict)
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
-    enable_tree_training: Annotated[bool, Unsupported("rows are trained one by one")] = False
+    enable_tree_training: Annotated[bool, NotSupported("rows are trained one by one")] = False
     _version: Annotated[Literal["v1", "v2"], ONE_PROGRAM] = "v1"
     admin_api_key: Annotated[str, ONE_PROGRAM] = field(default="", repr=False)
     log_level: Annotated[str, ONE_PROGRAM] = "warning"
