@@ -196,16 +196,15 @@ _EXAMPLES: dict[str, Any] = {
 }
 
 
-def init(kind: str, name: str | None = None, *, schema: str | None = None) -> str:
-    """Returns a manifest of ``kind``, with the example's name unless one is given. ``schema``: URL or path of the JSON
-    Schema for the editor's modeline."""
-    url = schema or f"{BASE_URL}{kind.lower()}.schema.json"
+def init(kind: str, name: str | None = None) -> str:
+    """Returns a manifest of ``kind``, with the example's name unless one is given, and a modeline with the URL of its
+    JSON Schema for editors."""
     model = spec_model(kind)
     fields = fields_of(model)
     example, filled = model.EXAMPLE
     order = dict.fromkeys((*filled, *fields))
     lines = [
-        f"# yaml-language-server: $schema={url}",
+        f"# yaml-language-server: $schema={BASE_URL}{kind.lower()}.schema.json",
         *_comment(model_doc(model), 0),
         *_comment(f"Every field explained: areal explain {kind.lower()}.spec", 0),
         f"apiVersion: {API_VERSION}",

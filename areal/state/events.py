@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from areal.errors import Locked
 from areal.files import write_all
@@ -30,9 +29,6 @@ _LINE_FLOOR = 90  # no event is shorter: below KEEP + _SLACK such lines there is
 _MESSAGE_LIMIT = 4096
 _LOCK_TIMEOUT_S = 30.0
 
-NORMAL = "Normal"
-WARNING = "Warning"
-
 
 @dataclass(frozen=True)
 class Event:
@@ -44,7 +40,6 @@ class Event:
     message: str
     actor: str
     at: float
-    tx: str | None = None
     count: int = 1
     first_at: float = 0.0
 
@@ -59,14 +54,12 @@ class EventLog:
     def __init__(self, home: Home) -> None:
         self._home = home
 
-    def record(
-        self, ref: Ref, type: str, reason: str, message: str, actor: str | None = None, tx: str | None = None
-    ) -> None:
+    def record(self, ref: Ref, type: str, reason: str, message: str, actor: str | None = None) -> None:
         """Append one event. Raises ArealError when it cannot be written."""
         now = time.time()
         if len(message) > _MESSAGE_LIMIT:
             message = message[: _MESSAGE_LIMIT - 1] + "…"
-        event = Event(str(ref), type, reason, message, actor or this_actor(), now, tx, first_at=now)
+        event = Event(str(ref), type, reason, message, actor or this_actor(), now, first_at=now)
         folder = self._home.object_folder(ref)
         path = folder / "events.jsonl" if folder.is_dir() else self._stray
         try:
@@ -142,8 +135,7 @@ def _cut(fd: int, path: Path) -> None:
 
 
 def _line(event: Event) -> bytes:
-    body: dict[str, Any] = {key: value for key, value in asdict(event).items() if value is not None}
-    return json.dumps(body).encode() + b"\n"
+    return json.dumps(asdict(event)).encode() + b"\n"
 
 
 def _parse(line: bytes) -> Event | None:

@@ -56,10 +56,6 @@ class FieldConflict:
     at: float
     theirs_path: FieldPath = field(default=(), compare=False)
 
-    @property
-    def text(self) -> str:
-        return path_text(self.path)
-
 
 def effective(layers: Layers) -> dict[str, Any]:
     """The layers merged in order: the user's spec, without defaults."""
@@ -207,10 +203,6 @@ class Revision:
     def spec(self) -> dict[str, Any]:
         """The effective spec, all layers merged."""
         return self.object.spec
-
-    @property
-    def labels(self) -> dict[str, str]:
-        return self.object.labels
 
 
 class Listing(list[T]):

@@ -100,12 +100,6 @@ def test_init_each_comment_can_be_uncommented(kind: str) -> None:
         assert name in resource.spec or name == "models"
 
 
-def test_init_takes_another_schema_for_the_modeline() -> None:
-    assert init("Model", schema="../schemas/model.schema.json").startswith(
-        "# yaml-language-server: $schema=../schemas/model.schema.json\n"
-    )
-
-
 MANIFESTS = (
     f"{HEAD}kind: InferenceService\nmetadata: {{name: default}}\nspec:\n  models:\n"
     "  - {name: qwen, backend: embedded, path: m}\n---\n"

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import Ref
 from areal.state import events
-from areal.state.events import KEEP, NORMAL, WARNING, Event, EventLog, fold
+from areal.state.events import KEEP, Event, EventLog, fold
 from areal.state.objects import ObjectStore
 
 from .support import QWEN, an_object, contents, run, running
 
 happenings = st.builds(
-    lambda reason, at: Event("Model/qwen", NORMAL, reason, "m", "a@b", at, first_at=at),
+    lambda reason, at: Event("Model/qwen", "Normal", reason, "m", "a@b", at, first_at=at),
     st.sampled_from("ab"),
     st.floats(0, 9),
 )
@@ -33,15 +33,15 @@ def file_of(log: EventLog) -> Path:
 
 
 def test_record_then_read_gives_it_back(log: EventLog) -> None:
-    log.record(QWEN, WARNING, "Failed", "out of memory", actor="alice@box", tx="t1")
+    log.record(QWEN, "Warning", "Failed", "out of memory", actor="alice@box")
     (event,) = log.read(QWEN)
     assert (event.ref, event.type, event.reason, event.message) == ("Model/qwen", "Warning", "Failed", "out of memory")
-    assert (event.actor, event.tx, event.count) == ("alice@box", "t1", 1)
+    assert (event.actor, event.count) == ("alice@box", 1)
 
 
 def test_record_repetition_is_one_event_with_a_count(log: EventLog) -> None:
     for reason in ("Unhealthy", "Unhealthy", "Ready", "Unhealthy"):
-        log.record(QWEN, NORMAL, reason, "probe")
+        log.record(QWEN, "Normal", reason, "probe")
     found = log.read(QWEN)
     assert [(event.reason, event.count) for event in found] == [("Unhealthy", 2), ("Ready", 1), ("Unhealthy", 1)]
     assert found[0].first_at < found[0].at
@@ -58,7 +58,7 @@ def test_fold_loses_no_occurrence_and_leaves_no_repetition(written: list[Event])
 def test_read_of_all_objects_is_in_order_of_time_and_limited_to_the_last(log: EventLog, store: ObjectStore) -> None:
     store.put(an_object("llama"))
     for index, name in enumerate(["qwen", "llama", "qwen"]):
-        log.record(Ref("Model", name), NORMAL, f"R{index}", "m")
+        log.record(Ref("Model", name), "Normal", f"R{index}", "m")
     assert [event.reason for event in log.read()] == ["R0", "R1", "R2"]
     assert [event.reason for event in log.read(limit=2)] == ["R1", "R2"]
     assert log.read(limit=0) == []
@@ -66,7 +66,7 @@ def test_read_of_all_objects_is_in_order_of_time_and_limited_to_the_last(log: Ev
 
 def test_events_of_an_object_that_is_gone_can_still_be_read(log: EventLog, store: ObjectStore) -> None:
     store.delete(QWEN)
-    log.record(QWEN, NORMAL, "Deleted", "by alice")
+    log.record(QWEN, "Normal", "Deleted", "by alice")
     assert [event.reason for event in log.read(QWEN)] == ["Deleted"]
     assert [event.reason for event in log.read()] == ["Deleted"]
     assert store.get(QWEN) is None
@@ -74,7 +74,7 @@ def test_events_of_an_object_that_is_gone_can_still_be_read(log: EventLog, store
 
 def test_record_beyond_the_bound_keeps_the_newest(log: EventLog) -> None:
     for index in range(KEEP + 300):
-        log.record(QWEN, NORMAL, "Tick", f"number {index:06d} of a long row of events to be kept or not")
+        log.record(QWEN, "Normal", "Tick", f"number {index:06d} of a long row of events to be kept or not")
     found = [int(event.message.split()[1]) for event in log.read(QWEN)]
     assert found[-1] == KEEP + 299
     assert KEEP <= len(found) <= KEEP + 250
@@ -84,9 +84,9 @@ def test_record_beyond_the_bound_keeps_the_newest(log: EventLog) -> None:
 def test_record_cut_folds_repetitions_before_it_drops(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP", 10)
     monkeypatch.setattr(events, "_SLACK", 5)
-    log.record(QWEN, NORMAL, "First", "m")
+    log.record(QWEN, "Normal", "First", "m")
     for _ in range(100):
-        log.record(QWEN, NORMAL, "Again", "m")
+        log.record(QWEN, "Normal", "Again", "m")
     assert [(event.reason, event.count) for event in log.read(QWEN)] == [("First", 1), ("Again", 100)]
     assert len(file_of(log).read_bytes().splitlines()) <= 15
 
@@ -124,10 +124,10 @@ def test_record_by_many_processes_while_the_file_is_cut_keeps_the_newest(log: Ev
 
 
 def test_record_after_a_torn_line_stands_alone(log: EventLog) -> None:
-    log.record(QWEN, NORMAL, "Before", "m")
+    log.record(QWEN, "Normal", "Before", "m")
     with file_of(log).open("ab") as file:
         file.write(b'{"ref": "Model/qwen", "ty')
-    log.record(QWEN, NORMAL, "After", "m")
+    log.record(QWEN, "Normal", "After", "m")
     assert [event.reason for event in log.read(QWEN)] == ["Before", "After"]
 
 
@@ -137,28 +137,28 @@ def test_read_lines_that_are_no_events_are_skipped(log: EventLog) -> None:
 
 
 def test_record_very_long_message_is_shortened(log: EventLog) -> None:
-    log.record(QWEN, WARNING, "Failed", "x" * 100_000)
+    log.record(QWEN, "Warning", "Failed", "x" * 100_000)
     assert len(log.read(QWEN)[0].message) == 4096
 
 
 def test_record_message_of_many_lines_is_one_event(log: EventLog) -> None:
-    log.record(QWEN, WARNING, "Failed", "first\nsecond\u2028third")
+    log.record(QWEN, "Warning", "Failed", "first\nsecond\u2028third")
     assert [event.message for event in log.read(QWEN)] == ["first\nsecond\u2028third"]
 
 
 def test_record_bad_name_is_refused(log: EventLog) -> None:
     with pytest.raises(UsageFault):
-        log.record(Ref("Model", "../x"), NORMAL, "R", "m")
+        log.record(Ref("Model", "../x"), "Normal", "R", "m")
 
 
 def test_record_that_cannot_be_written_names_the_file(log: EventLog) -> None:
     file_of(log).mkdir()
     with pytest.raises(ArealError, match=r"events\.jsonl"):
-        log.record(QWEN, NORMAL, "R", "m")
+        log.record(QWEN, "Normal", "R", "m")
 
 
 def test_read_writes_nothing(log: EventLog) -> None:
-    log.record(QWEN, NORMAL, "R", "m")
+    log.record(QWEN, "Normal", "R", "m")
     before = contents(log._home.root)
     log.read(QWEN)
     log.read()
@@ -178,7 +178,7 @@ def test_record_is_tried_no_longer_than_the_store_waits(log: EventLog) -> None:
     import fcntl
     import os
 
-    log.record(QWEN, NORMAL, "R", "m")
+    log.record(QWEN, "Normal", "R", "m")
     with file_of(log).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert f"is locked by pid {os.getpid()}" in run(code, log._home).stdout

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.resources.tree import changes, get_path, leaves
+from areal.resources.tree import changes, get_path, leaves, path_text
 from areal.state.records import APPLY, Layer, conflicts, effective, origin, origins, replace_layer, take_leaves
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-2, 3), st.sampled_from(["", "a", "b"]), st.just(1.0))
@@ -132,14 +132,14 @@ def test_take_conflicts_touches_no_other_leaf(layers: tuple[Layer, ...], spec: d
 def test_conflict_names_owner_time_and_both_values() -> None:
     layers = (apply_layer({"replicas": 2}), Layer("scale", {"replicas": 4}, None, "alice@box", 7.0))
     (conflict,) = conflicts(layers, apply_layer({"replicas": 3}))
-    assert (conflict.text, conflict.mine, conflict.theirs) == ("replicas", 3, 4)
+    assert (path_text(conflict.path), conflict.mine, conflict.theirs) == ("replicas", 3, 4)
     assert (conflict.manager, conflict.actor, conflict.at) == ("scale", "alice@box", 7.0)
 
 
 def test_conflict_with_a_scalar_where_the_manifest_has_a_map_is_found_and_taken() -> None:
     layers = (apply_layer({}), Layer("scale", {"env": None}))
     found = conflicts(layers, apply_layer({"env": {"A": "1"}}))
-    assert [(conflict.text, conflict.theirs) for conflict in found] == [("env.A", None)]
+    assert [(path_text(conflict.path), conflict.theirs) for conflict in found] == [("env.A", None)]
     assert own(take_leaves(layers, found)) == {APPLY: {}}
 
 

@@ -74,12 +74,12 @@ _LEFT_OUT = frozenset({".git", "__pycache__", ".venv", "node_modules", ".mypy_ca
 class RayApi:
     """The dashboard of one cluster. Every call raises ArealError with the cluster's own words."""
 
-    def __init__(self, address: str, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
         self._headers = {"Content-Type": "application/json"}
-        token = environ.get("RAY_AUTH_TOKEN", "")
-        file = Path(environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
-        if not token and environ.get("RAY_AUTH_MODE") == "token" and file.is_file():
+        token = os.environ.get("RAY_AUTH_TOKEN", "")
+        file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or "~/.ray/auth_token").expanduser()
+        if not token and os.environ.get("RAY_AUTH_MODE") == "token" and file.is_file():
             token = file.read_text().strip()
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
