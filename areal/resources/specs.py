@@ -148,7 +148,7 @@ class ServedModel(SpecModel):
     strategy: Annotated[Strategy | None, UpdateClass.META] = None
     """Rollout of changes of this model. Absent: the service's."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
-    """True: no process runs, nothing else is forgotten."""
+    """True: no process runs; the object is kept."""
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:
@@ -298,7 +298,7 @@ class InferenceServiceSpec(SpecModel):
     restart: Annotated[Restart, UpdateClass.META] = Restart()
     """Restart of a gateway or router that exits by itself."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
-    """True: no process runs, the models' neither; nothing else is forgotten."""
+    """True: no process of the service or its models runs; the objects are kept."""
 
 
 # -- AgentService
@@ -357,7 +357,7 @@ class SessionSettings(SpecModel):
     idle_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 1800.0
     """A session without a turn for this long is closed."""
     turn_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.HOT] = 600.0
-    """A turn of which the agent reports nothing for this long has failed: no text, tool call or result."""
+    """A turn fails after this long without text, a tool call or a result from the agent."""
     max_concurrent_per_pair: Annotated[PositiveCount, UpdateClass.HOT] = 64
     """Turns that one pair runs at once; further ones wait."""
 
@@ -423,7 +423,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
     """Least severe level that the processes log."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
-    """True: no process runs, nothing else is forgotten."""
+    """True: no process runs; the object is kept."""
 
     @classmethod
     def schema_rules(cls) -> list[Schema]:

@@ -58,9 +58,7 @@ class PeriodicConfig:
 
 @dataclass
 class SaverConfig(PeriodicConfig):
-    mode: Annotated[
-        Literal["auto", "sync", "async"], NoEffect("a model is written down before the next step begins")
-    ] = "auto"
+    mode: Annotated[Literal["auto", "sync", "async"], NoEffect("a model is saved before the next step begins")] = "auto"
 
 
 @dataclass
@@ -74,7 +72,7 @@ class RecoverConfig(PeriodicConfig):
     begins anew. ``off`` is ``disabled``."""
 
     mode: Literal["disabled", "off", "on", "auto", "fault", "resume"] = "disabled"
-    retries: Annotated[int, NoEffect("the job's restart policy says it")] = 3
+    retries: Annotated[int, NoEffect("the job's restart policy applies")] = 3
     no_save_optim: Annotated[bool, NotSupported("a checkpoint has the optimizer's state")] = False
     no_load_optim: Annotated[bool, NotSupported("a checkpoint has the optimizer's state")] = False
 
@@ -196,8 +194,8 @@ class TrainDatasetConfig:
 
 @dataclass
 class ValidDatasetConfig(TrainDatasetConfig):
-    shuffle: Annotated[bool, NoEffect("all of it is evaluated")] = False
-    drop_last: Annotated[bool, NoEffect("all of it is evaluated")] = False
+    shuffle: Annotated[bool, NoEffect("all rows are evaluated")] = False
+    drop_last: Annotated[bool, NoEffect("all rows are evaluated")] = False
     split: str | None = "test"
 
 
@@ -244,7 +242,7 @@ class BaseExperimentConfig:
     enable_offload: Annotated[bool, NoEffect("weights stay on their devices, which takes more of their memory")] = False
     total_train_epochs: Annotated[int, COUNT] = 1
     total_train_steps: Annotated[int | None, COUNT] = None
-    total_train_n_seqs: Annotated[int | None, NotSupported("say total_train_steps")] = None
+    total_train_n_seqs: Annotated[int | None, NotSupported("set total_train_steps")] = None
     tokenizer_path: str = ""
     weight_update_mode: str = ""
     min_required_servers: Annotated[int | None, NOT_NEGATIVE] = None
@@ -261,7 +259,7 @@ class BaseExperimentConfig:
     vllm: vLLMConfig = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
     launcher: Annotated[dict[str, Any], PLACEMENT] = field(default_factory=dict)
-    post_exit_hook: Annotated[str, NotSupported("the manifest has what follows a run")] = ""
+    post_exit_hook: Annotated[str, NotSupported("another job can depend on this one (metadata.dependsOn)")] = ""
 
     def __post_init__(self) -> None:
         check_numbers(self)

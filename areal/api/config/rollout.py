@@ -159,7 +159,7 @@ class AgentConfig(AgentServiceConfig):
     ``mode`` online: episodes are conversations of real users, not of a data set."""
 
     mode: Literal["inline", "online"] = "inline"
-    set_reward_finish_timeout: Annotated[float, NoEffect("the service's rewardFinishTimeout says it")] = 0.0
+    set_reward_finish_timeout: Annotated[float, NoEffect("the service's rewardFinishTimeout applies")] = 0.0
     session_timeout_seconds: Annotated[int, NoEffect("the service expires sessions")] = 3600
     tool_call_parser: Annotated[str, _PROXY] = "qwen"
     reasoning_parser: Annotated[str, _PROXY] = "qwen3"
@@ -225,12 +225,12 @@ class InferenceEngineConfig:
     use_lora: Annotated[bool, NoEffect("the weight update carries the adapter")] = False
     api_url: Annotated[str | None, NotSupported("make a Model with backend external")] = None
     provider_api_key: Annotated[str | None, NotSupported("make a Model with backend external")] = None
-    routing_strategy: Annotated[str, NoEffect("the service's routing says it")] = "round_robin"
-    schedule_policy: Annotated[str, NoEffect("the service's routing says it")] = "round_robin"
+    routing_strategy: Annotated[str, NoEffect("the service's routing applies")] = "round_robin"
+    schedule_policy: Annotated[str, NoEffect("the service's routing applies")] = "round_robin"
     poll_interval: Annotated[float, NoEffect("the router watches health")] = 5.0
     workers_ready_timeout: Annotated[float, NoEffect("setup_timeout bounds the whole start")] = 30.0
     enable_rollout_tracing: Annotated[bool, NoEffect("every interaction is recorded")] = False
-    return_routed_experts: Annotated[bool, NotSupported("no engine tells them")] = False
+    return_routed_experts: Annotated[bool, NotSupported("no engine reports them")] = False
     serialize_group_samples: Annotated[bool, NotSupported("samples of a group run at once")] = False
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)

@@ -299,7 +299,7 @@ class MegatronDDPConfig:
 
     overlap_grad_reduce: bool = False
     use_distributed_optimizer: Annotated[bool, NotSupported("data-parallel ranks share Adam's states")] = True
-    grad_reduce_in_fp32: Annotated[bool, NoEffect("grad_reduce_dtype says it")] = False
+    grad_reduce_in_fp32: Annotated[bool, NoEffect("set grad_reduce_dtype")] = False
     overlap_param_gather: Annotated[bool, NotSupported("weights are gathered when the optimizer has stepped")] = False
 
 
@@ -537,7 +537,7 @@ class PPOCriticConfig(TrainEngineConfig):
     ppo_n_minibatches: Annotated[int, COUNT] = 4
     ppo_epochs: Annotated[int | None, COUNT] = None  # None: the actor's
     eps_clip: Annotated[float, NOT_NEGATIVE] = 0.5
-    mask_no_eos_with_zero: Annotated[bool, NoEffect("the actor's says it: returns are the same for both")] = False
+    mask_no_eos_with_zero: Annotated[bool, NoEffect("the actor's setting applies: both use the same returns")] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,4 +21,4 @@ class ToySpec(SpecModel):
     maker: Annotated[Text, UpdateClass.IMMUTABLE] = "acme"
     """Who made it."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
-    """True: no process runs, nothing else is forgotten."""
+    """True: no process runs; the object is kept."""
