@@ -288,14 +288,12 @@ FLAG_FIELDS = {
 
 def spec_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the spec that the given flags set. Other flags set nothing, so that no default is stored."""
+    from areal.resources.tree import set_path
+
     spec: dict[str, Any] = {}
     for name, path in FLAG_FIELDS.items():
         if given.get(name) not in (None, {}):
-            *parents, field = path.split(".")
-            part = spec
-            for parent in parents:
-                part = part.setdefault(parent, {})
-            part[field] = given[name]
+            spec = set_path(spec, tuple(path.split(".")), given[name])
     return spec
 
 
