@@ -345,6 +345,6 @@ def wait_remote(
 def _met(health: Health | None, answers: GatewayAnswers, wanted: Sequence[Sequence[str]]) -> bool:
     """Whether a model meets the conditions. It is deleted if the model list and the router were both read, and neither
     has it."""
-    gone = health is None and not isinstance(answers.listed, ArealError) and not isinstance(answers.workers, ArealError)
-    now = {"ready": health is not None and health.phase == "Ready", "deleted": gone}
+    were_read = not isinstance(answers.listed, ArealError) and not isinstance(answers.workers, ArealError)
+    now = {"ready": health is not None and health.phase == "Ready", "deleted": health is None and were_read}
     return all(any(now[word] for word in alternatives) for alternatives in wanted)

@@ -147,7 +147,7 @@ def ps(cli: Invocation, all_: bool) -> int:
 @local_options
 def logs(cli: Invocation, service: str, query: LogQuery) -> int:
     """Logs of a weight-update gateway."""
-    path = _named(cli, service, gone=True).folder / _LOG
+    path = _named(cli, service, ended=True).folder / _LOG
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             old = query.since is not None and time.time() - path.stat().st_mtime > query.since
@@ -223,9 +223,9 @@ def _gateway_of(found: GatewayRecord) -> GatewayClient:
     return GatewayClient(found.url, read_key(str(found.key_file)) if has_key else None)
 
 
-def _named(cli: Invocation, service: str, *, gone: bool = False) -> GatewayRecord:
+def _named(cli: Invocation, service: str, *, ended: bool = False) -> GatewayRecord:
     """Returns the gateway of a job. Raises NotFound, and UsageFault if several gateways match."""
-    found = {each.name: each for each in _gateways(cli, gone=gone)}
+    found = {each.name: each for each in _gateways(cli, ended=ended)}
     if service in found:
         return found[service]
     likely = [each for each in found.values() if _lives(each)] or list(found.values())
@@ -248,12 +248,12 @@ def _lives(found: GatewayRecord) -> bool:
         return False
 
 
-def _gateways(cli: Invocation, *, gone: bool = False) -> Iterator[GatewayRecord]:
-    """Yields gateways found by their discovery files; with ``gone`` also those that ended and removed their file."""
+def _gateways(cli: Invocation, *, ended: bool = False) -> Iterator[GatewayRecord]:
+    """Yields gateways found by their discovery files; with ``ended`` also those that ended and removed their file."""
     for folder in sorted(cli.home.jobs.glob("*")):
         try:
             about = json.loads((folder / DISCOVERY).read_text(encoding="utf-8"))
             yield GatewayRecord(folder.name, folder, about["url"], int(about["pid"]), about["admin_key_file"])
         except (OSError, ValueError, KeyError, TypeError):
-            if gone and (folder / _LOG).exists():
+            if ended and (folder / _LOG).exists():
                 yield GatewayRecord(folder.name, folder, "", 0, None)

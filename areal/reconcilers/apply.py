@@ -246,7 +246,7 @@ class _Manifests:
         """``targets`` and pruned objects, without those that depend on a refused object, which are refused too. Refused
         objects stay as recorded."""
         by_ref = {str(item.ref): item for item in stored}
-        _refuse_hanging(targets, set(refused) - set(by_ref), refused)
+        _refuse_dependents(targets, set(refused) - set(by_ref), refused)
         kept = [by_ref[ref] for ref in refused if ref in by_ref]
         going = self._pruned(stored, [*wanted, *(Wanted(str(it.ref), it.kind, it.name, {}, {}, {}) for it in kept)])
         try:
@@ -320,7 +320,7 @@ class _Manifests:
 
     def _require_runnable(self, target: Target) -> None:
         """Raises InvalidManifest, before anything is recorded, for an object whose processes could not run."""
-        if not target.gone and not target.object.spec.get("suspend"):
+        if not target.is_deleted and not target.object.spec.get("suspend"):
             controller_of(target.object.kind).require_runnable(self.command.ctx.home, target.object)
 
 
@@ -361,7 +361,7 @@ def _faults(ctx: Context, resources: Iterable[Resource]) -> Faults:
     return found
 
 
-def _refuse_hanging(targets: Sequence[Target], absent: set[str], refused: dict[str, ArealError]) -> None:
+def _refuse_dependents(targets: Sequence[Target], absent: set[str], refused: dict[str, ArealError]) -> None:
     """Refuse targets that need an object that does not exist and cannot be created (``absent``)."""
     growing = True
     while growing:

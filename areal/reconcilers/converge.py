@@ -168,7 +168,7 @@ def _locked(
 def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wait: bool) -> Report:
     """Execute one plan in one transaction, and stop processes that were started in vain."""
     targets = {target.ref: target for target in prepared.scope.all}
-    plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.gone})
+    plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.is_deleted})
     schedulers = partial(command.scheduler_of, {ref: target.object for ref, target in targets.items()})
     specs = {ref: target.object.spec for ref, target in targets.items()}
     slots = claim_slots(plan, prepared.observed, specs, command.backend.named, schedulers)
@@ -190,14 +190,14 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
     return report
 
 
-def begun_only(plan: Plan, gone: Collection[str] = ()) -> Plan:
+def begun_only(plan: Plan, deleted: Collection[str] = ()) -> Plan:
     """The ops of ``--no-wait``: start processes and wait for nothing, not even for the cluster to place a neighbor; a
-    background process does the rest. Deletions (``gone``) run completely, since no record says that they are due."""
+    background process does the rest. Deletions (``deleted``) run completely, since no record says that they are due."""
     kept = {Verb.RECORD, Verb.SPAWN, Verb.KICK, Verb.FORGET, Verb.ERASE, Verb.STOP, Verb.BARRIER}
     begun: dict[int, Op] = {}
     for op in plan.ops:
         waits = op.verb is Verb.SPAWN and any(begun[need].verb is Verb.SPAWN for need in op.needs if need in begun)
-        if (op.verb in kept or op.ref in gone) and begun.keys() >= set(op.needs) and not waits:
+        if (op.verb in kept or op.ref in deleted) and begun.keys() >= set(op.needs) and not waits:
             begun[op.id] = op
     return replace(plan, ops=tuple(begun.values()))
 

@@ -55,7 +55,7 @@ class Target:
         return str(self.object.ref)
 
     @property
-    def gone(self) -> bool:
+    def is_deleted(self) -> bool:
         return self.action in ("prune", "delete")
 
     @property
@@ -63,7 +63,7 @@ class Target:
         """The deletion of the object, or of the one that it replaces; None when nothing is deleted."""
         if self.replaces is not None:
             return Target(self.replaces, "delete", cause=f"replaced: {self.cause}")
-        return self if self.gone else None
+        return self if self.is_deleted else None
 
     @property
     def decisive(self) -> FieldChange | None:
@@ -292,7 +292,7 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
     known = {str(item.ref): item for item in stored}
     causes = {ref: "deleted" for ref in refs if ref in known}
     while True:
-        more = {ref: cause for ref, cause in _hanging(known, causes) if cascade or cause.startswith(OWNED)}
+        more = {ref: cause for ref, cause in _dependents(known, causes) if cascade or cause.startswith(OWNED)}
         if not more:
             return [Target(known[ref], "delete", cause=cause) for ref, cause in sorted(causes.items())]
         causes.update(more)
@@ -300,8 +300,8 @@ def deletions(stored: Sequence[StoredObject], refs: Iterable[str], *, cascade: b
 
 def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) -> None:
     """Raises Conflict when a protected object, or one that a remaining object needs, would be deleted."""
-    gone = {target.ref: target.cause for target in targets if target.gone}
-    ending = [target.object if target.gone else target.replaces for target in targets]
+    deleted = {target.ref: target.cause for target in targets if target.is_deleted}
+    ending = [target.object if target.is_deleted else target.replaces for target in targets]
     protected = sorted(str(item.ref) for item in ending if item is not None and item.protected)
     if protected:
         raise Conflict(
@@ -309,7 +309,7 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
             hint="remove the annotation first, by applying the manifest without it",
         )
     after = {str(item.ref): item for item in stored} | {target.ref: target.object for target in targets}
-    left = sorted(f"{ref} ({cause})" for ref, cause in _hanging(after, gone))
+    left = sorted(f"{ref} ({cause})" for ref, cause in _dependents(after, deleted))
     if left:
         raise Conflict(
             f"other objects depend on deleted ones: {', '.join(left)}; nothing was deleted",
@@ -320,15 +320,15 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
 OWNED = "owned by "
 
 
-def _hanging(known: Mapping[str, StoredObject], gone: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _dependents(known: Mapping[str, StoredObject], deleted: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Objects that stay although one that they need is deleted: (object, why)."""
     for ref, item in known.items():
-        if ref in gone:
+        if ref in deleted:
             continue
-        if item.owner in gone:
+        if item.owner in deleted:
             yield ref, f"{OWNED}{item.owner}"
             continue
         needed = [str(found.ref) for found in references(item.kind, item.spec)]
-        lost = next((need for need in (*needed, *item.depends_on) if need in gone), None)
+        lost = next((need for need in (*needed, *item.depends_on) if need in deleted), None)
         if lost is not None:
             yield ref, f"depends on {lost}"

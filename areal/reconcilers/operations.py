@@ -89,7 +89,7 @@ def delete(
     store = ObjectStore(ctx.home)
     for ref in refs:
         store.expect(ref)
-    gone: set[Ref] = set()
+    deleted: set[Ref] = set()
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         targets = deletions(stored, [str(ref) for ref in refs], cascade=cascade)
@@ -104,11 +104,11 @@ def delete(
                     "after a yes",
                 )
         check_removals(stored, targets)
-        gone.update(target.object.ref for target in targets)
+        deleted.update(target.object.ref for target in targets)
         return tuple(targets)
 
     outcome = _converge(ctx, choose, Policy(grace_s=grace_s, drain=wait), timeout_s, approve)
-    for ref in gone:
+    for ref in deleted:
         if store.get(ref) is None:
             controller_of(ref.kind).deleted(ctx.home, ref)
     return outcome
@@ -269,8 +269,8 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         expired = [ref for ref, end, ttl_s in ends if end.ended and end.ended_at + ttl_s <= now]
         outlived = frozenset(ref for ref in expired if _is_deletable(stored, ref))
         ended = deletions(stored, map(str, outlived), cascade=False)
-        gone = {target.ref for target in ended}
-        targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in gone]
+        deleted = {target.ref for target in ended}
+        targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in deleted]
         targets += [replace(target, cause=_TTL) if target.object.ref in outlived else target for target in ended]
         check_removals(stored, targets)
         return tuple(targets)

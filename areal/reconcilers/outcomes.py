@@ -56,7 +56,7 @@ def write_statuses(
     statuses: dict[Ref, dict[str, Any]] = {}
     events: list[tuple[Ref, str, str, str]] = []
     for target in targets:
-        recorded = store.get(parse_ref(target.ref)) if not target.gone else None
+        recorded = store.get(parse_ref(target.ref)) if not target.is_deleted else None
         if recorded is None:
             continue
         converged = target.ref in scope.requested and target.ref not in undone
@@ -97,7 +97,7 @@ def write_statuses(
 
 def settle_statuses(ctx: Context, store: ObjectStore, backend: RunControl, plan: Plan, scope: PlanScope) -> None:
     """Mark objects with nothing left to do as converged, and clear the failure of those that serve."""
-    staying = [target.object for target in scope.targets if not target.gone]
+    staying = [target.object for target in scope.targets if not target.is_deleted]
     unsettled = [item for item in staying if rollout_failure(item) or not is_converged(item)]
     if not unsettled:
         return

@@ -60,7 +60,7 @@ def make_plan(
     for drift in notes.drift:
         drifted.setdefault(drift.ref, []).append(drift)
     shown = [t for t in scope.all if t.ref in scope.requested or ops_of(t.ref) or t.ref in notes.refused]
-    ended = [t for t in scope.all if t.gone and t.ref not in notes.refused]
+    ended = [t for t in scope.all if t.is_deleted and t.ref not in notes.refused]
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
@@ -87,14 +87,14 @@ def _refuse_unseen(planning: Planning) -> None:
     def refuse(ref: str, why: str, hint: str = _HINT) -> None:
         refused.setdefault(ref, Refusal("unseen", f"{ref} is not deleted: {why}", hint))
 
-    gone = {target.ref: ending for target in planning.scope.all if (ending := target.ending) is not None}
-    hosts = {ref: host for ref, target in gone.items() if (host := host_of(target.object))}
-    for ref, target in gone.items():
+    deleted = {target.ref: ending for target in planning.scope.all if (ending := target.ending) is not None}
+    hosts = {ref: host for ref, target in deleted.items() if (host := host_of(target.object))}
+    for ref, target in deleted.items():
         for run in unseen(controller_of(target.object.kind).needed_to_end(target.object, planning.observed))[:1]:
             hint = f"{_HINT}; if that place is gone for good, remove {_folder(run.state.spec)} from the areal home"
             refuse(ref, f"{run.state.spec.owner} {run.slot} cannot be seen: {run.state.reason}", hint)
     for ref, host in hosts.items():
-        if ref in refused and host in gone:
+        if ref in refused and host in deleted:
             refuse(host, f"{ref} still belongs to it")
     for ref, host in hosts.items():
         if host in refused:

@@ -512,7 +512,7 @@ class KindPlan:
     def finish(self) -> None:
         """Erase objects that others needed until now, start objects that need the others."""
         for target in self.targets:
-            if target.gone:
+            if target.is_deleted:
                 ObjectWork(self.planning, target).erase(())
 
 
@@ -543,12 +543,12 @@ class SimplePlan(KindPlan):
         for target in self.targets:
             if (old := target.ending) is not None:
                 erased = ObjectWork(self.planning, old).erase(self.planning.drained[old.ref])
-                if not target.gone:
+                if not target.is_deleted:
                     self.planning.record_again(target, erased)
 
     def close(self) -> None:
         for target in self.targets:
-            if not target.gone and target.ref in self.planning.scope.requested:
+            if not target.is_deleted and target.ref in self.planning.scope.requested:
                 with self.planning.healing(target):
                     self._converge(ObjectWork(self.planning, target))
 

@@ -70,7 +70,7 @@ def plan_targets(
     # Reading GPUs starts a process for NVML: only a plan that starts or stops something needs it.
     if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
         computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
-        if any(not target.gone for target in computing):
+        if any(not target.is_deleted for target in computing):
             planned = {target.ref: target.object for target in scope.all}
             needed = {command.scheduler_of(planned, target.ref)["type"] for target in computing}
             observed = replace(observed, capacity=command.backend.capacity(needed))
@@ -102,7 +102,7 @@ def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple
     of a service, and the jobs that train in it."""
     names = {target.ref for target in targets}
     hosts = {host for target in targets if (host := host_of(target.object))}
-    staying = [target.object for target in targets if not target.gone]
+    staying = [target.object for target in targets if not target.is_deleted]
     hosts |= {called for item in staying if (called := controller_of(item.kind).called(item.spec))}
     in_play = names | hosts
     return tuple(

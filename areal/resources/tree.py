@@ -128,12 +128,12 @@ def delete_path(tree: Any, path: FieldPath) -> Any:
     if slot is None:
         return tree
     shorter = delete_path(tree[slot], path[1:]) if len(path) > 1 else ABSENT
-    gone = shorter is ABSENT or (_is_empty(shorter) and not _is_empty(tree[slot]))
+    is_removed = shorter is ABSENT or (_is_empty(shorter) and not _is_empty(tree[slot]))
     if isinstance(tree, list):
-        kept = [] if gone else [shorter]
+        kept = [] if is_removed else [shorter]
         return [*tree[:slot], *kept, *tree[slot + 1 :]]
     copy = {key: value for key, value in tree.items() if key != slot}
-    return copy if gone else {key: shorter if key == slot else value for key, value in tree.items()}
+    return copy if is_removed else {key: shorter if key == slot else value for key, value in tree.items()}
 
 
 def path_text(path: FieldPath) -> str:

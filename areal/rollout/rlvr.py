@@ -81,8 +81,8 @@ class PromptCache:
             self._cache[key] = ids, text
             self._size += len(ids)
             while self._size > self._max_tokens:
-                gone, _ = self._cache.pop(next(iter(self._cache)))
-                self._size -= len(gone)
+                evicted, _ = self._cache.pop(next(iter(self._cache)))
+                self._size -= len(evicted)
 
 
 def _key(data: Mapping[str, Any]) -> bytes | None:

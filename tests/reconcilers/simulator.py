@@ -386,7 +386,7 @@ class _Hands:
         run = self.get(op.run)
         component, service = run.state.spec.component, run.state.spec.owner
         if run.is_live:
-            if not (self.world.unreadable and self.targets[op.ref].gone):  # a deletion does not wait for a router
+            if not (self.world.unreadable and self.targets[op.ref].is_deleted):  # a deletion does not wait for a router
                 self._require_idle(run, component)
             self.world.free_gpus += len(run.state.spec.gpus)
         if (

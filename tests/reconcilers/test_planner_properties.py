@@ -226,7 +226,7 @@ def test_what_serves_goes_on_serving_while_it_is_changed(world: Simulation, wish
 def must_go_on(world: Simulation, plan: Plan, targets: dict[str, Target], ref: str) -> int:
     """How many replicas serve an object today whose service must not be interrupted; 0 where it may be."""
     target, home = targets.get(ref), targets.get(AGENTS if ref == AGENTS else SERVICE)
-    if target is None or home is None or target.gone or home.gone:
+    if target is None or home is None or target.is_deleted or home.is_deleted:
         return 0
     stops = home.object.spec.get("suspend") or target.object.spec.get("suspend") or wanted_count(target) == 0
     allowed = any(sentence.startswith((f"{ref}: ", f"{SERVICE}: the key")) for sentence in plan.destructive)

@@ -64,7 +64,7 @@ def with_callers_of(
     for item in stored:
         ref, called = str(item.ref), (item.spec.get("inference") or {}).get("service", "default")
         target = chosen.get(f"InferenceService/{called}")
-        if ref not in recorded or ref in chosen or target is None or target.gone:
+        if ref not in recorded or ref in chosen or target is None or target.is_deleted:
             continue
         spec: InferenceServiceSpec = effective(target.object.kind, target.object.spec)
         if spec.scheduler.type != LOCAL:
@@ -142,7 +142,7 @@ class AgentServicePlan(ServicePlan):
         super().drain()
         planning = self.planning
         for target in self.targets:
-            if target.gone:
+            if target.is_deleted:
                 gateway = planning.views[target.ref].gateway_stopped
                 stopped = stop_replicas(PairWork(planning, target), gateway)
                 planning.ended[target.ref] = stopped
@@ -151,7 +151,7 @@ class AgentServicePlan(ServicePlan):
     def open(self) -> None:
         super().open()
         for target in self.targets:
-            if not target.gone:
+            if not target.is_deleted:
                 work = PairWork(self.planning, target, routes_only=target.ref not in self.planning.scope.requested)
                 open_replicas(work)
                 self._opened.append(work)

@@ -63,7 +63,7 @@ class TrainJobPlan(KindPlan):
                 stopped = work.stop_component(DRIVER, stoppable(work.runs), work.end_cause, (), work.policy.grace)
                 self.planning.drained[target.ref] = stopped
             work = JobWork(self.planning, target)
-            if target.gone or work.spec.suspend or work.spec.rollout is None:
+            if target.is_deleted or work.spec.suspend or work.spec.rollout is None:
                 continue
             if job_status(work.runs, suspended=False).phase in _TO_START:  # the model may wait for its weights
                 key = work.spec.rollout.service, work.spec.rollout.model
@@ -75,7 +75,7 @@ class TrainJobPlan(KindPlan):
             if (old := target.ending) is not None:
                 # What it made stays in its folder.
                 erased = JobWork(planning, old).erase(planning.drained[target.ref])
-                if target.gone:
+                if target.is_deleted:
                     continue
                 planning.record_again(target, erased)
             if target.ref in planning.scope.requested:
@@ -389,7 +389,7 @@ def following_jobs(
         if item.kind != _SERVICE or job is None or job.kind != _JOB:
             continue
         asked, mine = chosen.get(str(job.ref)), chosen.get(ref)
-        if (asked is None and mine is None) or (asked is not None and asked.gone):
+        if (asked is None and mine is None) or (asked is not None and asked.is_deleted):
             continue
         if mine is not None and mine.action != "unchanged":
             continue

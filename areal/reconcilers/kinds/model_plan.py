@@ -129,11 +129,11 @@ class ModelPlan(KindPlan):
     def open(self) -> None:
         planning = self.planning
         for target in sorted(self.targets, key=self._gpu_growth):
-            if target.gone:
+            if target.is_deleted:
                 continue
             ref = service_ref(target.object.spec)
             service: ServiceView | None = planning.views.get(ref)
-            if service is None or service.gone:
+            if service is None or service.is_deleted:
                 planning.notes.unknown.append(f"{target.ref}: its service {ref} is not recorded")
                 continue
             work = ModelWork(planning, target, routes_only=not {target.ref, service.ref} & planning.scope.requested)
@@ -143,7 +143,7 @@ class ModelPlan(KindPlan):
     def _gpu_growth(self, target: Target) -> tuple[int, str]:
         """The number of GPUs by which the model grows, and its name."""
         held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
-        if target.gone:
+        if target.is_deleted:
             return -held, target.object.name
         spec: ModelSpec = effective(target.object.kind, target.object.spec)
         service: ServiceView | None = self.planning.views.get(service_ref(target.object.spec))
@@ -157,7 +157,7 @@ class ModelPlan(KindPlan):
                 continue
             work = ModelWork(planning, old)
             erased = end_replicas(work, (*work.service.gateway_stopped, *planning.all_drained))
-            if target.gone:
+            if target.is_deleted:
                 ref = work.service.ref
                 planning.ended[ref] = (*planning.ended.get(ref, ()), erased)
             else:

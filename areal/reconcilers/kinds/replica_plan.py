@@ -141,9 +141,9 @@ def _routed_of(work: ReplicaWork, proxies: Sequence[ObservedRun]) -> list[str]:
     return [run.uid for run in proxies if run.uid in routed]
 
 
-def _without(routed: Sequence[str], gone: Collection[str]) -> list[str]:
-    gone = set(gone)
-    return [uid for uid in routed if uid not in gone]
+def _without(routed: Sequence[str], removed: Collection[str]) -> list[str]:
+    removed = set(removed)
+    return [uid for uid in routed if uid not in removed]
 
 
 def _old_proxies(batch: Sequence[Replica]) -> list[ObservedRun]:
@@ -316,7 +316,7 @@ def end_replicas(work: ReplicaWork, needs: tuple[int, ...]) -> int:
     """
     cause, runs = work.end_cause, stoppable(work.runs)
     after: tuple[int, ...] = ()
-    if work.service.router and not work.service.gone:
+    if work.service.router and not work.service.is_deleted:
         proxies = [run.uid for run in runs if run.state.spec.component == PROXY and run.is_live]
         seconds = work.policy.drain_s(work.drain_s)
         drains = work.drain(proxies, (), cause, seconds=seconds)

@@ -133,8 +133,8 @@ def extras_of(runs: Sequence[ObservedRun], replicas: Sequence[Replica]) -> Extra
         return Extras()
     callers = {run.uid for slot in replicas for run in slot.callers}
     found = [run for run in _surplus(runs, replicas) if run.uid not in callers]
-    gone = {run.uid for run in found}
-    proxies = (run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in gone)
+    stopping = {run.uid for run in found}
+    proxies = (run for run in runs if run.state.spec.component == PROXY and run.is_live and run.uid not in stopping)
     calling = _callers(proxies)
 
     def is_late(run: ObservedRun) -> bool:

@@ -56,7 +56,7 @@ class ServiceView:
     synced: tuple[int, ...] = ()
     gateway_ready: tuple[int, ...] = ()
     table: RouteTable | str | None = None
-    gone: bool = False
+    is_deleted: bool = False
     gateway_stopped: tuple[int, ...] = ()
     router_unseen: bool = False
     gateway_unseen: bool = False
@@ -68,7 +68,7 @@ class ServiceView:
     @property
     def needs_sync(self) -> bool:
         """Whether relays still follow the table of an earlier router."""
-        if self.gone or not self.router or self.router_unseen or isinstance(self.table, str):
+        if self.is_deleted or not self.router or self.router_unseen or isinstance(self.table, str):
             return False
         return self.table is None or not self.table.synced
 
@@ -116,18 +116,19 @@ class ServicePlan(KindPlan, ABC):
     def drain(self) -> None:
         planning = self.planning
         for target in self.targets:
-            if target.gone:
+            if target.is_deleted:
                 work = ServiceWork(planning, target)
                 args = {"graceSeconds": planning.policy.drain_s(work.drain_s)}
                 stopped = work.stop_component(
                     "gateway", stoppable(work.runs), work.end_cause, planning.all_drained, args
                 )
-                planning.views[target.ref] = ServiceView(target.ref, work.spec, gone=True, gateway_stopped=stopped)
+                view = ServiceView(target.ref, work.spec, is_deleted=True, gateway_stopped=stopped)
+                planning.views[target.ref] = view
 
     def open(self) -> None:
         planning = self.planning
         for target in self.targets:
-            if target.gone:
+            if target.is_deleted:
                 continue
             work = ServiceWork(planning, target)
             self._staying.append(work)
@@ -147,7 +148,7 @@ class ServicePlan(KindPlan, ABC):
 
     def _unroute_undeclared(self, view: ServiceView) -> None:
         """Unroute models of the router's table that no object declares."""
-        if not isinstance(view.table, RouteTable) or view.gone:
+        if not isinstance(view.table, RouteTable) or view.is_deleted:
             return
         declared = self.declared(view.ref)
         for name in sorted(view.table.models):
@@ -176,7 +177,7 @@ class ServicePlan(KindPlan, ABC):
         """Stop the router, then erase the service."""
         planning = self.planning
         for target in self.targets:
-            if not target.gone:
+            if not target.is_deleted:
                 continue
             work = ServiceWork(planning, target)
             needs = (*planning.views[target.ref].gateway_stopped, *planning.ended.get(target.ref, ()))
