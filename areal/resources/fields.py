@@ -21,18 +21,14 @@ from pydantic import (
     ConfigDict,
     Field,
     JsonValue,
-    PlainSerializer,
-    ValidatorFunctionWrapHandler,
     WithJsonSchema,
-    WrapValidator,
-    field_validator,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 from areal.errors import ArealError
-from areal.resources.kinds import BACKENDS, MAX_NAME_LENGTH, NAME_PATTERN, name_problem, parse_ref, ref_pattern
+from areal.resources.kinds import MAX_NAME_LENGTH, NAME_PATTERN, name_problem, parse_ref, ref_pattern
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass
 
 Schema = dict[str, Any]
@@ -238,137 +234,6 @@ class Auth(SpecModel):
 
     admin_key_from: Annotated[SecretFrom | None, UpdateClass.RECREATE] = None
     """Source of the admin key. Absent: one is generated and kept in a 0600 file."""
-
-
-class Ray(SpecModel):
-    """A Ray cluster, and the jobs that it gets."""
-
-    address: Annotated[Text, UpdateClass.RECREATE] = "auto"
-    """URL of the cluster's dashboard, for example `http://head:8265`. `auto`: `$RAY_API_SERVER_ADDRESS`, `$RAY_ADDRESS`
-    where it is a URL, else `http://127.0.0.1:8265`."""
-    namespace: Annotated[Text, UpdateClass.RECREATE] = "areal"
-    """Ray namespace of the actors of a process that runs on several nodes."""
-    runtime_env: Annotated[dict[str, JsonValue], UpdateClass.RECREATE] = {}
-    """Ray's runtime environment of each process, passed on as it is: `env_vars`, `pip`, `image_uri`."""
-    working_dir: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Folder that is copied to the nodes and that processes start in, or the URI of an archive. Absent: the folder of
-    the command, which every node must have."""
-    python: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Python of the nodes that has areal. Absent: the one of the command, or `python` where `runtimeEnv` brings one."""
-    resources: Annotated[dict[str, Annotated[float, Field(ge=0)]], UpdateClass.RECREATE] = {}
-    """Custom resources that each process takes of its node, for example `{h100: 1}`."""
-    placement_strategy: Annotated[Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"], UpdateClass.RECREATE] = (
-        "STRICT_SPREAD"
-    )
-    """Placement group of a process that runs on several nodes."""
-    autoscaling: Annotated[bool, UpdateClass.RECREATE] = False
-    """`true`: the cluster adds nodes, so that a process which no present node can take waits for one. `false`: it is
-    refused before anything starts."""
-
-    @classmethod
-    def schema_rules(cls) -> list[Schema]:
-        texts: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
-        variables: Schema = {"properties": {"env_vars": {"anyOf": [texts, {"type": "null"}, EXPRESSION]}}}
-        return [{"properties": {"runtimeEnv": variables}}]
-
-    @field_validator("runtime_env")
-    @classmethod
-    def _variables_are_texts(cls, environment: dict[str, JsonValue]) -> dict[str, JsonValue]:
-        """Ray itself says it only when the job has been submitted."""
-        variables = environment.get("env_vars")
-        if variables is not None and not (
-            isinstance(variables, dict) and all(isinstance(value, str) for value in variables.values())
-        ):
-            raise PydanticCustomError("areal_ray_variables", "env_vars is a map of texts: put its values into quotes")
-        return environment
-
-
-_OWN_OPTIONS = (
-    *("--array", "--chdir", "--clusters", "--comment", "--job-name", "--output", "--parsable", "--test-only"),
-    *("--wait", "--wrap"),
-)
-_OWN_LETTERS = ("-J", "-D", "-M", "-W", "-a", "-o")
-
-
-class Slurm(SpecModel):
-    """Options of Slurm submissions."""
-
-    partition: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Partition to submit to. Absent: the cluster's default."""
-    account: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Account to charge. Absent: the user's default."""
-    qos: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Quality of service. Absent: the account's default."""
-    nodelist: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Nodes that a job must have, as Slurm writes them: `n[1-4]`."""
-    exclude: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Nodes that a job must not have."""
-    constraint: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Features that a node must have, for example `h100&ib`."""
-    time_limit_seconds: Annotated[PositiveSeconds | None, UpdateClass.RECREATE] = None
-    """Wall-clock limit of a job. Absent: the partition's."""
-    extra_args: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Options passed to `sbatch` as they are, after areal's own, for example `--exclusive`. Not `--array`, since each
-    process is one job, nor those that a job is found by."""
-    setup_commands: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Shell commands at the beginning of the job's script, for example `module load cuda`."""
-    container_image: Annotated[Text | None, UpdateClass.RECREATE] = None
-    """Image that the processes run in; its `python3` has areal installed. Absent: the node itself."""
-    container_type: Annotated[Literal["pyxis", "apptainer"], UpdateClass.RECREATE] = "pyxis"
-    """`pyxis`: by `srun --container-image`. `apptainer`: by `apptainer exec`."""
-    container_mounts: Annotated[list[Text], UpdateClass.RECREATE] = []
-    """Further folders of the node in the container, `SOURCE:TARGET`; `$AREAL_HOME` is always there."""
-
-    @field_validator("extra_args")
-    @classmethod
-    def _job_can_be_found(cls, words: list[str]) -> list[str]:
-        for word in words:
-            option = word.partition("=")[0]
-            long = len(option) > 2 and option.startswith("--") and any(own.startswith(option) for own in _OWN_OPTIONS)
-            if long or (not option.startswith("--") and option[:2] in _OWN_LETTERS):
-                raise PydanticCustomError(
-                    "areal_sbatch_option",
-                    "{option} is areal's own: each process is one job, which is found by its name and comment",
-                    {"option": option},
-                )
-        return words
-
-
-def _registered(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accepts the name of a backend that a package has registered."""
-    return value if isinstance(value, str) and value in BACKENDS else validate(value)
-
-
-class Scheduler(SpecModel):
-    """Backend of processes."""
-
-    type: Annotated[
-        Literal["local", "ray", "slurm"], WrapValidator(_registered), PlainSerializer(str), UpdateClass.IMMUTABLE
-    ] = "local"
-    """`local`: this machine. `ray`, `slurm`: a cluster. Packages may bring others."""
-    ray: Annotated[Ray | None, UpdateClass.RECREATE] = None
-    """Settings for `type: ray`."""
-    slurm: Annotated[Slurm | None, UpdateClass.RECREATE] = None
-    """Settings for `type: slurm`."""
-
-    @classmethod
-    def schema_rules(cls) -> list[Schema]:
-        of_type = {kind: {"anyOf": [{"const": kind}, EXPRESSION]} for kind in ("ray", "slurm")}
-        return [
-            when(written(kind), {"required": ["type"], "properties": {"type": shape}})
-            for kind, shape in of_type.items()
-        ]
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Scheduler:
-        for kind, settings in (("ray", self.ray), ("slurm", self.slurm)):
-            if settings is not None and self.type != kind:
-                raise PydanticCustomError(
-                    "areal_scheduler",
-                    '"{kind}" settings need "type: {kind}", the type is {type}',
-                    {"kind": kind, "type": self.type},
-                )
-        return self
 
 
 class RolloutStrategy(SpecModel):

@@ -43,7 +43,6 @@ from areal.resources.fields import (
     Restart,
     RolloutRef,
     RolloutStrategy,
-    Scheduler,
     Schema,
     Seconds,
     SecretFrom,
@@ -57,6 +56,7 @@ from areal.resources.fields import (
     worded,
     written,
 )
+from areal.resources.scheduling import Scheduler
 from areal.resources.tree import FieldPath, UpdateClass
 
 # -- Model

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic.alias_generators import to_camel
 
-from areal.resources.fields import Slurm
+from areal.resources.scheduling import Slurm
 from areal.runtime.backends.base import Cause, JobState
 from areal.runtime.backends.slurm_job import (
     SlurmJob,

@@ -50,7 +50,7 @@ from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE
 from areal.runtime.shim import PARENT_VARIABLE
 
 if TYPE_CHECKING:
-    from areal.resources.fields import Slurm
+    from areal.resources.scheduling import Slurm
 
 _ANSWER_S = 60.0  # of one command; Slurm's own patience with a controller that is away is about ten seconds
 _GONE_S = 60.0  # for Slurm to clear a job away whose processes were killed
@@ -100,7 +100,7 @@ class SlurmBackend(ClusterBackend):
         where, able = _nodes_of(options)
         if sum(node.gpus >= gpus and node.cpus >= cpus and node.memory_bytes >= memory_bytes for node in able) < nodes:
             amount = f"{nodes} node{'s' if nodes > 1 else ''} with {_amounts(gpus, cpus, memory_bytes)}"
-            most = _Node(*map(max, zip(*able, strict=True))) if able else _Node(0, 0, 0)
+            most = _NodeSize(*map(max, zip(*able, strict=True))) if able else _NodeSize(0, 0, 0)
             has = _amounts(most.gpus, cpus and most.cpus, memory_bytes and most.memory_bytes)
             raise NoCapacity(
                 f"{amount} asked for, {where} has {len(able)} nodes with at most {has}: {words}",
@@ -205,12 +205,12 @@ class SlurmBackend(ClusterBackend):
 
 
 def _options(scheduler: Mapping[str, Any]) -> Slurm:
-    from areal.resources.fields import Slurm
+    from areal.resources.scheduling import Slurm
 
     return Slurm.model_validate(scheduler.get("slurm") or {})
 
 
-class _Node(NamedTuple):
+class _NodeSize(NamedTuple):
     """Configured sizes of a node, whatever its present state."""
 
     gpus: int
@@ -218,7 +218,7 @@ class _Node(NamedTuple):
     memory_bytes: int
 
 
-def _nodes_of(options: Slurm) -> tuple[str, list[_Node]]:
+def _nodes_of(options: Slurm) -> tuple[str, list[_NodeSize]]:
     """The partitions that a job may use, in words, and their nodes."""
     named = options.partition or os.environ.get("SBATCH_PARTITION", "")
     where = f"partition {named}" if named else "the default partition"
@@ -228,7 +228,7 @@ def _nodes_of(options: Slurm) -> tuple[str, list[_Node]]:
     for line in _run_command("sinfo", "-h", "-N", "-o", "%N|%P|%G|%c|%m").splitlines():
         name, partition, gres, cpus, memory = line.split("|")
         if where == "the cluster" or (partition.rstrip("*") in named.split(",") if named else "*" in partition):
-            found[name] = _Node(gpus_of_gres(gres), int(cpus.rstrip("+")), int(memory.rstrip("+")) << 20)
+            found[name] = _NodeSize(gpus_of_gres(gres), int(cpus.rstrip("+")), int(memory.rstrip("+")) << 20)
     return where, list(found.values())
 
 

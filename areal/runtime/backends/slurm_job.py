@@ -20,7 +20,7 @@ from areal.runtime.backends.base import FIRST_NODE_VARIABLE, Cause, Job, JobStat
 from areal.runtime.backends.cluster import reserved
 
 if TYPE_CHECKING:
-    from areal.resources.fields import Slurm
+    from areal.resources.scheduling import Slurm
 
 JOB_LOG = "job.log"  # in the run's log folder: what Slurm and the set-up commands say
 _NODE_PROGRAM = ("-m", "areal.runtime.backends.node")
