@@ -27,6 +27,8 @@ from areal.resources.fields import (
 from areal.resources.kinds import BACKENDS
 from areal.resources.tree import UpdateClass
 
+_RAY_OWN = ("CPU", "GPU", "memory", "object_store_memory")
+
 
 class Ray(SpecModel):
     """A Ray cluster, and the jobs that it gets."""
@@ -57,7 +59,19 @@ class Ray(SpecModel):
     def schema_rules(cls) -> list[Schema]:
         texts: Schema = {"type": "object", "additionalProperties": {"type": "string"}}
         variables: Schema = {"properties": {"env_vars": {"anyOf": [texts, {"type": "null"}, EXPRESSION]}}}
-        return [{"properties": {"runtimeEnv": variables}}]
+        custom: Schema = {"propertyNames": {"not": {"enum": list(_RAY_OWN)}}}
+        return [{"properties": {"runtimeEnv": variables, "resources": custom}}]
+
+    @field_validator("resources")
+    @classmethod
+    def _custom_only(cls, resources: dict[str, float]) -> dict[str, float]:
+        if own := next((name for name in _RAY_OWN if name in resources), None):
+            raise PydanticCustomError(
+                "areal_ray_resources",
+                "{own} is no custom resource: spec.resources says CPUs and memory, the backend says GPUs",
+                {"own": own},
+            )
+        return resources
 
     @field_validator("runtime_env")
     @classmethod

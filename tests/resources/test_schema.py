@@ -284,6 +284,7 @@ _SECRET = {"env": "A"}
         ("InferenceService", {"scheduler": {"slurm": {}}}),
         ("InferenceService", {"scheduler": {"type": "slurm", "ray": {}}}),
         ("InferenceService", {"scheduler": {"type": "ray", "ray": {"resources": {"h100": -1}}}}),
+        ("InferenceService", {"scheduler": {"type": "ray", "ray": {"resources": {"GPU": 2}}}}),
         ("InferenceService", {"scheduler": {"type": "ray", "ray": {"runtimeEnv": {"env_vars": {"A": 1}}}}}),
         ("InferenceService", {"scheduler": {"type": "ray", "ray": {"runtimeEnv": {"env_vars": ["A"]}}}}),
         ("InferenceService", {"models": [{"backend": "embedded", "path": "x"}]}),
