@@ -98,11 +98,14 @@ def caller_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Request fields that name the caller's RL session. ``inf_base_url`` and ``session_api_key`` require each other."""
+    """Request fields that name the caller's RL session. ``inf_base_url`` and ``session_api_key`` require each other;
+    the key is sent on in a header."""
 
     inf_base_url: str | None = None
     inf_model: str | None = None
-    session_api_key: str | None = field(default=None, repr=False)
+    session_api_key: str | None = field(
+        default=None, repr=False, metadata={"problem": "must be printable characters", "valid": str.isprintable}
+    )
 
 
 ROUTING_FIELDS = ("inf_base_url", "inf_model", "session_api_key")

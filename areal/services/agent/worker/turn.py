@@ -15,7 +15,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Literal
 
@@ -120,7 +120,7 @@ class WorkerTurn:
 
     def tool_result(self, name: object, result: object, call_id: object = None) -> Future[None] | None:
         """Emit the result of the call ``call_id``, else of the oldest call of ``name`` without a result."""
-        calls = self._open_calls.get(name, [])
+        calls = self._open_calls.get(name, []) if isinstance(name, str) else []
         if not calls or (call_id is not None and call_id not in calls):
             raise AgentFailed(f"a result of {name!r} belongs to no call" + (f" {call_id!r}" if call_id else ""))
         known_id = call_id or calls[0]
@@ -146,9 +146,15 @@ class WorkerTurn:
         status, headers = response.status_code, response.headers
         if type(status) is not int or not 200 <= status <= 599:
             raise AgentFailed(f"the status of a stream is a number from 200 to 599, not {shown(status)}")
-        if not all(isinstance(part, str) and part.isprintable() for field in dict(headers).items() for part in field):
+        try:
+            fields = dict(headers)
+        except (TypeError, ValueError):
+            fields = {"": None}
+        if not all(isinstance(part, str) and part.isprintable() for field in fields.items() for part in field):
             raise AgentFailed(f"the headers of a stream are texts, not {shown(headers)}")
-        await waited(self._put({"type": "response", "status": status, "headers": dict(headers)}))
+        if not isinstance(response.body, AsyncIterable):  # while the caller can still get another status
+            raise AgentFailed(f"the body of a stream is an async iterator of bytes, not {shown(response.body)}")
+        await waited(self._put({"type": "response", "status": status, "headers": fields}))
         async with contextlib.aclosing(_parts(response.body)) as parts:
             async for part in parts:
                 await waited(self._put({"type": "data", "data": base64.b64encode(part).decode()}, counted=False))

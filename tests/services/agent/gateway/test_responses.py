@@ -135,6 +135,7 @@ BAD = [
     ({"inf_base_url": "http://evil:1", "session_api_key": "k"}, "inf_base_url"),
     ({"inf_base_url": f"{INFERENCE}.evil.example", "session_api_key": "k"}, "inf_base_url"),
     ({"inf_base_url": INFERENCE}, "session_api_key"),
+    ({"inf_base_url": INFERENCE, "session_api_key": "a\r\nb"}, "session_api_key"),
     ({"session_api_key": "k"}, "inf_base_url"),
     ({"inf_model": "m"}, "inf_base_url"),
     ({"inf_base_url": 3, "session_api_key": "k"}, "inf_base_url"),

@@ -107,12 +107,15 @@ BAD = """
         async def metadata(self, emitter): return AgentResponse("", "no")
         async def status(self, emitter): return StreamResponse(7, {}, words())
         async def headers(self, emitter): return StreamResponse(200, {"A": "b\\r\\nc"}, words())
+        async def no_headers(self, emitter): return StreamResponse(200, None, words())
+        async def body(self, emitter): return StreamResponse(200, {}, [b"a"])
         async def stream(self, emitter): return StreamResponse(200, {}, words())
         async def delta(self, emitter): await emitter.emit_delta(b"bytes")
         async def half(self, emitter): await emitter.emit_delta("\\ud800")
         async def call(self, emitter): await emitter.emit_tool_call("a", [1])
         async def unnamed(self, emitter): await emitter.emit_tool_call("", {})
         async def result(self, emitter): await emitter.emit_tool_result("a", "b")
+        async def list_result(self, emitter): await emitter.emit_tool_result(["a"], "b")
         async def flood(self, emitter):
             while True: await emitter.emit_delta("x" * 100_000)
         async def later(self, emitter):
@@ -171,12 +174,15 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
         ("metadata", "the metadata is a dict, not str 'no'"),
         ("status", "the status of a stream is a number from 200 to 599, not int 7"),
         ("headers", "the headers of a stream are texts"),
+        ("no_headers", "the headers of a stream are texts, not NoneType None"),
+        ("body", "the body of a stream is an async iterator of bytes, not list [b'a']"),
         ("stream", "a stream has bytes, not int 5"),
         ("delta", "a delta is a text, not bytes b'bytes'"),
         ("half", "a delta of the agent cannot be written as JSON"),
         ("call", "the arguments of a call of 'a' are an object, not list [1]"),
         ("unnamed", "a tool call has a name"),
         ("result", "a result of 'a' belongs to no call"),
+        ("list_result", "a result of ['a'] belongs to no call"),
         ("flood", "the answer is longer than a turn's answer may be"),
     ],
 )
