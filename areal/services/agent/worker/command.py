@@ -180,20 +180,20 @@ class _ProgramRun:
 
     async def _log(self, process: _Process) -> None:
         assert process.stderr is not None
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            while True:
-                try:
-                    self._say(await process.stderr.readuntil())
-                except asyncio.LimitOverrunError as error:  # no line, or a very long one
-                    self._say(await process.stderr.readexactly(error.consumed))
-                except asyncio.IncompleteReadError as error:
-                    self._say(error.partial)
-                    raise
+        rest = b""
+        while data := await process.stderr.read(_READ):
+            *lines, rest = (rest + data).split(b"\n")
+            if len(rest) > _READ:  # no line, or a very long one
+                lines, rest = [*lines, rest], b""
+            self._say(lines)
+        self._say([rest])
 
-    def _say(self, data: bytes) -> None:
-        if line := data.decode(errors="replace").rstrip():
-            self._stderr.append(line)
-            _log.info("%s: %s", self._request.run_id, line)
+    def _say(self, lines: Sequence[bytes]) -> None:
+        """Log what was read at once in one record: one a line would hold up the other turns for a program's flood."""
+        said = [line for each in lines if (line := each.decode(errors="replace").rstrip())]
+        if said:
+            self._stderr.extend(said)
+            _log.info("%s: %s", self._request.run_id, "\n".join(said))
 
     def _check(self, program: str, status: int) -> None:
         if status != 0:
@@ -213,18 +213,21 @@ class ProgramOutput:
         self._pending += text
         while self._pending:
             begins_event = self._pending[0] == "{" and not self._within_line
-            line, found, rest = self._pending.partition("\n")
-            if begins_event and not found and len(line) >= _LONGEST_EVENT:
+            # A text goes on to the next line that may be an event.
+            end = self._pending.find("\n" if begins_event else "\n{") + 1
+            whole = end > 0
+            line, rest = (self._pending[:end], self._pending[end:]) if whole else (self._pending, "")
+            if begins_event and not whole and len(line) >= _LONGEST_EVENT:
                 why = "no event may be so long, and a text that is must not begin with {"
                 raise AgentFailed(f"a line that begins with {{ has over {_LONGEST_EVENT} characters: {why}")
-            if begins_event and not found and not last:
+            if begins_event and not whole and not last:
                 return
-            self._pending, self._within_line = rest, not found
+            self._pending, self._within_line = rest, not line.endswith("\n")
             event = _event_of(line) if begins_event else None
             if event is not None:
                 yield event
             else:
-                words = self._breaks + line + found
+                words = self._breaks + line
                 spoken = words.rstrip("\n")
                 self._breaks = words[len(spoken) :]
                 if spoken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+import time
 from typing import Any
 
 import psutil
@@ -63,6 +64,9 @@ PROGRAM = """
         time.sleep(3600)
     elif what == "flood":
         while True: print("x" * 1000)
+    elif what == "flood of lines":
+        print("x\\n" * 1_000_000, file=sys.stderr)
+        print("x\\n" * 500_000)
     elif what == "long":
         say(type="tool_result", name="a", result="x" * (5 << 20))
     elif what == "deaf":
@@ -177,6 +181,19 @@ def test_flood_is_held_back_and_bounded(worker: Process) -> None:
     *_, last = events
     assert last["failure"] == "agent" and "longer than a turn's answer may be" in last["error"]
     events.leave()
+
+
+def test_flood_of_short_lines_holds_up_no_other_turn(worker: Process) -> None:
+    flood = Events(worker, "flood of lines")
+    waits = []
+    for _ in range(5):
+        since = time.monotonic()
+        assert answer(worker, "deaf")["summary"] == "heard nothing of it"
+        waits.append(time.monotonic() - since)
+    *_, last = flood
+    assert last["type"] == "complete" and last["summary"].count("x") == 500_000
+    assert max(waits) < 2
+    flood.leave()
 
 
 def test_event_that_is_too_long_fails_the_turn_and_is_no_text(worker: Process) -> None:
