@@ -46,12 +46,13 @@ from areal.api.agent import AgentRequest, AgentResponse
 from areal.errors import UsageFault
 from areal.services.agent.worker.agents import MODEL, AgentAdapter
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn, response_of, waited
+from areal.services.http.tasks import Watchdog
 
 _READ = 64 * 1024
 _LONGEST_EVENT = 4 * 1024 * 1024
 _STDERR_LINES = 10
 _TERM_S = 2.0
-_TAIL_S = 1.0  # for the rest of the output, where a process outside the group holds it open
+_TAIL_S = 1.0  # for the rest of the output, where a process outside the group holds it open and the caller keeps up
 _TYPES = ("delta", "tool_call", "tool_result", "complete", "failed")
 _log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ class _ProgramRun:
         self._turn = turn
         self._complete = AgentResponse()
         self._stderr: deque[str] = deque(maxlen=_STDERR_LINES)
+        self._writing = False  # output is being passed on, at the caller's pace
 
     async def of(self, command: Sequence[str], environment: Mapping[str, str]) -> AgentResponse:
         loop = asyncio.get_running_loop()
@@ -130,8 +132,10 @@ class _ProgramRun:
                 works = (self._write(process), self._read(process), self._log(process))
                 pipes = {group.create_task(work, name="pipe") for work in works}
                 await process.exited
-                _, held_open = await asyncio.wait(pipes, timeout=_TAIL_S)
-                for task in held_open:
+                with contextlib.suppress(TimeoutError):
+                    async with Watchdog(lambda: _TAIL_S, suspended=lambda: self._writing):
+                        await asyncio.wait(pipes)
+                for task in pipes:
                     task.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0]
@@ -158,11 +162,13 @@ class _ProgramRun:
         await self._take(output.push(decode(b"", True), last=True))
 
     async def _take(self, parts: Iterator[str | dict[str, Any]]) -> None:
+        self._writing = True
         for part in parts:
             if isinstance(part, str):
                 await waited(self._turn.delta(part))
             else:
                 await waited(self._event(part))
+        self._writing = False
 
     def _event(self, event: Mapping[str, Any]) -> Future[None] | None:
         """Apply an event. Raises AgentFailed for ``failed``, and for fields of a wrong type."""

@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -67,6 +68,16 @@ PROGRAM = """
     elif what == "flood of lines":
         print("x\\n" * 1_000_000, file=sys.stderr)
         print("x\\n" * 500_000)
+    elif what == "full":  # writes until nobody reads on, and ends
+        os.set_blocking(1, False)
+        written, since = 0, time.monotonic()
+        while time.monotonic() - since < 0.5:
+            try:
+                written, since = written + os.write(1, b"x" * 4096), time.monotonic()
+            except BlockingIOError:
+                time.sleep(0.01)
+        with open(order["metadata"]["file"], "w") as file:
+            file.write(str(written))
     elif what == "long":
         say(type="tool_result", name="a", result="x" * (5 << 20))
     elif what == "deaf":
@@ -194,6 +205,16 @@ def test_flood_of_short_lines_holds_up_no_other_turn(worker: Process) -> None:
     assert last["type"] == "complete" and last["summary"].count("x") == 500_000
     assert max(waits) < 2
     flood.leave()
+
+
+def test_answer_that_its_caller_reads_late_is_whole(worker: Process, tmp_path: Path) -> None:
+    file = tmp_path / "written"
+    events = Events(worker, "full", metadata={"file": str(file)})
+    wait_until(lambda: file.exists() and file.read_text() != "")
+    time.sleep(2.5)
+    *_, last = events
+    assert (last["type"], len(last["summary"])) == ("complete", int(file.read_text()))
+    events.leave()
 
 
 def test_event_that_is_too_long_fails_the_turn_and_is_no_text(worker: Process) -> None:
