@@ -120,6 +120,14 @@ def test_empty_message_and_unknown_session_are_refused(agent: Agent) -> None:
     assert unknown.code == 4 and "areal agent sessions list" in unknown.err
 
 
+@pytest.mark.parametrize("key", ["", "\udcff", "a\tb"])
+def test_text_that_is_no_sessions_key_is_refused(agent: Agent, key: str) -> None:
+    agent("chat", "-m", "x")  # a current session, which is not meant
+    for verb in ("chat -m x --session", "reward 1 --session", "sessions show", "sessions new", "sessions close"):
+        refused = agent(*verb.split(), key)
+        assert refused.code == 2 and "the key of a session must be 1 to 1024 bytes" in refused.err, verb
+
+
 def test_ctrl_c_cancels_a_one_shot(agent: Agent, reached: list[str], spawn: Spawner) -> None:
     session = new_session(agent)
     process = spawn("agent", "chat", "--session", session, "-m", "wait", *reached)

@@ -19,6 +19,7 @@ from areal.cli.services import emit_sessions, limit_option, session_pages
 from areal.errors import ArealError, Conflict, NotFound, UsageFault
 from areal.resources.kinds import AGENT_SERVICE
 from areal.terminal import spelled
+from areal.wire.agents import KEY_PROBLEM, is_session_key
 
 _CALL_S = 60.0  # a call may start or export an RL session
 _TEXT = 600  # characters of a tool's arguments and result on a page
@@ -47,8 +48,15 @@ def agent_gateway(cli: Invocation, service: str) -> GatewayClient:
     return gateway_of(cli, service, AGENT_SERVICE)._replace(timeout_s=cli.timeout_s or _CALL_S)
 
 
+def _checked_key(key: str) -> str:
+    if not is_session_key(key):
+        raise UsageFault(f"the key of a session {KEY_PROBLEM}, not {key!r}")
+    return key
+
+
 def session_path(key: str, verb: str = "") -> str:
-    return f"/sessions/{quote(key, safe='')}{verb}"
+    """The path of a session. Raises UsageFault for a text that is no session's key."""
+    return f"/sessions/{quote(_checked_key(key), safe='')}{verb}"
 
 
 def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", body: Any = None) -> dict[str, Any]:
@@ -64,7 +72,7 @@ def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", b
 
 
 def new_session(chosen: GatewayClient, key: str | None = None) -> str:
-    body = {} if key is None else {"session_key": key}
+    body = {} if key is None else {"session_key": _checked_key(key)}
     document = chosen.checked("POST", "/sessions", *chosen.ask("POST", "/sessions", body))
     return str(document["session_key"])
 
@@ -108,7 +116,7 @@ def set_current(cli: Invocation, service: str, key: str | None) -> None:
 
 def named_session(cli: Invocation, service: str, given: str | None) -> str:
     """The given session, else the current one. Raises UsageFault without either."""
-    key = given or current_session(cli, service)
+    key = given if given is not None else current_session(cli, service)
     if key is None:
         raise UsageFault("which session? There is no current one", hint="--session ID, or areal agent sessions switch")
     return key
