@@ -103,6 +103,10 @@ BAD = """
         async def number(self, emitter): return 5
         async def objects(self, emitter): return {"x": object()}
         async def nan(self, emitter): return {"x": float("nan")}
+        async def deep(self, emitter):
+            found = {}
+            for _ in range(200): found = {"x": found}
+            return found
         async def summary(self, emitter): return AgentResponse(5)
         async def metadata(self, emitter): return AgentResponse("", "no")
         async def status(self, emitter): return StreamResponse(7, {}, words())
@@ -170,6 +174,7 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
         ("number", "the agent returned int 5; it may return an AgentResponse, a StreamResponse"),
         ("objects", "the metadata of the answer cannot be written as JSON"),
         ("nan", "the metadata of the answer cannot be written as JSON"),
+        ("deep", "the metadata of the answer has more than 200 levels"),
         ("summary", "the summary is a text, not int 5"),
         ("metadata", "the metadata is a dict, not str 'no'"),
         ("status", "the status of a stream is a number from 200 to 599, not int 7"),
