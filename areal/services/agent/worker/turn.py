@@ -151,7 +151,7 @@ class WorkerTurn:
         if type(status) is not int or not 200 <= status <= 599:
             raise AgentFailed(f"the status of a stream is a number from 200 to 599, not {shown(status)}")
         try:
-            fields = dict(headers)
+            fields: dict[Any, Any] = dict(headers)
         except (TypeError, ValueError):
             fields = {"": None}
         if not all(isinstance(part, str) and part.isprintable() for field in fields.items() for part in field):
