@@ -304,6 +304,20 @@ def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) 
 DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
+_HOLDS = (dict, list, tuple)
+MOST_LEVELS = 200
+"""Of objects and lists within each other. orjson reads 1,024 and writes 254, those around a value included."""
+
+
+def is_deeper(value: object, levels: int) -> bool:
+    """Whether a value that JSON can represent has objects and lists within each other on more than ``levels``."""
+    level = [value]
+    for _ in range(levels):
+        held = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, _HOLDS))
+        level = [each for holder in held for each in holder]
+    return any(isinstance(each, _HOLDS) for each in level)
+
+
 def decode_object(body: bytes | str, what: str = "the request body") -> dict[str, Any]:
     """The JSON object in ``body``, in UTF-8. Raises 400 naming ``what`` it is."""
     try:
@@ -312,6 +326,9 @@ def decode_object(body: bytes | str, what: str = "the request body") -> dict[str
         raise ApiError(400, f"{what} is not valid JSON: {error}", code="invalid_json") from error
     if not isinstance(data, dict):
         raise ApiError(400, f"{what} must be a JSON object", code="invalid_json")
+    opened = body.count("{") + body.count("[") if isinstance(body, str) else body.count(b"{") + body.count(b"[")
+    if opened > MOST_LEVELS and is_deeper(data, MOST_LEVELS):
+        raise ApiError(400, f"{what} has more than {MOST_LEVELS} levels", code="invalid_json")
     return data
 
 

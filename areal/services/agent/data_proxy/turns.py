@@ -365,7 +365,6 @@ class TurnRunner:
         try:
             complete = await self._interruptibly(session, turn, transcript)
             summary, metadata = complete["summary"], orjson.dumps(complete["metadata"])
-            turn.last = event_line(**complete)
             session.checked_at = time.monotonic()
         except TurnFailed as failed:
             outcome, error = failed.failure, failed.error
@@ -395,7 +394,9 @@ class TurnRunner:
         try:
             if turn.aborted is not None:
                 raise turn.aborted
-            return await self._attempt(session, turn, transcript)
+            complete = await self._attempt(session, turn, transcript)
+            turn.last = event_line(**complete)  # raises for what JSON cannot represent
+            return complete
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if turn.aborted is None or task is None:

@@ -23,13 +23,12 @@ import orjson
 
 from areal.api.agent import AgentResponse, StreamResponse
 from areal.http.headers import unique_id
+from areal.services.http.messages import MOST_LEVELS, is_deeper
 from areal.wire.agents import Failure
 
 Outcome = Literal["", "complete", "agent", "infra", "cancelled"]
 _HIGH_WATER = 256 * 1024
 _PART_BYTES = 64 * 1024  # of the agent's own stream in one event
-_MOST_LEVELS = 200  # of an answer's metadata; orjson writes 254, the levels around it included
-_HOLDS = (dict, list, tuple)
 _NAMED = 200  # characters of a wrong value that an error quotes
 
 
@@ -141,8 +140,8 @@ class WorkerTurn:
             result = None
         response = response_of(result)
         metadata = orjson.Fragment(_json(response.metadata, "the metadata of the answer"))
-        if _is_deeper(response.metadata, _MOST_LEVELS):
-            raise AgentFailed(f"the metadata of the answer has more than {_MOST_LEVELS} levels")
+        if is_deeper(response.metadata, MOST_LEVELS):
+            raise AgentFailed(f"the metadata of the answer has more than {MOST_LEVELS} levels")
         summary, counted = response.summary or self.text, response.summary != ""
         self._put({"type": "complete", "summary": summary, "metadata": metadata}, counted=counted, outcome="complete")
 
@@ -286,15 +285,6 @@ def _json(value: object, what: str) -> str:
         return text
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"{what} cannot be written as JSON: {error}") from error
-
-
-def _is_deeper(value: object, levels: int) -> bool:
-    """Whether a value that JSON can represent has objects and lists within each other on more than ``levels``."""
-    level = [value]
-    for _ in range(levels):
-        held = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, _HOLDS))
-        level = [each for holder in held for each in holder]
-    return any(isinstance(each, _HOLDS) for each in level)
 
 
 def shown(value: object) -> str:

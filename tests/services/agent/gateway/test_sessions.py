@@ -47,6 +47,18 @@ def test_bad_key_is_refused(service: AgentService, key: object) -> None:
         assert answer.status == 400, path
 
 
+@pytest.mark.parametrize("levels", [199, 200, 201, 253])
+def test_metadata_of_more_levels_than_can_be_written_is_refused(service: AgentService, levels: int) -> None:
+    nested: dict[str, object] = {}
+    for _ in range(levels - 2):
+        nested = {"x": nested}
+    bodies = {"/sessions": {"metadata": nested}, "/v1/responses": {"input": "hello", "metadata": nested}}
+    for path, body in bodies.items():
+        answer = service.call("POST", path, body)
+        assert (answer.status < 300) is (levels <= 200), (path, answer.json())
+        assert answer.status != 400 or "more than 200 levels" in answer.json()["error"]["message"]
+
+
 def test_bad_key_in_a_header_or_a_path_is_refused(service: AgentService) -> None:
     assert service.respond("hello", "\xff\xfe").json()["error"]["param"] == "X-AReaL-Session-Key"
     assert service.respond("hello", "x" * 1025).status == 400

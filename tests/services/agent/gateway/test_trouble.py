@@ -72,7 +72,9 @@ def test_session_that_another_relay_started_again_in_another_journal_is_found(tw
     body = {"api_key": "again", "model": NAME, "reopen": True}
     wait_until(lambda: two.router.call("POST", "/register_session", body, key=two.key).status == 201, what="a start")
     assert said(two, "again") == []
-    assert two.respond("two", "again").status == 200
+    while (answer := two.respond("two", "again")).status == 503:  # as long as a busy machine hides the other pair
+        assert answer.json()["error"]["code"] == "session_moving"
+    assert answer.status == 200
     assert said(two, "again") == ["two"]
 
 
