@@ -13,6 +13,7 @@ import json
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Mapping
 from functools import wraps
 from pathlib import Path
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_CLOSE_S = 10.0
 
 
 class ControllerSession(TypedDict):
@@ -140,11 +143,12 @@ class Episodes:
             raise UnknownSession("this controller has started no such session", param="session_id")
         return self._sessions[session_id]
 
-    async def close(self, *, sessions: bool) -> None:
-        """Close the clients; with ``sessions``, first the sessions that this controller started."""
-        if sessions:
-            closing = (self.close_session(key) for key in list(self._sessions))
-            await asyncio.gather(*closing, return_exceptions=True)
+    async def close(self) -> None:
+        """Close the sessions that this controller started, and the clients."""
+        closing = (self.close_session(key) for key in list(self._sessions))
+        with contextlib.suppress(TimeoutError):  # they expire
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.gather(*closing, return_exceptions=True)
         await self.agents.close()
         for client in self._inference.values():
             await client.close()
@@ -168,7 +172,7 @@ def run_flags(config: AgentServiceConfig, key_file: str = "") -> list[str]:
         "--admin-api-key-file": key_file,
     }
     words = [word for flag, value in given.items() if value for word in (flag, value)]
-    return [*words, *(word for item in config.env.items() for word in ("--env", "=".join(item)))]
+    return [*words, *(word for name, value in config.env.items() for word in ("--env", f"{name}={value}"))]
 
 
 class _Controller:
@@ -181,6 +185,7 @@ class _Controller:
         self._thread: LoopThread | None = None
         self._opened = contextlib.ExitStack()
         self._calls: Episodes | None = None
+        self._changing = threading.RLock()
 
     @property
     def gateway_addr(self) -> str:
@@ -195,30 +200,43 @@ class _Controller:
         self.destroy()
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.initialize)
+        cancelled = threading.Event()
+
+        def start() -> None:
+            with self._changing:
+                if not cancelled.is_set():
+                    self.initialize()
+
+        try:
+            await asyncio.to_thread(start)
+        except asyncio.CancelledError:  # its thread goes on
+            cancelled.set()
+            asyncio.get_running_loop().run_in_executor(None, self.destroy)
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
         await asyncio.to_thread(self.destroy)
 
     def initialize(self, *_: Any, **__: Any) -> None:
-        """Start the service and wait until it is ready. Raises ArealError as ``areal agent run`` does. Arguments are
-        accepted for drivers that pass what they start servers with, and not needed."""
-        if self._calls is not None:
-            return
-        try:
-            address, key = self._attach() if self.config.gateway_addr else self._start()
-            lookup = address_lookup(f"agentservice/{self._service}" if self._service else "")
-            client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout, lookup=lookup)
-            thread = LoopThread("areal-agents")
-            self._opened.callback(thread.close)
-            calls = Episodes(client, self.config)
-            attached = bool(self.config.gateway_addr)
-            self._opened.callback(lambda: thread.run(calls.close(sessions=attached)))
-            self._thread, self._calls = thread, calls
-        except BaseException:
-            self.destroy()
-            raise
+        """Start the service and wait until it is ready. Raises ArealError as ``areal agent run`` does, and UsageFault
+        where there is a service of this name. Arguments are accepted for drivers that pass what they start servers
+        with, and not needed."""
+        with self._changing:
+            if self._calls is not None:
+                return
+            try:
+                address, key = self._attach() if self.config.gateway_addr else self._start()
+                lookup = address_lookup(f"agentservice/{self._service}" if self._service else "")
+                client = AsyncAgentClient(address, key, timeout_s=self.config.request_timeout, lookup=lookup)
+                thread = LoopThread("areal-agents")
+                self._opened.callback(thread.close)
+                calls = Episodes(client, self.config)
+                self._opened.callback(lambda: thread.run(calls.close()))
+                self._thread, self._calls = thread, calls
+            except BaseException:
+                self.destroy()
+                raise
 
     def _attach(self) -> tuple[str, str | None]:
         config = self.config
@@ -232,6 +250,9 @@ class _Controller:
         if not config.agent_cls_path:
             raise UsageFault("nothing says which agent runs", hint="AgentServiceConfig(agent_cls_path='module:Class')")
         self._service = config.service or f"agents-{secrets.token_hex(4)}"
+        if config.service and run_areal("get", f"agentservice/{config.service}", what=config.service, absent=True):
+            hint = "gateway_addr and admin_api_key_file use it as it is; areal agent stop --service NAME deletes it"
+            raise UsageFault(f"the agent service {config.service} is there already, and not ours to change", hint=hint)
         flags = run_flags(config, self._key_file())
         self._opened.callback(self._areal, "stop", "--yes", absent=True)
         self._areal("run", "-d", "--port", str(free_port()), *flags)
@@ -257,9 +278,10 @@ class _Controller:
     def destroy(self) -> None:
         """Stop the service that was started here, with its sessions; of another one, close the sessions that were
         started here. Idempotent."""
-        self._calls = self._thread = None
-        self.num_pairs = 0
-        self._opened.close()
+        with self._changing:
+            self._calls = self._thread = None
+            self.num_pairs = 0
+            self._opened.close()
 
     def scale_up(self, count: int = 1) -> list[int]:
         """Add so many pairs. Their numbers."""

@@ -288,7 +288,9 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
             trust = "SSL_CERT_FILE=FILE names the certificates to trust"
             raise Unreachable(f"{what}: TLS failed: {cause}", hint=trust) from error
         why = "no answer" if isinstance(cause, TimeoutError) else getattr(cause, "strerror", None) or cause
-        raise Unreachable(f"{what}: nobody listens there: {why}", hint="areal inf status") from error
+        raise Unreachable(
+            f"{what}: nobody listens there: {why}", hint="areal get lists services and addresses"
+        ) from error
     except TimeoutError as error:
         raise DeadlineExceeded(f"{what}: no answer within {timeout_s:g} s") from error
     except CallFailed as error:

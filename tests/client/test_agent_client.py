@@ -163,8 +163,9 @@ async def test_call_that_reaches_nobody_is_not_cancelled_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"http://127.0.0.1:{closed.getsockname()[1]}"
     async with AsyncAgentClient(address, "key", retry=ONCE) as client:
-        with pytest.raises(Unreachable):
+        with pytest.raises(Unreachable) as caught:
             await asyncio.wait_for(client.session("s").respond("hello", timeout_s=1.0), 3.0)
+        assert "areal get" in str(caught.value.hint), "of any service"
 
 
 async def test_stream_that_is_left_cancels_its_turn(aclient: AsyncAgentClient, agents: WholeService) -> None:

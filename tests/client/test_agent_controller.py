@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,9 @@ from areal.client import AgentController, BlockingAgentController, CallerError, 
 from areal.client.command import run_areal
 from areal.client.controller import UnknownSession, run_flags
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.state.home import Home
+from areal.state.objects import ObjectStore
+from areal.state.records import Layer, StoredObject
 from tests.client.conftest import Place
 from tests.services.agent.whole import AGENT, WholeService, start_agents
 from tests.services.processes import REPOSITORY, engine_calls, wait_until
@@ -31,7 +36,7 @@ def test_configuration_is_the_flags_of_the_command() -> None:
         drain_timeout=0.0,
         session_timeout=60.0,
         log_level="debug",
-        env={"A": "1", "B": "x=y"},
+        env={"A": 1, "B": "x=y"},  # type: ignore[dict-item]  # a number is the text of it
     )
     words = run_flags(config, "/key")
     flags = list(zip(words[::2], words[1::2], strict=True))
@@ -217,6 +222,22 @@ def test_destroy_closes_the_sessions_that_were_started_and_no_other(
     assert open_sessions() == before
 
 
+def test_start_that_is_cancelled_is_undone(tmp_path: Path) -> None:
+    os.mkfifo(key_file := tmp_path / "key")  # the start waits for the key
+    controller = AgentController(
+        AgentServiceConfig(gateway_addr="http://127.0.0.1:1", admin_api_key_file=str(key_file))
+    )
+
+    async def start() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), controller:
+                pass
+        await asyncio.to_thread(key_file.write_text, "a-key")
+
+    asyncio.run(start())
+    assert controller.gateway_addr == "" and not [each for each in threading.enumerate() if each.name == "areal-agents"]
+
+
 def test_key_file_that_is_not_there_is_named(agents: WholeService, tmp_path: Path) -> None:
     config = AgentServiceConfig(gateway_addr=agents.url, admin_api_key_file=str(tmp_path / "none"))
     with pytest.raises(NotFound, match="none"):
@@ -254,6 +275,16 @@ def test_service_is_started_scaled_and_deleted(own_home: Path) -> None:
             controller.scale_down(2)
     assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps")) == []
     assert not list((own_home / "runs").iterdir())
+
+
+def test_service_that_is_there_already_is_left_alone(own_home: Path) -> None:
+    layer = Layer("apply", {"agent": "helper_agent:Helper"}, {"file": "a.yaml", "line": 1, "sha256": "0"}, "ann", 0.0)
+    store = ObjectStore(Home(own_home))
+    store.put(store.add_revision(StoredObject("AgentService", "shared", "uid", layers=(layer,), created_at=0.0)))
+    config = AgentServiceConfig(agent_cls_path="helper_agent:Helper", service="shared")
+    with pytest.raises(UsageFault, match="shared is there already"):
+        BlockingAgentController(config).initialize()
+    assert run_areal("get", "agentservice/shared", what="get")
 
 
 @pytest.mark.timeout(300)
