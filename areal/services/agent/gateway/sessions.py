@@ -167,9 +167,13 @@ class AgentSessions:
             raise session_not_found(key)
         return tag
 
-    async def find_again(self, key: str, before: str) -> str:
-        """The tag of the session's journal, since the journal ``before`` is no more: a session with this key may have
-        started in another one meanwhile. Raises 404, 503."""
+    async def find_again(self, key: str, before: str, error: ApiError) -> str:
+        """The tag of the session's journal, where ``error`` is that the journal ``before`` is no more: a session with
+        this key may have started in another one meanwhile. Raises 404, 503, and any other ``error``."""
+        if error.code == "model_not_found":
+            raise _no_pair() from error
+        if error.code != NO_SESSION:
+            raise error
         self.forget(key)
         tag = await self.find(key)
         if tag == before:
@@ -315,9 +319,7 @@ class AgentSessionRoutes:
         try:
             reply = await self._journals.call(tag, *call)
         except ApiError as error:
-            if error.code != NO_SESSION:
-                raise
-            reply = await self._journals.call(await self._sessions.find_again(key, tag), *call)
+            reply = await self._journals.call(await self._sessions.find_again(key, tag, error), *call)
         if reply.status in (404, 410):
             self._sessions.forget(key)
         return reply

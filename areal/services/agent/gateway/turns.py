@@ -21,7 +21,7 @@ from areal.services.agent.gateway.sessions import AgentSessions, path_of
 from areal.services.http.errors import ApiError, refusal
 from areal.services.http.service import Metrics
 from areal.services.http.tasks import Watchdog
-from areal.services.inference.gateway.relay import NO_SESSION, Admission
+from areal.services.inference.gateway.relay import Admission
 from areal.services.inference.gateway.routing import AnswerLines, Follower, LiveTable
 from areal.services.inference.router.picking import CallKey
 from areal.wire.agents import TurnRequest
@@ -117,9 +117,7 @@ class TurnDispatcher:
             try:
                 worker = await self._worker(tag, refused, since)
             except ApiError as error:
-                if error.code != NO_SESSION:
-                    raise
-                tag = await self._sessions.find_again(call.key, tag)
+                tag = await self._sessions.find_again(call.key, tag, error)
                 continue
             outcome = await self._attempt(call, body, tag, worker, sink)
             if not isinstance(outcome, ApiError):

@@ -88,6 +88,17 @@ def test_lost_router_stops_no_session_that_there_is(own: AgentService) -> None:
         assert said(own, key) == ["one", "two"]
 
 
+def test_call_that_waits_while_the_last_pair_goes_may_be_tried_again(own: AgentService) -> None:
+    own.respond("one", "paused")
+    own.proxies[0].kill()
+    waits = [later(own.respond, "two", "paused"), later(own.call, "GET", "/sessions/paused")]
+    wait_until(lambda: "areal_gateway_queued 2" in own.call("GET", "/metrics").body.decode(), what="both wait")
+    assert own.router.call("POST", "/remove_model", {"name": NAME}, key=own.key).status == 200
+    for answer in (wait.result(20) for wait in waits):
+        assert (answer.status, answer.json()["error"]["code"]) == (503, "no_worker_available")
+        assert answer.headers["retry-after"]
+
+
 def test_lost_worker_fails_its_turn_and_no_other(own: AgentService) -> None:
     turn = later(own.respond, "wait", "lost")
     own.wait_running(1)
