@@ -298,13 +298,14 @@ def failures(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _encoded(body: Any) -> bytes:
-    """The body as JSON. Raises CallerError for a NaN or infinity, which orjson would write as null."""
-    data = orjson.dumps(body)
-    if b"null" in data:
-        try:
+    """The body as JSON. Raises CallerError for what is no JSON, and for a NaN or infinity, which orjson would write as
+    null."""
+    try:
+        data = orjson.dumps(body)
+        if b"null" in data:
             json.dumps(body, allow_nan=False, default=str)
-        except ValueError as error:
-            raise CallerError(f"the request cannot be written as JSON: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise CallerError(f"the request cannot be written as JSON: {error}") from error
     return data
 
 

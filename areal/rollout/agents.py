@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -60,8 +61,9 @@ class AgentServiceWorkflow(SessionWorkflow):
 
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
         task = data.get("messages") or data.get("prompt")
-        if not task:
-            raise UsageFault(f"a row needs messages or prompt; this one has {', '.join(data) or 'nothing'}")
+        if not task or not isinstance(task, Sequence):
+            found = f"{type(task).__name__} {task!r:.40}" if task else ", ".join(data) or "nothing"
+            raise UsageFault(f"a row needs messages (a list) or prompt (a text); this one has {found}")
         metadata = {name: value for name, value in data.items() if name not in ("messages", "prompt")}
         key = f"episode-{uuid4().hex}"
         access = {"inf_base_url": engine.base_url, "inf_model": engine.model, "session_api_key": session.api_key}

@@ -211,6 +211,21 @@ def test_agent_that_gives_no_reward_is_rejected_and_leaves_nothing(
     assert [each["task_id"] for each in left if each["state"] != "removed" and each["task_id"] != "__hitl__"] == []
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"prompt": ""}, "this one has prompt"),
+        ({"prompt": 5}, "this one has int 5"),
+        ({"prompt": "1234", "when": int}, "cannot be written as JSON: Type is not JSON serializable: type"),
+    ],
+)
+def test_row_that_no_agent_service_can_take_is_told(
+    controller: RolloutController, row: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RolloutsFailed, match=said):
+        controller.rollout_batch([row], AgentServiceWorkflow, {"address": "http://127.0.0.1:9"})
+
+
 def test_online_mode_takes_what_users_have_made(digits: Place) -> None:
     with InferenceClient(digits.proxy.url, digits.key, model="digits") as client:
         for number in range(2):

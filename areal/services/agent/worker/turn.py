@@ -278,10 +278,11 @@ def _wait(room: Future[None] | None) -> None:
 
 
 def _json(value: object, what: str) -> str:
-    """``value`` as JSON. Raises AgentFailed for what JSON cannot represent, as NaN, infinity, unpaired surrogates."""
+    """``value`` as JSON. Raises AgentFailed for what JSON cannot represent, or the data proxy not read: NaN, infinity,
+    unpaired surrogates, whole numbers beyond any double."""
     try:
         text = json.dumps(value, allow_nan=False, ensure_ascii=False)
-        text.encode()
+        orjson.loads(text)
         return text
     except (TypeError, ValueError, RecursionError) as error:
         raise AgentFailed(f"{what} cannot be written as JSON: {error}") from error

@@ -103,6 +103,7 @@ BAD = """
         async def number(self, emitter): return 5
         async def objects(self, emitter): return {"x": object()}
         async def nan(self, emitter): return {"x": float("nan")}
+        async def huge_number(self, emitter): return {"x": 10 ** 400}
         async def deep(self, emitter):
             found = {}
             for _ in range(200): found = {"x": found}
@@ -174,6 +175,7 @@ def worker(module_processes: Processes, tmp_path_factory: pytest.TempPathFactory
         ("number", "the agent returned int 5; it may return an AgentResponse, a StreamResponse"),
         ("objects", "the metadata of the answer cannot be written as JSON"),
         ("nan", "the metadata of the answer cannot be written as JSON"),
+        ("huge_number", "the metadata of the answer cannot be written as JSON: number is infinity"),
         ("deep", "the metadata of the answer has more than 200 levels"),
         ("summary", "the summary is a text, not int 5"),
         ("metadata", "the metadata is a dict, not str 'no'"),
