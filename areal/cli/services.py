@@ -270,7 +270,9 @@ def scale_service(cli: Invocation, found: StoredObject, flags: ScaleFlags, other
 
     present = controller_of(found.kind).replicas(found.spec)
     wanted = flags.to if flags.to is not None else present + (flags.by or 1) * (1 if up else -1)
-    if wanted < 0 or ((wanted < present) == up and wanted != present):
+    if wanted < 0:
+        raise UsageFault(f"--by {flags.by or 1} is too many: {found.ref} has {present}")
+    if (wanted < present) == up and wanted != present:
         verb = "scaleup" if up else "scaledown"
         raise UsageFault(f"{verb} from {present} to {wanted} is the wrong direction", hint=other)
     return scale_object(cli, found.ref, wanted, within_s=_SCALE_S, current=present, force=flags.force_conflicts)

@@ -62,6 +62,10 @@ def test_run_with_a_command_has_its_words(areal: Areal) -> None:
     assert printed(areal, "--command", "node 'my agent.js' -v")["spec"] == {"command": ["node", "my agent.js", "-v"]}
 
 
+def test_run_with_an_empty_command_has_none(areal: Areal) -> None:
+    assert 'one of "agent" and "command" is needed' in areal("agent", "run", "--command", "").err
+
+
 def test_run_without_an_agent_names_the_flag(areal: Areal) -> None:
     result = areal("agent", "run", "--pairs", "2")
     assert result.code == 2 and "--agent MODULE:CLASS is missing" in result.err
@@ -161,6 +165,8 @@ def test_scale_says_what_makes_no_sense_and_the_other_verb(areal: Areal, record:
     record("AgentService", "default", {"agent": "a:B", "pairs": 2})
     up = areal("agent", "scaleup", "--pairs", "1")
     assert up.code == 2 and "scaleup from 2 to 1" in up.err and "areal agent scaledown --service default" in up.err
+    down = areal("agent", "scaledown", "--by", "3")
+    assert down.code == 2 and "--by 3 is too many: AgentService/default has 2" in down.err
     both = areal("agent", "scaledown", "--pairs", "1", "--by", "1")
     assert both.code == 2 and "--pairs says to how many, --by by how many" in both.err
 

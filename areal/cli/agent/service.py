@@ -82,7 +82,7 @@ def run(
 
     The agent is imported from the current folder. With --inf, that service records its model calls.
     """
-    if command := settings["command"]:
+    if (command := settings["command"]) is not None:
         settings["command"] = _words(command)
     if settings["model"] and not settings["inf"]:
         raise UsageFault("--model is a model of an inference service, and --inf SERVICE is missing")
