@@ -304,7 +304,7 @@ def id_lines(names: Iterable[str], headers: Mapping[str, str], request_id: str) 
 DEFAULT_MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
-_HOLDS = (dict, list, tuple)
+_CONTAINERS = (dict, list, tuple)
 MOST_LEVELS = 200
 """Of objects and lists within each other. orjson reads 1,024 and writes 254, those around a value included."""
 
@@ -313,9 +313,9 @@ def is_deeper(value: object, levels: int) -> bool:
     """Whether a value that JSON can represent has objects and lists within each other on more than ``levels``."""
     level = [value]
     for _ in range(levels):
-        held = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, _HOLDS))
-        level = [each for holder in held for each in holder]
-    return any(isinstance(each, _HOLDS) for each in level)
+        containers = (each for each in level if isinstance(each, _CONTAINERS))
+        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    return any(isinstance(each, _CONTAINERS) for each in level)
 
 
 def decode_object(body: bytes | str, what: str = "the request body") -> dict[str, Any]:
