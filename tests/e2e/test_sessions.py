@@ -69,7 +69,7 @@ def test_deleted_model_keeps_what_nobody_exported_and_the_next_one_serves_it(box
     folder = box.home / "data" / "reverse"
     deleted = box.ok("delete", "model/reverse", "--yes")
     assert f"{folder} is kept: 1 finished trajectory was never exported" in deleted.text
-    assert f"info: {folder} holds what Model/reverse recorded" in box.ok("doctor").text
+    assert f"info: {folder} holds trajectories of Model/reverse, which does not exist any more" in box.ok("doctor").text
     box.ok("apply", "-f", manifest)
     status, exported = ask(box, "POST", "/export_trajectories", {"session_ids": [session_id]})
     assert (status, exported["traj"]["rewards"]) == (200, [0.5])
