@@ -149,20 +149,23 @@ class RayCluster:
 
     def stop(self) -> None:
         """Nothing of it is left afterwards."""
-        for node in self._nodes.values():
-            node.kill()
-            node.wait()
-        while left := self._processes():
+        while left := self._processes():  # all at once: a parent's end would part its descendants from it
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
+        for node in self._nodes.values():
+            node.wait()
         shutil.rmtree(self._sessions, ignore_errors=True)
 
     def _processes(self) -> list[int]:
-        mine = str(self.folder)
-        pids = (stat.pid for stat in procfs.processes() if stat.alive)
-        return [pid for pid in pids if procfs.environment(pid).get(_CLUSTER_VARIABLE) == mine]
+        """Those whose environment names this cluster, and their descendants: Ray's agents write their long titles over
+        their environment."""
+        living = [stat for stat in procfs.processes() if stat.alive]
+        mine = {stat.pid for stat in living if procfs.environment(stat.pid).get(_CLUSTER_VARIABLE) == str(self.folder)}
+        while children := {stat.pid for stat in living if stat.ppid in mine} - mine:
+            mine |= children
+        return sorted(mine)
 
 
 def _free_ports(count: int) -> list[int]:
