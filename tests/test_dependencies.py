@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -55,3 +58,32 @@ def test_package_that_is_installed_is_imported(package: str) -> None:
     module = MODULES.get(package, package)
     pattern = re.compile(rf"^\s*(?:import|from) {module}\b|import_module\(\"{module}|_package\([^)]*\"{module}\"", re.M)
     assert any(pattern.search(file.read_text()) for file in (REPOSITORY / "areal").rglob("*.py")), module
+
+
+def extras_not_provided(requirements: list[str]) -> set[str]:
+    """Extras that ``requirements``, and what they require in turn, ask of an installed package under a name that it
+    does not have. pip before 23.3 takes names literally: it warns, and installs without the extra."""
+    missing, seen, pending = set(), set(), [(Requirement(each), "") for each in requirements]
+    while pending:
+        requirement, extra = pending.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        with contextlib.suppress(PackageNotFoundError):
+            found = distribution(requirement.name)
+            provided = found.metadata.get_all("Provides-Extra") or []
+            missing |= {f"{requirement.name}[{each}]" for each in requirement.extras if each not in provided}
+            for wanted in ("", *requirement.extras):
+                if (requirement.name, wanted) not in seen:
+                    seen.add((requirement.name, wanted))
+                    pending += [(Requirement(each), wanted) for each in found.requires or []]
+    return missing
+
+
+@pytest.mark.parametrize("extra", ["embedded,train", "dev"])
+def test_extra_of_a_dependency_is_provided_under_that_name(extra: str) -> None:
+    extras, names, requirements = PROJECT["optional-dependencies"], set(extra.split(",")), PROJECT["dependencies"][:]
+    while names:
+        wanted = [Requirement(each) for name in names for each in extras[name]]
+        requirements += [str(each) for each in wanted if each.name != "areal"]
+        names = {name for each in wanted if each.name == "areal" for name in each.extras}
+    assert len(requirements) > 10 and extras_not_provided(requirements) == set()
