@@ -263,7 +263,7 @@ def finish(cli: Invocation, outcome: Outcome, *, interrupted: bool = False) -> i
     "--current", type=click.IntRange(min=0), metavar="N", help="Fail (exit 5) unless the present number is N."
 )
 @click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it.")
-@change_options()
+@change_options(destructive=True)
 def scale(
     cli: Invocation,
     targets: tuple[str, ...],
@@ -279,7 +279,8 @@ def scale(
 def scale_object(cli: Invocation, ref: Ref, replicas: int, *, within_s: float = 600.0, **how: Any) -> int:
     from areal.reconcilers import operations
 
-    return mutate(cli, operations.scale, ref, replicas, timeout_s=cli.deadline_s(within_s), **how)
+    seconds = cli.deadline_s(within_s)
+    return mutate(cli, operations.scale, ref, replicas, timeout_s=seconds, approve=approver(cli, "this scaling"), **how)
 
 
 def _verb(name: str, text: str) -> click.Command:

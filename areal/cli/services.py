@@ -197,7 +197,7 @@ def stop_service(
         cascade=True,
         spare_running_jobs=not cascade,
         timeout_s=seconds,
-        approve=approver(cli, f"{namespace(kind)} stop") if cascade else lambda plan: True,
+        approve=approver(cli, f"{namespace(kind)} stop"),
     )
 
 
@@ -247,7 +247,7 @@ class ScaleFlags(NamedTuple):
             raise UsageFault(f"{flag} says to how many, --by by how many; give one of them")
 
 
-def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
+def scale_options(flag: str) -> Decorator[Any]:
     """Adds the options for scaling, passed as ``scale``. ``flag``: option for the target number. Must be the last
     decorator."""
     return stack(
@@ -260,7 +260,7 @@ def scale_options(flag: str, *, destructive: bool = False) -> Decorator[Any]:
                 click.option("--force-conflicts", is_flag=True, help="Take the field when another layer holds it."),
             ),
         ),
-        change_options(timeout("30m"), destructive=destructive),
+        change_options(timeout("30m"), destructive=True),
     )
 
 

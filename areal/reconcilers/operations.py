@@ -131,6 +131,7 @@ def scale(
     current: int | None = None,
     force: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
     """Set the ``scale`` layer's replicas; it wins over a manifest that does not mention them."""
     store = ObjectStore(ctx.home)
@@ -146,7 +147,7 @@ def scale(
             raise Conflict(f"{scaled} has {now} replicas, not {current}", hint=f"areal get {scaled}")
         return with_layer(item, SCALE, {controller.replicas_field: replicas}, f"scaled {now} -> {replicas}")
 
-    return _change(ctx, scaled, edit, "scaled", timeout_s)
+    return _change(ctx, scaled, edit, "scaled", timeout_s, approve=approve)
 
 
 def restart(ctx: Context, ref: Ref, timeout_s: float = DEFAULT_TIMEOUT_S) -> Outcome:

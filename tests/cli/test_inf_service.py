@@ -16,7 +16,7 @@ from areal.resources.kinds import Ref
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
 from areal.state.records import Layer, replace_layer
-from tests.cli.conftest import Areal
+from tests.cli.conftest import Areal, Typist
 
 
 def printed(areal: Areal, *words: str) -> list[dict[str, Any]]:
@@ -306,8 +306,57 @@ def test_cascade_has_no_meaning_where_nothing_is_deleted(areal: Areal, trained: 
     assert refused.code == 2 and "--keep-state deletes nothing" in refused.err
 
 
-def test_service_without_a_job_goes_unasked(areal: Areal, record: Callable[..., Any]) -> None:
+def test_stop_with_keep_state_deletes_nothing_and_asks_nothing(areal: Areal, record: Callable[..., Any]) -> None:
     record("InferenceService", "default", {})
     record("Model", "m1", {"backend": "embedded", "path": "/m1"})
-    assert areal("inf", "stop").code == 0
-    assert areal("get", "-o", "name").out == ""
+    assert areal("inf", "stop", "--keep-state").code == 0
+    assert len(areal("get", "-o", "name").out.split()) == 2
+
+
+# -- every verb that deletes objects
+
+DELETING = [
+    ("inf", "stop"),
+    ("inf", "stop", "--all"),
+    ("inf", "stop", "--force"),
+    ("inf", "deregister", "--model", "m1"),
+    ("inf", "deregister", "--model", "m1", "--grace", "1s"),
+    ("agent", "stop"),
+    ("agent", "stop", "--all"),
+    ("delete", "inferenceservice/default", "--cascade"),
+    ("delete", "model/m1"),
+]
+
+
+@pytest.fixture
+def three(record: Callable[..., Any]) -> None:
+    record("InferenceService", "default", {"suspend": True})
+    record("Model", "m1", {"backend": "embedded", "path": "/m1"})
+    record("AgentService", "default", {"agent": "a:B"})
+
+
+@pytest.mark.parametrize("words", DELETING, ids=" ".join)
+def test_verb_that_deletes_off_a_terminal_without_yes_is_refused(
+    areal: Areal, three: None, words: tuple[str, ...]
+) -> None:
+    refused = areal(*words)
+    assert refused.code == 2 and "--yes" in refused.err
+    assert len(areal("get", "-o", "name").out.split()) == 3
+
+
+@pytest.mark.parametrize("words", DELETING, ids=" ".join)
+def test_verb_that_deletes_with_yes_deletes(areal: Areal, three: None, words: tuple[str, ...]) -> None:
+    assert areal(*words, "--yes").code == 0
+    assert len(areal("get", "-o", "name").out.split()) < 3
+
+
+@pytest.mark.parametrize("words", [("inf", "stop"), ("inf", "deregister", "--model", "m1"), ("agent", "stop")])
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 2), ("y\n", 0)])
+def test_verb_that_deletes_on_a_terminal_follows_the_answer(
+    areal: Areal, home: Home, three: None, words: tuple[str, ...], answer: str, code: int
+) -> None:
+    typist = Typist(home.root, *words)
+    typist.until("Go on?")
+    typist.type(answer)
+    assert typist.code() == code
+    assert (len(areal("get", "-o", "name").out.split()) == 3) == (code == 2)

@@ -213,7 +213,7 @@ def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:
     again = box.ok("inf", "run", "-d")
     assert box.url in again.text
     assert box.chat("12")
-    box.ok("inf", "stop")
+    box.ok("inf", "stop", "--yes")
     assert box.living() == []
     assert document(box, "get")["items"] == []
 

@@ -120,7 +120,8 @@ def _environment(words: tuple[str, ...]) -> dict[str, str]:
 @service_stop_options
 @change_options(destructive=True)
 def stop(cli: Invocation, service: str, **given: Any) -> int:
-    """Stop an agent service, and forget it with its sessions. Running turns may end within the grace.
+    """Stop an agent service, and forget it with its sessions, after a confirmation. Running turns may end within the
+    grace. With --keep-state the service and its sessions stay.
 
     A running TrainJob that uses it is deleted only with --cascade, after a confirmation.
     """
@@ -138,7 +139,7 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
 
 @click.command()
 @service_option
-@scale_options("--pairs", destructive=True)
+@scale_options("--pairs")
 def scaleup(cli: Invocation, service: str, scale: ScaleFlags) -> int:
     """Add pairs: to --pairs N, or --by N. They get new sessions once they are ready."""
     return _scale(cli, service, scale, up=True)
@@ -146,7 +147,7 @@ def scaleup(cli: Invocation, service: str, scale: ScaleFlags) -> int:
 
 @click.command()
 @service_option
-@scale_options("--pairs", destructive=True)
+@scale_options("--pairs")
 def scaledown(cli: Invocation, service: str, scale: ScaleFlags) -> int:
     """Remove pairs: to --pairs N, or --by N. Their turns finish, their sessions move to other pairs."""
     return _scale(cli, service, scale, up=False)

@@ -19,7 +19,7 @@ from areal.cli.objects import (
     service_option,
     stored,
 )
-from areal.cli.operate import mutate
+from areal.cli.operate import approver, mutate
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
 from areal.cli.services import (
     ScaleFlags,
@@ -184,7 +184,8 @@ def run(
 @service_stop_options
 @change_options(destructive=True)
 def stop(cli: Invocation, service: str | None, **given: Any) -> int:
-    """Stop a service and its models, and forget them. Running streams finish within the grace.
+    """Stop a service and its models, and forget them, after a confirmation. Running streams finish within the grace.
+    With --keep-state the service and its models stay.
 
     A running TrainJob that uses it is deleted only with --cascade, after a confirmation.
     """
@@ -269,11 +270,14 @@ def _model_spec(flags: ModelFlags, external: dict[str, Any]) -> dict[str, Any]:
 @stop_options
 @change_options(destructive=True)
 def deregister(cli: Invocation, model: str, service: str | None, grace: float | None) -> int:
-    """Take a model out of its service: no new requests, running ones finish, its replicas stop."""
+    """Take a model out of its service, and forget it, after a confirmation: no new requests, running ones finish, its
+    replicas stop."""
     from areal.reconcilers import operations
 
-    ref = _model(cli, model, service).ref
-    return mutate(cli, operations.delete, [ref], grace_s=grace, timeout_s=cli.deadline_s())
+    ref, seconds = _model(cli, model, service).ref, cli.deadline_s()
+    return mutate(
+        cli, operations.delete, [ref], grace_s=grace, timeout_s=seconds, approve=approver(cli, "inf deregister")
+    )
 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
