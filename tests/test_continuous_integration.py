@@ -21,6 +21,16 @@ kind: Model
 metadata: {name: m%s}
 spec: {backend: embedded:d1, path: model%s}
 """
+ON_SLURM = """apiVersion: areal.dev/v1alpha1
+kind: InferenceService
+metadata: {name: default}
+spec: {scheduler: {type: slurm}}
+---
+apiVersion: areal.dev/v1alpha1
+kind: Model
+metadata: {name: m}
+spec: {backend: vllm, path: org/name, resources: {gpus: 1}}
+"""
 SERVICE = "---\napiVersion: areal.dev/v1alpha1\nkind: InferenceService\nmetadata: {name: default}\n"
 
 
@@ -42,7 +52,7 @@ def run_action(folder: Path, **inputs: str) -> tuple[int, str, str, str]:
     given = {name: str(spec["default"]) for name, spec in ACTION["inputs"].items()} | inputs
     (step,) = (step for step in ACTION["runs"]["steps"] if step.get("id") == "check")
     env = {
-        name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda named: given[named[1]], value)
+        name: re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda named: given[named[1]], value)
         for name, value in step["env"].items()
     }
     files = {"GITHUB_OUTPUT": str(folder / "output"), "GITHUB_STEP_SUMMARY": str(folder / "summary")}
@@ -86,6 +96,23 @@ def test_action_takes_an_overlay_with_a_profile(folder: Path) -> None:
     (folder / "manifests" / "team a" / "areal.overlay.yaml").write_text(yaml.safe_dump(overlay))
     code, log, *_ = run_action(folder, overlay="manifests/team a", profile="big", diff="true", recursive="false")
     assert code == 0 and "Model/big-m" in log
+
+
+def test_action_without_the_clusters_commands_assumes_capacity(folder: Path) -> None:
+    (folder / "manifests" / "team a" / "m.yaml").write_text(ON_SLURM)
+    code, _, outputs, summary = run_action(folder, files="manifests", diff="true")
+    assert (code, outputs) == (0, "changed=true\n") and "| `Model/m` | create |" in summary
+    code, log, outputs, _ = run_action(folder, files="manifests", diff="true", **{"assume-capacity": "false"})
+    assert code == 10 and outputs == "" and "--assume-capacity" in log
+
+
+def test_failure_of_diff_fails_the_action_and_the_hook(folder: Path) -> None:
+    home = folder / "nobody" / ".areal"
+    home.mkdir(parents=True)
+    (home / "config.yaml").write_text("defaults: {output: wide\n")
+    code, log, outputs, _ = run_action(folder, files="manifests", diff="true")
+    assert code == 70 and outputs == "" and "config.yaml" in log
+    assert run_hook(folder, "areal-diff").returncode != 0
 
 
 def test_action_passes_its_inputs_by_the_environment_alone() -> None:

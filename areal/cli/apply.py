@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -131,6 +132,7 @@ def apply(
 @click.option("--out", metavar="FILE", type=click.Path(dir_okay=False), help="Save the plan for `areal apply FILE`.")
 @click.option("--drift", is_flag=True, help="Compare processes with recorded objects; takes no files.")
 @click.option("--format", "style", type=click.Choice(["text", "github"]), default="text", help="github: Markdown.")
+@click.option("--assume-capacity", is_flag=True, help="Assume free GPUs; for a machine that will not run it, as in CI.")
 @change_options()
 def diff(
     cli: Invocation,
@@ -140,11 +142,13 @@ def diff(
     out: str | None,
     drift: bool,
     style: str,
+    assume_capacity: bool,
 ) -> int:
     """Print the plan that apply would run: ops with their causes, field changes old -> new, drift.
 
-    Exit status 0: no difference; 1: differences. If an object cannot be applied, the others are shown, and the status
-    is the most severe of 3 (invalid), 5 (conflict) and 10 (not enough capacity), in this order.
+    Exit status 0: no difference; 1: differences that apply would carry out. If an object cannot be applied, the others
+    are shown, and the status is the most severe of 3 (invalid), 5 (conflict) and 10 (not enough capacity), in this
+    order. Any other failure has another status, which is 70 for an unexpected one.
     """
     from areal.reconcilers import apply as reconciler
     from areal.reconcilers.prepare import drift as plan_drift
@@ -158,11 +162,12 @@ def diff(
     if drift:
         refs = [str(stored(cli.home, ref).ref) for ref in parse_refs(targets)]
         with mutation(cli) as context:
-            made = plan_drift(context, refs or None)
+            made = plan_drift(context, refs or None, assume_capacity=assume_capacity)
     else:
         _check(None, source, policy, "diff")
         with mutation(cli) as context:
-            made = reconciler.diff(context, _request(cli, None, source, policy))
+            request = replace(_request(cli, None, source, policy), assume_capacity=assume_capacity)
+            made = reconciler.diff(context, request)
     if cli.format.kind == "name":
         write("\n".join(item.ref for item in made.objects if item.action != "unchanged"))
     elif cli.format.is_table:
@@ -175,7 +180,10 @@ def diff(
     elif out:
         from areal.state.files import write_atomic
 
-        write_atomic(Path(out).absolute(), json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n")
+        try:
+            write_atomic(Path(out).absolute(), json.dumps(made.to_json(), indent=2, ensure_ascii=False) + "\n")
+        except (ArealError, OSError) as error:
+            raise UsageFault(f"the plan is not saved: {error}", hint="choose another --out FILE") from error
         cli.info(f"saved; run it with `areal apply {out}`")
     return refused or (0 if made.is_empty and not made.drift else 1)
 

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 
 class Leaf(NamedTuple):
+    """``failed``: the exit status of an unexpected failure, not 1 where 1 answers the command's question."""
+
     target: str  # "module:attribute", the click command
     help: str
     section: str = "Commands"
+    failed: int = 1
 
 
 class Branch(NamedTuple):
@@ -47,8 +50,11 @@ _UPKEEP = "Upkeep"
 _SHORTCUTS = "Shortcuts: the same resources and the same reconciler"
 
 
-def _leaf(target: str, text: str, section: str = "Commands") -> Leaf:
-    return Leaf(f"areal.cli.{target}", text, section)
+def _leaf(target: str, text: str, section: str = "Commands", *, failed: int = 1) -> Leaf:
+    return Leaf(f"areal.cli.{target}", text, section, failed)
+
+
+_UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 
 
 INF_SESSIONS: dict[str, Leaf | Branch] = {
@@ -63,7 +69,7 @@ TRAJECTORIES: dict[str, Leaf | Branch] = {
 INF: dict[str, Leaf | Branch] = {
     "run": _leaf("inf.service:run", "Start an inference service, and a model with --model."),
     "stop": _leaf("inf.service:stop", "Stop a service and its models."),
-    "status": _leaf("inf.status:status", "Health of one service: components, models, routes."),
+    "status": _leaf("inf.status:status", "Health of one service: components, models, routes.", failed=_UNEXPECTED),
     "ps": _leaf("inf.status:ps", "List inference services."),
     "register": _leaf("inf.service:register", "Add a model to a service: own replicas, or an external URL."),
     "deregister": _leaf("inf.service:deregister", "Take a model out of a service and stop its replicas."),
@@ -88,7 +94,7 @@ SESSIONS: dict[str, Leaf | Branch] = {
 AGENT: dict[str, Leaf | Branch] = {
     "run": _leaf("agent.service:run", "Start an agent service."),
     "stop": _leaf("agent.service:stop", "Stop an agent service."),
-    "status": _leaf("agent.service:status", "Health of one agent service."),
+    "status": _leaf("agent.service:status", "Health of one agent service.", failed=_UNEXPECTED),
     "ps": _leaf("agent.service:ps", "List agent services."),
     "logs": _leaf("agent.service:logs", "Logs of an agent service's processes."),
     "scaleup": _leaf("agent.service:scaleup", "Add worker and data-proxy pairs."),
@@ -104,7 +110,7 @@ TRAIN: dict[str, Leaf | Branch] = {
     "start": _leaf("train:start", "Run a driver detached; prints the job's name."),
     "stop": _leaf("train:stop", "Stop a job by name."),
     "ps": _leaf("train:ps", "List jobs."),
-    "status": _leaf("train:status", "One job: phase, step, reward, throughput, staleness."),
+    "status": _leaf("train:status", "One job: phase, step, reward, throughput, staleness.", failed=_UNEXPECTED),
     "wait": _leaf("train:wait", "Wait until a job has ended; shows its step and ETA."),
     "logs": _leaf("train:logs", "A job's output."),
     "metrics": _leaf("curves:metrics", "Curves of jobs in the terminal or as a picture, compared."),
@@ -145,7 +151,7 @@ GENERATE: dict[str, Leaf | Branch] = {
 
 ROOT: dict[str, Leaf | Branch] = {
     "apply": _leaf("apply:apply", "Converge to manifests.", _CONVERGE),
-    "diff": _leaf("apply:diff", "Print the plan that apply would run.", _CONVERGE),
+    "diff": _leaf("apply:diff", "Print the plan that apply would run.", _CONVERGE, failed=_UNEXPECTED),
     "delete": _leaf("apply:delete", "Stop and forget objects.", _CONVERGE),
     "scale": _leaf("operate:scale", "Set the number of replicas.", _CONVERGE),
     "restart": _leaf("operate:restart", "Restart an object's processes, rolling where it can.", _CONVERGE),
@@ -167,7 +173,9 @@ ROOT: dict[str, Leaf | Branch] = {
     "explain": _leaf("manifest:explain", "Explain a field: type, default, update class.", _MANIFESTS),
     "reconcile": _leaf("operate:reconcile", "Heal drift, once or with --watch.", _UPKEEP),
     "adopt": _leaf("operate:adopt", "Take a running process or URL under management.", _UPKEEP),
-    "doctor": _leaf("operate:doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP),
+    "doctor": _leaf(
+        "operate:doctor", "Find strays, open journals, stale leases, bad modes; --fix.", _UPKEEP, failed=_UNEXPECTED
+    ),
     "models": Branch("Models of the Hugging Face cache.", MODELS, _UPKEEP),
     "generate": Branch("Files by which services come back after a boot.", GENERATE, _UPKEEP),
     "config": Branch("Contexts and defaults.", CONFIG, _UPKEEP),
@@ -206,7 +214,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if ctx.resilient_parsing or args[0] in self.table or args[0].startswith("-"):
+        entry = self.table.get(args[0])
+        if isinstance(entry, Leaf):
+            ctx.ensure_object(Invocation).failed = entry.failed
+        if ctx.resilient_parsing or entry is not None or args[0].startswith("-"):
             return super().resolve_command(ctx, args)
         from areal.errors import did_you_mean
 

@@ -80,7 +80,8 @@ def read_config(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        return _checked(path, yaml.safe_load(text) or {})
+        found = yaml.safe_load(text)
+        return _checked(path, {} if found is None else found)
     except yaml.YAMLError as error:
         raise _config_error(f"{path} is not YAML: {' '.join(str(error).split())}", f"correct {path}") from error
 
@@ -128,6 +129,7 @@ class Invocation:
         self.verbose = 0
         self.debug = False
         self.yes = False
+        self.failed = 1  # the exit status of an unexpected failure of the command
         self._home: Home | None = None
         self._config: Mapping[str, Any] | None = None
 

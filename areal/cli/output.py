@@ -386,7 +386,7 @@ def iso(at: float | None) -> str | None:
 
 
 def report(error: BaseException, cli: Invocation) -> int:
-    """Prints ``error`` and returns the exit status of the process."""
+    """Prints ``error`` and returns the exit status of the process; that of an unexpected failure is the command's."""
     lines, code = _describe(error)
     if cli.debug:
         import traceback
@@ -394,7 +394,7 @@ def report(error: BaseException, cli: Invocation) -> int:
         lines = [*traceback.format_exception(error), *lines]
     sys.stdout.flush()
     click.echo("\n".join(line.rstrip("\n") for line in lines), err=True)
-    return code
+    return cli.failed if code == ArealError.exit_code else code
 
 
 def error_lines(error: ArealError) -> list[str]:

@@ -25,7 +25,7 @@ Data goes to stdout, progress and hints to stderr. Names and flags are frozen; n
 | exit status | meaning |
 | --- | --- |
 | 0 | done; `diff`: no difference; `wait`: met; `inf status`: healthy |
-| 1 | `diff`: differences; `inf status`: something is down; `doctor`: work is left; elsewhere an unexpected failure |
+| 1 | `diff`: differences; `status`: something is down; `doctor`: work is left; elsewhere an unexpected failure |
 | 2 | wrong usage |
 | 3 | a manifest is invalid; every error of every file is listed with its position |
 | 4 | not found |
@@ -35,6 +35,7 @@ Data goes to stdout, progress and hints to stderr. Names and flags are frozen; n
 | 8 | the target reached a terminal failure |
 | 9 | partial: some converged, some did not |
 | 10 | not enough capacity; nothing was started |
+| 70 | an unexpected failure of `diff`, `inf status`, `agent status`, `train status` or `doctor` |
 | 130 | interrupted, resumable |
 
 When several apply: 3 > 5 > 10 > 8 > 9 > 7.

@@ -206,7 +206,8 @@ class _Manifests:
 
         options = {name: getattr(request, name) for name in _OPTIONS}
         source = {"resources": [asdict(item) for item in self.resources], "options": options}
-        return plan_targets(self.command, choose, Policy(allow_downtime=request.allow_downtime), source)
+        policy = Policy(allow_downtime=request.allow_downtime, assume_capacity=request.assume_capacity)
+        return plan_targets(self.command, choose, policy, source)
 
     def _requested(
         self, stored: Sequence[StoredObject], refused: dict[str, ArealError], too_large: Mapping[str, ArealError]

@@ -69,7 +69,8 @@ class Outcome:
 @dataclass(frozen=True)
 class ApplyRequest:
     """One ``apply`` or ``diff``. ``plan_file`` is a plan saved by ``diff --out``; it carries its own source.
-    ``recreate``: uids of stored objects to delete and create again even without changes."""
+    ``recreate``: uids of stored objects to delete and create again even without changes. ``assume_capacity``: plan
+    without asking which GPUs are free."""
 
     source: RenderRequest
     prune: bool = False
@@ -79,6 +80,7 @@ class ApplyRequest:
     recreate: tuple[str, ...] = ()
     force_conflicts: bool = False
     allow_downtime: bool = False
+    assume_capacity: bool = False
     wait: bool = True
     timeout_s: float = 600.0
     plan_file: str | None = None

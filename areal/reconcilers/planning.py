@@ -194,11 +194,13 @@ def superseded(slot: Sequence[ObservedRun], kept: int = 1) -> list[ObservedRun]:
 
 @dataclass(frozen=True)
 class Policy:
-    """The caller's limits. ``free_gpus`` can be leased before this plan begins. For deletions: ``grace_s``
-    between SIGTERM and SIGKILL, and for running requests (None: as each object says); ``drain`` False waits for none.
+    """The caller's limits. ``free_gpus`` can be leased before this plan begins; ``assume_capacity``: any number.
+    For deletions: ``grace_s`` between SIGTERM and SIGKILL, and for running requests (None: as each object says);
+    ``drain`` False waits for none.
     """
 
     allow_downtime: bool = False
+    assume_capacity: bool = False
     free_gpus: int = 0
     grace_s: float | None = None
     drain: bool = True

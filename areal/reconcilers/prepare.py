@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from areal.errors import ArealError, NoCapacity
 from areal.reconcilers.context import Context
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import controller_of, controllers, host_of
@@ -16,6 +17,7 @@ from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
+from areal.runtime.backends.base import Capacity
 from areal.state.files import crash_point
 from areal.state.objects import ObjectStore, StoreSnapshot
 from areal.state.records import StoredObject
@@ -68,15 +70,24 @@ def plan_targets(
     snapshot, scope, observed = _observe_stable(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # Reading GPUs starts a process for NVML: only a plan that starts or stops something needs it.
-    if any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
+    if not policy.assume_capacity and any(op.verb in (Verb.SPAWN, Verb.STOP) for op in plan.ops):
         computing = [t for t in scope.all if controller_of(t.object.kind).wants_gpus(t.object.spec)]
         if any(not target.is_deleted for target in computing):
             planned = {target.ref: target.object for target in scope.all}
             needed = {command.scheduler_of(planned, target.ref)["type"] for target in computing}
-            observed = replace(observed, capacity=command.backend.capacity(needed))
+            observed = replace(observed, capacity=_capacity(command, needed))
             policy = replace(policy, free_gpus=len(observed.capacity.gpus))
             plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
     return Prepared(scope, observed, plan)
+
+
+def _capacity(command: CommandContext, schedulers: Collection[str]) -> Capacity:
+    """Raises NoCapacity where a scheduler does not answer."""
+    try:
+        return command.backend.capacity(schedulers)
+    except ArealError as error:
+        hint = f"{error.hint}; `areal diff --assume-capacity` plans without an answer"
+        raise NoCapacity(f"free GPUs are not known: {error.message}", hint=hint, detail=error.detail) from error
 
 
 def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnapshot, PlanScope, Observed]:
@@ -113,11 +124,11 @@ def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple
     )
 
 
-def drift(ctx: Context, refs: Iterable[str] | None = None) -> Plan:
+def drift(ctx: Context, refs: Iterable[str] | None = None, *, assume_capacity: bool = False) -> Plan:
     """The plan that heals what is recorded, with every drift named; ``refs`` None: of all objects. Read-only."""
     wanted = None if refs is None else set(refs)
 
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         return tuple(Target(item, "unchanged") for item in stored if wanted is None or str(item.ref) in wanted)
 
-    return plan_targets(CommandContext.open(ctx), choose, Policy()).plan
+    return plan_targets(CommandContext.open(ctx), choose, Policy(assume_capacity=assume_capacity)).plan
