@@ -20,8 +20,20 @@ CALL = "x-areal-call"  # relay to data proxy: the call's id, the same in all att
 JOURNAL = "x-areal-journal"  # relay to data proxy: the journal of the call's session
 AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt may have been recorded
 
+EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+"""The headers of a response that is a stream of server-sent events."""
+
+_SINGLE = frozenset(
+    b"""host authorization x-api-key content-type content-length content-encoding expect origin upgrade idempotency-key
+    anthropic-version x-stainless-retry-count sec-websocket-key sec-websocket-version""".split()
+)
 
 T = TypeVar("T")
+
+
+def is_single(name: bytes) -> bool:
+    """Whether a request has at most one field of this lower-case name. Of two, another program may go by the other."""
+    return name in _SINGLE or name.startswith(b"x-areal-")
 
 
 class Headers(Mapping[str, str]):

@@ -18,7 +18,7 @@ from typing import NoReturn, cast
 
 import httptools
 
-from areal.http.headers import Headers, add_field, unique_id
+from areal.http.headers import Headers, add_field, is_single, unique_id
 from areal.services.http.errors import OPENAI, ApiError
 from areal.services.http.messages import (
     AnyResponse,
@@ -109,8 +109,8 @@ class RequestReader:
         self._head_bytes += len(name) + len(value)
         if self._fields > self._most_fields or self._head_bytes > self._most_head_bytes:
             self.stop(_head_too_large())
-        if name.lower() == b"host" and b"host" in self._raw:  # a proxy may have routed by the other one
-            self.stop(ApiError(400, "a request has one Host header", code="invalid_http"))
+        if (lower := name.lower()) in self._raw and is_single(lower):
+            self.stop(ApiError(400, f"a request has one {name.decode()} header", code="invalid_http"))
         add_field(self._raw, name, value)
 
     def on_headers_complete(self) -> None:

@@ -41,6 +41,7 @@ def test_chat_answers_the_engines_text_and_counts_its_tokens(service: Service, i
 def test_chat_streamed_arrives_token_by_token(service: Service) -> None:
     script(service.engine, gate=2)
     stream = service.stream_chat()
+    assert stream.response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
     seen: list[Any] = []
     events = stream.events()
     while not chat_text(seen):

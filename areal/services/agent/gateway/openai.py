@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
 
-from areal.http.headers import IGNORED
+from areal.http.headers import EVENT_STREAM, IGNORED
 from areal.services.agent.gateway.sessions import ROUTING_FIELDS, caller_metadata
 from areal.services.agent.gateway.turns import Event
 from areal.services.dialects import (
@@ -157,7 +157,6 @@ def _last_message(items: Any, where: str) -> str:
 # completion has only the text: a client would execute tool calls itself. A stream that the agent returns is forwarded
 # unchanged to callers of Chat Completions; callers of Responses get the agent's summary as the text.
 
-_SSE = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _NOT_PASSED_ON = frozenset(
     ("connection", "content-encoding", "content-length", "date", "keep-alive", "server", "transfer-encoding", "upgrade")
 )
@@ -171,7 +170,7 @@ class TurnAnswer(ABC):
         self._body = body
         self._model = body.model or service
         self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
-        self._out = StreamingResponse(headers={**_SSE, **self._headers})
+        self._out = StreamingResponse(headers={**EVENT_STREAM, **self._headers})
 
     @abstractmethod
     async def event(self, event: Event) -> None: ...

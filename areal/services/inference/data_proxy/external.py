@@ -43,7 +43,6 @@ from areal.services.inference.engines.base import Dialect, EngineFailed
 from areal.services.inference.engines.external import ExternalApi, Redirected, connection_error
 from areal.services.inference.recorder.records import RecordedTurn
 
-EVENT_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 _OWN_FIELDS = ("continue_final_message", "add_generation_prompt", "chat_template_kwargs", "metadata")
 
 
@@ -88,7 +87,7 @@ async def answer_in_dialect(
         response_recorder.data(data, whole=True)
         await response_recorder.end()
         return answer
-    out = StreamingResponse(headers={**EVENT_STREAM, **headers})
+    out = StreamingResponse(headers={**names.EVENT_STREAM, **headers})
     with contextlib.suppress(ConnectionResetError):  # the client disconnected
         async with contextlib.aclosing(_dialect_parts(writer, upstream, response_recorder)) as parts:
             async for part in parts:
@@ -158,7 +157,7 @@ async def _replay(
     else:
         pieces, summary = _read_completion(completion)
         events = writer.opening(0) + writer.pieces(pieces) + writer.closing(summary)
-    out = StreamingResponse(headers=EVENT_STREAM)
+    out = StreamingResponse(headers=names.EVENT_STREAM)
     await out.prepare(request)
     await out.write(events)
     return out

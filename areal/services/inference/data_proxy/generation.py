@@ -303,7 +303,7 @@ class GenerationCall:
 
     def open_stream(self, first: bytes = b"") -> StreamingResponse:
         """Send the headers and the bytes ``first``. Raises ConnectionResetError when the client has disconnected."""
-        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **self.headers()}
+        headers = {**names.EVENT_STREAM, **self.headers()}
         out = StreamingResponse(headers=headers)
         out.begin(self.request, first)
         return out

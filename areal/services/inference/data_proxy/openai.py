@@ -142,7 +142,7 @@ class ResponseParsing:
         return closed + self.tools.primer
 
 
-_NO_PARSER = "this model is served without a tool-call parser"
+_NO_PARSER = "the model is served without a tool-call parser: set spec.toolCallParser"
 _CHOICES = ("auto", "none", "required")
 _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 

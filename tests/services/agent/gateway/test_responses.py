@@ -44,6 +44,13 @@ def test_client_has_streamed_response(service: AgentService) -> None:
     assert [item.model_dump() for item in done] == [item.model_dump() for item in whole.output]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+def test_stream_is_of_utf_8_events(service: AgentService, path: str) -> None:
+    stream = service.stream("tools", "of-events", path)
+    assert stream.response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+    list(stream.events())
+
+
 def test_calls_and_results_are_items(service: AgentService) -> None:
     output = service.respond("tools").json()["output"]
     kinds = [item["type"] for item in output]

@@ -157,6 +157,27 @@ async def test_request_that_is_no_http_is_refused_and_the_connection_closed(data
         assert await caller.ended()
 
 
+SINGLE = (
+    "Authorization", "x-api-key", "X-AReaL-Session-Key", "Idempotency-Key", "Content-Type", "Content-Encoding",
+    "Expect", "Origin", "x-areal-call", "x-areal-journal", "anthropic-version", "X-Stainless-Retry-Count",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SINGLE)
+async def test_header_with_one_value_given_twice_is_400(name: str) -> None:
+    async with serving(echo) as fixture:
+        answer = await fixture.ask(post(b"hello", f"{name}: a", f"{name.lower()}: a"))
+    assert answer.status == 400 and name.lower() in json.loads(answer.body)["error"]["message"]
+
+
+async def test_header_with_several_values_may_be_given_twice() -> None:
+    async def accepted(request: Request) -> AnyResponse:
+        return Response(body=request.headers["Accept"].encode())
+
+    async with serving(accepted) as fixture:
+        assert (await fixture.ask(get("/", "Accept: a", "accept: b"))).body == b"a, b"
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -133,7 +133,7 @@ class EngineRoutes:
         prompt_tokens = sum(map(len, prompts))
         sampling = read_sampling(body.get("sampling"), loaded.engine.vocab_size)
         adapter = read_adapter(body.get("adapter"), loaded)
-        matcher = read_grammar(body.get("response_format"), sampling, loaded)
+        matcher = await read_grammar(body.get("response_format"), sampling, loaded)
         request_id = str(body.get("request_id") or request.id)
         if request_id in self._requests:
             raise ApiError(

@@ -474,7 +474,7 @@ class Engine:
         version, top = self.version, sampled.top
         stopped: list[TokenSequence] = []
         full: list[TokenSequence] = []
-        dead_ends: list[TokenSequence] = []  # no token continues their grammar
+        dead_ends: list[TokenSequence] = []  # their grammar cannot go on
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
         for index, (sequence, token, logprob) in enumerate(zip(sequences, tokens, logprobs, strict=True)):
             sequence.output.append(token)
@@ -483,7 +483,8 @@ class Engine:
             if top is not None:
                 sequence.top.append(top[index])
             sequence.produced += 1
-            if sequence.matcher is not None and not sequence.matcher.observe(token):
+            if sequence.matcher is not None and (fault := sequence.matcher.observe(token)) is not None:
+                sequence.fault = fault
                 dead_ends.append(sequence)
             elif token in sequence.stop_ids:
                 sequence.stop_token = token

@@ -7,6 +7,7 @@ model's ``tokenizer.json``; without either, ``response_format`` is refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from areal.installation import install_command
 
 _OBJECT = {"type": "object"}
 _GOES_WELL = ("NotStopped", "NoExtension", "EndOfSentence")  # llguidance's stop reasons that are no error
+_NO_TOKEN = "NoExtensionBias"  # its stop reason where no token continues what was written
+_META = re.compile(r"[\\.+*?()|\[\]{}^$]")  # of its regular expressions
 _BITS = np.arange(32, dtype=np.uint32)
 
 
@@ -37,9 +40,24 @@ class Matcher:
         bits = ((words[:, None] >> _BITS) & 1).astype(bool).reshape(-1)[:vocab_size]
         return np.pad(bits, (0, vocab_size - len(bits)))
 
-    def observe(self, token: int) -> bool:
-        """Advance by ``token``; whether the answer can still match the grammar."""
-        return bool(self._matcher.consume_token(token)) and self._matcher.stop_reason() in _GOES_WELL
+    def observe(self, token: int) -> str | None:
+        """Advance by ``token``. None while the answer can match the grammar, else why it cannot."""
+        consumed, reason = self._matcher.consume_token(token), self._matcher.stop_reason()
+        if consumed and reason in _GOES_WELL:
+            return None
+        words = self.error()
+        if words == _NO_TOKEN:
+            return f"after what it has written, the model has no token that the grammar allows ({words})"
+        return f"the grammar stopped: {': '.join(filter(None, (reason, words)))}"
+
+    def try_token(self, token: int) -> bool:
+        """Advance by ``token`` if the grammar allows it. llguidance's mask for a byte without a token has one that it
+        does not."""
+        return self._matcher.try_consume_tokens([token]) == 1
+
+    def error(self) -> str:
+        """llguidance's own words for what went wrong; empty if nothing did."""
+        return str(self._matcher.get_error()).partition("\n")[0]
 
     def fork(self) -> Matcher:
         return Matcher(self._matcher.deep_copy())
@@ -81,13 +99,19 @@ class Grammars:
             matcher = self._library.LLMatcher(self._tokenizer, self._grammar(kind, response_format))
         except ValueError as error:
             raise UsageFault(f"response_format: the {what} cannot be followed: {error}") from error
-        if problem := matcher.get_error():
-            raise UsageFault(f"response_format: the {what} cannot be followed: {problem.splitlines()[0]}")
         made = Matcher(matcher)
-        first = np.flatnonzero(made.allowed(self._vocab_size))
-        if len(first) == 1 and not made.fork().observe(int(first[0])):  # llguidance's sign of a byte without a token
-            raise UsageFault(f"response_format: the {what} cannot be followed: this model has no tokens to write it")
+        if problem := made.error() or self._first_token_problem(made):
+            raise UsageFault(f"response_format: the {what} cannot be followed: {problem}")
         return made
+
+    def _first_token_problem(self, made: Matcher) -> str:
+        """Why no answer can begin; empty if one can."""
+        first = np.flatnonzero(made.allowed(self._vocab_size))
+        if problem := made.error():
+            return problem
+        if len(first) == 1 and not (fork := made.fork()).try_token(int(first[0])):
+            return fork.error() or "this model has no tokens to write it"
+        return ""
 
     def _grammar(self, kind: str, response_format: Mapping[str, Any]) -> str:
         """Raises UsageFault, ValueError."""
@@ -100,8 +124,10 @@ class Grammars:
         if kind == "regex":
             return str(library.grammar_from_regex(response_format["regex"]))
         if kind == "choice":
-            texts = (json.dumps(text, ensure_ascii=False) for text in response_format["choice"])
-            return str(library.grammar_from_lark(f"start: {' | '.join(texts)}"))
+            # One lexeme: as rules, more than 2,000 choices are more than llguidance keeps in one row of its parser.
+            return str(
+                library.grammar_from_regex("|".join(_META.sub(r"\\\g<0>", each) for each in response_format["choice"]))
+            )
         if kind == "grammar":
             from llguidance.gbnf_to_lark import any_to_lark
 

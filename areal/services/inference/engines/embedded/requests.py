@@ -223,8 +223,8 @@ def read_adapter(raw: Any, loaded: LoadedModel) -> Adapter | None:
     return adapter
 
 
-def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
-    """The matcher of a ``response_format``. Raises 400."""
+async def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Matcher | None:
+    """The matcher of a ``response_format``, built in a thread: a large one takes seconds. Raises 400."""
     if raw is None:
         return None
     name = "response_format"
@@ -236,7 +236,7 @@ def read_grammar(raw: Any, sampling: SamplingParams, loaded: LoadedModel) -> Mat
         if getattr(sampling, field):
             raise bad_request(f"{name} does not go with {field}: the grammar says when the answer ends", param=field)
     try:
-        return loaded.grammars.matcher(raw)
+        return await asyncio.to_thread(loaded.grammars.matcher, raw)
     except UsageFault as fault:
         raise bad_request(fault.message, param=name) from fault
 
@@ -285,7 +285,7 @@ async def answer_whole(stream: Stream, prompt_tokens: int) -> Response:
     choices: list[Delta] = []
     while not stream.ended:
         choices += await stream.next()
-    if (failure := _failure(choice.finish_reason for choice in choices)) is not None:
+    if (failure := _failure(choices, stream)) is not None:
         raise failure
     choices.sort(key=lambda choice: choice.index)
     body: dict[str, Any] = {"choices": choices, "prompt_tokens": prompt_tokens}
@@ -300,7 +300,7 @@ async def answer_stream(request: Request, stream: Stream) -> AnyResponse:
         await response.prepare(request)
         while not stream.ended:
             deltas = await stream.next()
-            if (failure := _failure(delta.finish_reason for delta in deltas)) is not None:
+            if (failure := _failure(deltas, stream)) is not None:
                 await response.write(_line(failure.body(request.id)))
                 break
             if deltas:
@@ -312,12 +312,12 @@ def _line(data: Delta | dict[str, Any]) -> bytes:
     return orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def _failure(finishes: Iterable[Finish | None]) -> ApiError | None:
+def _failure(deltas: Iterable[Delta], stream: Stream) -> ApiError | None:
     """The error of an answer that did not end well. Another worker would come to the same dead end."""
-    ended = set(finishes)
+    ended = {delta.finish_reason for delta in deltas}
     if Finish.LOST in ended:
         return ApiError(503, "the engine stopped before the answer was complete", code="engine_stopped")
     if Finish.DEAD_END in ended:
-        message = "after what it has said, the model has no token that the constraint allows"
+        message = next(each.fault for each in stream.sequences if each.finish is Finish.DEAD_END)
         return ApiError(422, message, code="constraint_dead_end", param="response_format")
     return None

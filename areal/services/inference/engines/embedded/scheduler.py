@@ -40,7 +40,7 @@ class Finish(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"  # cancelled by its caller
-    DEAD_END = "dead_end"  # its constraint allows no token
+    DEAD_END = "dead_end"  # its grammar cannot go on: see ``fault``
     LOST = "lost"  # the engine ended first: the output is incomplete
 
 
@@ -63,6 +63,7 @@ class TokenSequence:
     top: list[TopLogprobs] = field(default_factory=list)
     produced: int = 0
     finish: Finish | None = None
+    fault: str = ""  # why its grammar cannot go on
     stop_token: int | None = None
     counts: Tensor | None = None  # [vocab] times generated, while penalties need it
     seen: Tensor | None = None  # [vocab] whether in prompt or output

@@ -151,6 +151,12 @@ def test_what_a_format_cannot_force_is_refused(parser: str, body: dict[str, Any]
         read_tool_use(Fields(body), ChatTemplate(TEMPLATE, {}), load_parsers(parser, None, None), Capabilities())
 
 
+@pytest.mark.parametrize("body", [{"tools": TOOLS, "tool_choice": "required"}, {"parallel_tool_calls": False}])
+def test_tools_without_a_parser_are_refused_with_the_field_to_set(body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match=r"set spec\.toolCallParser"):
+        read_tool_use(Fields(body), ChatTemplate(TEMPLATE, {}), load_parsers("none", None, None), Capabilities())
+
+
 def test_tools_without_a_place_in_the_template_are_refused() -> None:
     with pytest.raises(ApiError, match="no place for them"):
         template = ChatTemplate("{{ messages }}", {})

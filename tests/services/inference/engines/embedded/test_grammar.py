@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from jsonschema import validate
 from tokenizers import Tokenizer, decoders, models
 
 from areal.errors import ArealError, UsageFault
-from areal.services.inference.engines.embedded.grammar import Grammars
+from areal.services.inference.engines.embedded.grammar import Grammars, Matcher
 from areal.services.inference.engines.embedded.scheduler import Finish
 from tests.services.tokenizer_folder import write_tokenizer
 
@@ -99,6 +101,56 @@ def test_random_model_answers_as_it_is_constrained(
         assert re.fullmatch(pattern, text), text
 
 
+Encode = Callable[[str], list[int]]
+
+
+@pytest.fixture(scope="module")
+def encode(folder: tuple[Path, Any]) -> Encode:
+    tokenizer = Tokenizer.from_file(str(folder[0] / "tokenizer.json"))
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def accepts(matcher: Matcher, tokens: list[int]) -> bool:
+    """Whether the tokens are a whole answer."""
+    faults = [matcher.observe(token) for token in tokens]
+    return not any(faults) and matcher.observe(END) is None
+
+
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=8), st.text(max_size=6))
+def test_choice_of_any_texts_accepts_those_texts_alone(
+    grammars: Grammars, encode: Encode, texts: list[str], other: str
+) -> None:
+    matcher = grammars.matcher({"type": "choice", "choice": texts})
+    assert matcher is not None
+    for text in {*texts, other, *(text[:-1] for text in texts)} - {""}:
+        assert accepts(matcher.fork(), encode(text)) is (text in texts), text
+
+
+def test_choice_of_many_texts_accepts_each(grammars: Grammars, encode: Encode) -> None:
+    texts = [f"{number * 7919 % 20_000} answer {number}" for number in range(20_000)]
+    matcher = grammars.matcher({"type": "choice", "choice": texts})
+    assert matcher is not None
+    assert all(accepts(matcher.fork(), encode(text)) for text in texts[::997])
+    assert not accepts(matcher.fork(), encode("7919 answer 2"))
+
+
+def many_rules(start: str) -> dict[str, Any]:
+    """A grammar of more rules after ``start`` than llguidance keeps in one row of its parser."""
+    rules = "\n".join(f'w{number} ::= "a{number}"' for number in range(2500))
+    names = " | ".join(f"w{number}" for number in range(2500))
+    return {"type": "grammar", "grammar": f"root ::= {start} ({names}) [b-z]\n{rules}"}
+
+
+def test_grammar_past_a_limit_of_the_library_stops_with_its_words(grammars: Grammars, encode: Encode) -> None:
+    with pytest.raises(UsageFault, match="max is 2000"):
+        grammars.matcher(many_rules(""))
+    matcher = grammars.matcher(many_rules("[xy] [b-z]"))
+    assert matcher is not None
+    faults = [matcher.observe(token) for token in encode("xba")]
+    fault = next(filter(None, faults))
+    assert fault.startswith("the grammar stopped: InternalError: ") and "max is 2000" in fault
+
+
 def test_plain_text_has_no_matcher(grammars: Grammars) -> None:
     assert grammars.matcher({"type": "text"}) is None and grammars.matcher({}) is None
 
@@ -128,7 +180,7 @@ def test_model_whose_tokens_cannot_write_it_is_lost_not_wrong(tmp_path: Path, st
     make_model(tmp_path, vocab_size=11, bos_token_id=None, eos_token_id=0)
     matcher = Grammars(tmp_path, 11, {0}).matcher({"type": "regex", "regex": "[0-9]x"})
     (sequence,) = start(tmp_path).run([1, 5], max_new_tokens=8, matcher=matcher)
-    assert sequence.finish is Finish.DEAD_END
+    assert sequence.finish is Finish.DEAD_END and "NoExtensionBias" in sequence.fault
 
 
 def test_model_of_the_quickstart_answers_as_it_is_constrained(start: Start) -> None:

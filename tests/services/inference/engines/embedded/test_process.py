@@ -62,6 +62,24 @@ async def test_generate_without_stream_returns_choices(client: Client) -> None:
         assert (choice["finish_reason"], choice["stop_token_id"], choice["token_ids"][-1]) == ("stop", EOS, EOS)
 
 
+async def test_constraint_that_takes_long_to_build_holds_no_other_call(client: Client) -> None:
+    pytest.importorskip("llguidance")
+    choice = [f"{number * 7919 % 1_000_000:06d}=" for number in range(60_000)]
+    body = {
+        "input_ids": PROMPT,
+        "sampling": {"max_new_tokens": 4},
+        "response_format": {"type": "choice", "choice": choice},
+    }
+    asked = asyncio.create_task(client.post("/generate", body), name="constrained")
+    calls = 0
+    while not asked.done():
+        assert (await client.get("/stats"))[0] == 200
+        calls += not asked.done()
+    status, answer = asked.result()
+    assert status == 200 and answer["choices"][0]["token_ids"], answer
+    assert calls > 10  # in the one to two seconds that it takes
+
+
 async def test_generate_of_several_prompts_counts_choices_through_and_answers_each_as_alone(client: Client) -> None:
     sampling = {"n": 2, "seed": 1, **LONG}
     prompts = [PROMPT, PROMPT[:-1], PROMPT]
