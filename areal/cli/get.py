@@ -20,13 +20,13 @@ from areal.cli.objects import (
     complete_targets,
     document_name,
     document_of,
+    has_failed,
     manifest,
     one_ref,
     origin_rows,
     parse_refs,
     parse_selector,
     process_row,
-    replaced,
     stored,
     targets_argument,
 )
@@ -163,7 +163,7 @@ def _processes(cli: Invocation, targets: Sequence[str], all_: bool) -> Table:
     refs = [stored(cli.home, ref).ref for ref in parse_refs(targets)]
     states = home.states([each for ref in refs for each in home.family(ref)] if refs else None)
     ended = set() if refs or all_ or not states else home.ended()
-    hidden = set() if all_ else replaced(states)
+    hidden = set() if all_ else home.gone(states)
     shown = [s for s in states if s.pid or (s.spec.owner not in ended and s.spec.uid not in hidden)]
     rows = [process_row(state) for state in shown]
     note = _note(len(states) - len(shown))
@@ -223,7 +223,9 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
         seen = home.statuses([found, *related])
         document = document_of(found, seen[str(found.ref)])
         document["origins"] = origin_rows(found)
-        document["processes"] = [_process(cli, state) for state in home.states(refs)]
+        states = home.states(refs)
+        gone = home.gone(states, failed=False)
+        document["processes"] = [_process(cli, state) for state in states if state.spec.uid not in gone]
         document["related"] = [
             {"ref": status.ref, "phase": status.phase, "ready": status.ready, "message": status.message}
             for status in (seen[str(item.ref)] for item in related)
@@ -237,7 +239,7 @@ def describe(cli: Invocation, targets: tuple[str, ...]) -> int:
 def _process(cli: Invocation, state: RunState) -> dict[str, Any]:
     """Returns the document of a process; if it failed, with its first exception and last log lines."""
     row = process_row(state)
-    if state.last_exit is not None and state.last_exit.reason != "stopped":
+    if has_failed(state):
         from areal.runtime.backends import Backends
         from areal.runtime.logs import first_exception, tail
 

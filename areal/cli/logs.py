@@ -119,8 +119,13 @@ def show_logs(cli: Invocation, ref: Ref, query: LogQuery, until: Callable[[], bo
 
 
 def _select(cli: Invocation, ref: Ref, query: LogQuery) -> list[RunState]:
+    """Returns the processes that ``query`` matches; without a replica in it, those of removed replicas are left out,
+    unless there are no others."""
     home = HomeView(cli.home)
-    return [state for state in home.states(home.family(ref)) if query.matches(state)]
+    found = [state for state in home.states(home.family(ref)) if query.matches(state)]
+    if query.replica is not None:
+        return found
+    return [state for state in found if not home.is_removed(state)] or found
 
 
 def _no_process(cli: Invocation, ref: Ref, query: LogQuery) -> NotFound:

@@ -250,6 +250,10 @@ class HomeView:
         return ObjectStore(self.home).list()
 
     @cached_property
+    def _by_ref(self) -> dict[str, StoredObject]:
+        return {str(item.ref): item for item in self.objects}
+
+    @cached_property
     def runs(self) -> Mapping[str, RunState]:
         from areal.runtime.backends import Backends
 
@@ -270,6 +274,37 @@ class HomeView:
         owners = {str(ref) for ref in refs} if refs is not None else None
         found = [state for state in self.runs.values() if owners is None or state.spec.owner in owners]
         return sorted(found, key=lambda state: (*_slot(state), state.started_at or 0.0))
+
+    def is_removed(self, state: RunState) -> bool:
+        """Whether a process has ended with a replica that its object no longer has."""
+        from areal.reconcilers.kinds import controller_of, host_of
+        from areal.runtime.backends.base import ENDED
+
+        owner = self._by_ref.get(state.spec.owner)
+        if owner is None or state.phase not in ENDED or state.pid:
+            return False
+        host = self._by_ref.get(host_of(owner) or "")
+        slots = controller_of(owner.kind).slots(owner.spec, host.spec if host is not None else None)
+        return slots is not None and state.spec.replica >= slots.get(state.spec.component, 0)
+
+    def gone(self, states: Sequence[RunState], *, failed: bool = True) -> set[str]:
+        """Returns the uids of processes that are no longer there: of removed replicas, those whose slot (owner,
+        component, replica) a successor has taken, and background commands that have succeeded. ``failed`` False: not
+        those that a successor had to follow because they failed."""
+        from areal.runtime.backends.base import ENDED
+
+        last: dict[tuple[str, str, int], RunState] = {}
+        for state in sorted(states, key=_ended_at):
+            if state.phase not in ENDED or last.get(_slot(state), state).phase in ENDED:
+                last[_slot(state)] = state
+
+        def is_gone(state: RunState) -> bool:
+            if not state.spec.owner:
+                return _ended_well(state)
+            replaced = state.phase in ENDED and not state.pid and last[_slot(state)] is not state
+            return self.is_removed(state) or (replaced and (failed or not has_failed(state)))
+
+        return {state.spec.uid for state in states if is_gone(state)}
 
     def family(self, ref: Ref) -> list[Ref]:
         """Returns the object, the objects that it owns, and the objects attached to it, as models to a service."""
@@ -319,12 +354,12 @@ def _slot(state: RunState) -> tuple[str, str, int]:
     return state.spec.owner, state.spec.component, state.spec.replica
 
 
-def replaced(states: Iterable[RunState]) -> set[str]:
-    """Returns the uids of exited processes whose slot (owner, component, replica) a running process has taken, and of
-    background commands that have succeeded."""
-    alive = {_slot(state) for state in states if state.pid}
-    done = {state.spec.uid for state in states if not state.spec.owner and _ended_well(state)}
-    return done | {state.spec.uid for state in states if not state.pid and _slot(state) in alive}
+def _ended_at(state: RunState) -> float:
+    return max(state.last_exit.at if state.last_exit is not None else 0.0, state.started_at or 0.0)
+
+
+def has_failed(state: RunState) -> bool:
+    return state.last_exit is not None and state.last_exit.reason != "stopped"
 
 
 def _ended_well(state: RunState) -> bool:

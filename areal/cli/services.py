@@ -345,6 +345,8 @@ def service_status(
 
     seen = home.statuses([found, *members])
     own = seen[str(found.ref)]
+    states = home.states([found.ref, *(item.ref for item in members)])
+    gone = home.gone(states)
     document = {
         "service": found.name,
         "phase": own.phase,
@@ -353,7 +355,7 @@ def service_status(
         "address": own.address,
         "keyFile": str(key_path(home.home, found)),
         "message": own.message,
-        "components": [process_row(state) for state in home.states([found.ref, *(item.ref for item in members)])],
+        "components": [process_row(state) for state in states if state.spec.uid not in gone],
     }
     return document, seen
 

@@ -12,6 +12,9 @@ import pytest
 import yaml
 
 from areal.resources.kinds import Ref
+from areal.runtime import procfs, records
+from areal.runtime.backends.base import RunSpec
+from areal.runtime.runs import RunStore
 from areal.state.events import EventLog
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
@@ -20,6 +23,17 @@ from tests.cli.conftest import Areal
 
 Record = Callable[..., Any]
 QWEN = {"backend": "embedded:d2", "path": "./qwen", "engineArgs": {"max-model-len": 4096}}
+
+
+def end_run(home: Home, spec: RunSpec, at: float, reason: str = "stopped") -> None:
+    """Record a process that ended ``at`` seconds since the epoch."""
+    runs = RunStore(home.root / "runs")
+    os.close(runs.create(spec))
+    last = {"code": 0, "signal": None, "at": at, "reason": reason}
+    end = {"phase": "exited", "reason": reason, "restarts": 0, "last_exit": last, "swept": 0}
+    records.write_json(str(runs.folder(spec.uid)), records.EXIT, end)
+    over = {**procfs.identity_fields(os.getpid()), "start_ticks": 1}
+    records.write_json(str(runs.folder(spec.uid)), records.ID, over)
 
 
 @pytest.fixture
@@ -280,23 +294,14 @@ class TestJobsThatHaveEnded:
 
     @pytest.fixture(autouse=True)
     def jobs(self, record: Record, home: Home) -> None:
-        from areal.runtime import procfs, records
-        from areal.runtime.backends.base import RunSpec
-        from areal.runtime.runs import RunStore
-
         record("TrainJob", "done", {"driver": "m:f"})
         record("TrainJob", "waits", {"driver": "m:f", "suspend": True})
         record("InferenceService", "done", {"gateway": {"port": 8099}}, owner="TrainJob/done")
         record("Model", "mine", {**QWEN, "service": "done"}, owner="InferenceService/done")
         record("Model", "qwen", QWEN)
-        runs = RunStore(home.root / "runs")
-        os.close(runs.create(RunSpec("r1", "TrainJob/done", "driver", 0, ("x",), inputs={"attempt": 1})))
         created = ObjectStore(home).get(Ref("TrainJob", "done")).created_at  # type: ignore[union-attr]
-        last = {"code": 0, "signal": None, "at": created + 64.0, "reason": "exited 0"}
-        end = {"phase": "exited", "reason": "exited 0", "restarts": 0, "last_exit": last, "swept": 0}
-        records.write_json(str(runs.folder("r1")), records.EXIT, end)
-        over = {**procfs.identity_fields(os.getpid()), "start_ticks": 1}
-        records.write_json(str(runs.folder("r1")), records.ID, over)
+        spec = RunSpec("r1", "TrainJob/done", "driver", 0, ("x",), inputs={"attempt": 1})
+        end_run(home, spec, created + 64.0, "exited 0")
 
     def test_they_are_listed_by_name_or_with_all_only(self, areal: Areal) -> None:
         listed = areal("get")
@@ -342,3 +347,47 @@ def test_what_is_suspended_already_or_is_not_says_so(areal: Areal, record: Recor
     assert refused.code == 5 and "areal resume InferenceService/default" in refused.err
     for words in (("train", "stop", "none"), ("resume", "model/none"), ("inf", "stop", "--service", "none")):
         assert areal(*words).code == 4
+
+
+# -- processes that ended: listed while their object should have them
+
+SERVICE, AGENTS, JOB = "InferenceService/s", "AgentService/a", "TrainJob/j"
+ENDED_RUNS = [
+    # owner, its spec, component, replica, whether it is listed
+    ("Model/m", {**QWEN, "service": "s", "replicas": 2}, "engine", 1, True),
+    ("Model/m", {**QWEN, "service": "s", "replicas": 2}, "data-proxy", 2, False),
+    ("Model/m", {**QWEN, "service": "s", "replicas": 0}, "engine", 0, False),
+    ("Model/m", {**QWEN, "service": "s", "suspend": True}, "engine", 0, False),
+    ("Model/m", {**QWEN, "service": "rests"}, "engine", 0, False),
+    ("Model/m", {"service": "s", "external": {"url": "http://x/v1"}}, "engine", 0, False),
+    ("Model/m", {"service": "s", "external": {"url": "http://x/v1"}}, "data-proxy", 0, True),
+    (SERVICE, {}, "gateway", 0, True),
+    (SERVICE, {"suspend": True}, "router", 0, False),
+    (AGENTS, {"agent": "a:B", "pairs": 0}, "gateway", 0, True),
+    (AGENTS, {"agent": "a:B", "pairs": 1}, "worker", 0, True),
+    (AGENTS, {"agent": "a:B", "pairs": 1}, "worker", 1, False),
+    (AGENTS, {"agent": "a:B", "suspend": True}, "worker", 0, False),
+    (JOB, {"driver": "m:f", "suspend": True}, "driver", 0, True),
+]
+
+
+@pytest.mark.parametrize(("owner", "spec", "component", "replica", "listed"), ENDED_RUNS)
+def test_process_that_ended_is_listed_while_its_object_should_have_it(
+    areal: Areal,
+    home: Home,
+    record: Callable[..., Any],
+    owner: str,
+    spec: dict[str, Any],
+    component: str,
+    replica: int,
+    listed: bool,
+) -> None:
+    record("InferenceService", "rests", {"suspend": True})
+    record("InferenceService", "s", {})
+    record(*owner.split("/"), spec)
+    for uid, at in (("older", 1.0), ("newer", 2.0)):
+        end_run(home, RunSpec(uid, owner, component, replica, ("x",)), at)
+    assert areal("get", "processes", "-o", "name").out == ("process/newer\n" if listed else "")
+    assert len(areal("get", "processes", "--all", "-o", "name").out.split()) == 2
+    described = areal("describe", owner, "--json").json["processes"]
+    assert [row["uid"] for row in described] == (["newer"] if listed else [])

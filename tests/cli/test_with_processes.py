@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,10 +219,43 @@ def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:
     assert document(box, "get")["items"] == []
 
 
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+
+
 @pytest.mark.extended
-def test_process_whose_place_another_has_taken_is_listed_with_all_only(served: Box) -> None:  # noqa: F811
+def test_what_a_roll_and_a_scale_down_have_ended_is_listed_with_all_only(served: Box) -> None:  # noqa: F811
     served.ok("restart", "model/reverse")
-    engines = [row for row in document(served, "get", "processes")["items"] if row["component"] == "engine"]
-    assert len(engines) == 1 and engines[0]["pid"]
-    printed = served.ok("get", "processes", "-o", "jsonpath={.items[?(@.component=='engine')].pid}").out
-    assert printed.strip() == str(engines[0]["pid"])
+    served.ok("scale", "model/reverse", "--replicas", "2")
+    served.ok("scale", "model/reverse", "--replicas", "1")
+    listed = document(served, "get", "processes")["items"]
+    assert sorted(row["component"] for row in listed) == ["data-proxy", "engine", "gateway", "router"]
+    assert all(row["pid"] for row in listed)
+    for words, name in [(("inf", "status"), "components"), (("describe", "inf/default"), "processes")]:
+        assert {row["uid"] for row in document(served, *words)[name]} == {row["uid"] for row in listed}
+    ended = [row for row in document(served, "get", "processes", "--all")["items"] if not row["pid"]]
+    assert {row["replica"] for row in ended} == {0, 1}
+    assert not [row for row in document(served, "logs", "model/reverse") if row["replica"]]
+    assert document(served, "logs", "model/reverse", "-r", "1")
+
+
+@pytest.mark.extended
+def test_readmes_kill_reaches_the_models_engines_alone(served: Box) -> None:  # noqa: F811
+    (line,) = re.findall(r"^kill -9 .*$", README, re.MULTILINE)
+    served.write(
+        "apiVersion: areal.dev/v1alpha1\nkind: Model\nmetadata: {name: other}\n"
+        f"spec: {{backend: embedded, path: {MODEL}}}\n",
+        "other.yaml",
+    )
+    served.ok("apply", "-f", "other.yaml")
+    served.ok("scale", "model/other", "--replicas", "2")
+    served.ok("scale", "model/other", "--replicas", "1")
+    before = {row["uid"]: row["pid"] for row in document(served, "get", "processes")["items"]}
+    command = line.replace("areal ", f"{sys.executable} -m areal.cli ")
+    env = {**os.environ, "AREAL_HOME": str(served.home)}
+    subprocess.run(["bash", "-ec", command], env=env, cwd=served.folder, check=True, timeout=60)
+    assert "process-died" in served.areal("diff", "--drift").out
+    served.ok("reconcile")
+    after = {row["uid"]: row["pid"] for row in document(served, "get", "processes")["items"]}
+    (killed,) = [uid for uid, pid in before.items() if after.get(uid) != pid]
+    assert "engine" in killed
+    served.ok("delete", "model/other", "--yes")

@@ -141,6 +141,10 @@ class KindController:
         """``host``: the spec of the object's host, None where it is not recorded."""
         return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
 
+    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int] | None:
+        """The number of processes of each component that the object should have. None: it keeps those that ended."""
+        return None
+
     def address(self, runs: Iterable[ObservedRun]) -> str:
         """The URL at which users reach the object; "" while they do not."""
         return ""
@@ -258,6 +262,9 @@ class SimpleController(KindController, ABC):
             return Health("Suspended", 0, 0)
         best = [best_run(seen, ref, self.component, index) for index in range(count)]
         return judge(sum(1 for run in best if serves(run)), count, best)
+
+    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+        return {self.component: self.replicas(spec)}
 
     def address(self, runs: Iterable[ObservedRun]) -> str:
         return next((run.url for run in runs if run.is_live and run.replica == 0), "")

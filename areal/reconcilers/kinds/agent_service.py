@@ -60,6 +60,10 @@ class AgentServiceController(ServiceController):
             return Health("Suspended", 0, 0)
         return routed_health(seen, ref, ref.partition("/")[2], count, ("worker", "data-proxy"), ref)
 
+    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+        count = self.replicas(spec)
+        return {} if spec.get("suspend") else {"router": 1, "gateway": 1, "worker": count, "data-proxy": count}
+
     # -- planning
 
     def plan(self, planning: Planning) -> KindPlan:

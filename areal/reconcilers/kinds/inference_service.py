@@ -29,6 +29,9 @@ class InferenceServiceController(ServiceController):
         best = [best_run(seen, ref, name) for name in ("router", "gateway")]
         return judge(sum(1 for run in best if serves(run)), len(best), best)
 
+    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+        return {} if spec.get("suspend") else {"router": 1, "gateway": 1}
+
     def plan(self, planning: Planning) -> KindPlan:
         from areal.reconcilers.kinds.service_plan import InferenceServicePlan
 

@@ -97,12 +97,17 @@ class ModelController(KindController):
     def health(self, ref: str, spec: Mapping[str, Any], seen: Observed, host: Mapping[str, Any] | None) -> Health:
         """Ready means that users' requests arrive: every replica's processes answer, the router sends requests to each,
         and the gateway answers."""
-        count = 0 if host is not None and host.get("suspend") else self.replicas(spec)
+        slots = self.slots(spec, host)
+        count = slots["data-proxy"]
         if count == 0:
             return Health("Suspended", 0, 0)
-        names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
         name, owner = served_name(ref.partition("/")[2], spec), service_ref(spec)
-        return routed_health(seen, ref, name, count, names, owner, recorded=host is not None)
+        return routed_health(seen, ref, name, count, tuple(slots), owner, recorded=host is not None)
+
+    def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
+        count = 0 if host is not None and host.get("suspend") else self.replicas(spec)
+        names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")
+        return dict.fromkeys(names, count)
 
     def replicas(self, spec: Mapping[str, Any]) -> int:
         """The same count as ``replica_count``, of a sparse spec and without importing the spec's model."""
