@@ -307,7 +307,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         options = replace(options, response_format=tools.response_format)
 
     def text() -> str:
-        rendered = (template.render_open if continued else template.render)(messages, tools.shown, variables)
+        rendered = (template.render_open if continued else template.render_messages)(messages, tools.shown, variables)
         return rendered + parsing.prompt_end(rendered)
 
     def trailing_text(recorded: str, end: str) -> str | None:

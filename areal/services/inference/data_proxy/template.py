@@ -6,57 +6,21 @@ without access to attributes of Python objects.
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-import orjson
-from jinja2 import meta, nodes
-from jinja2.ext import Extension
-from jinja2.ext import loopcontrols as LoopControls
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from areal.conversation import RESERVED, ConversationError, Template, decoded_arguments
 from areal.services.dialects import joined_text
 from areal.services.http.errors import ApiError, bad_request
 
+__all__ = ["RESERVED", "ChatTemplate", "TemplateInput", "check_tools", "read_messages", "text_after_answer"]
+
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
 
 
-class _Generation(Extension):
-    """``{% generation %}``, with which training marks the assistant's tokens. Here its body is rendered as is."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
-
-
-class ChatTemplate:
-    """A compiled chat template. Raises ``jinja2.TemplateSyntaxError``."""
-
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._names = meta.find_undeclared_variables(environment.parse(source))
-        self.source = source
-        self._template = environment.from_string(source)
-        self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
-        self._special_tokens = dict(special_tokens)
-
-    def uses(self, variable: str) -> bool:
-        return variable in self._names
-
-    @property
-    def knows_developer(self) -> bool:
-        return "developer" in self.source
+class ChatTemplate(Template):
+    """A compiled chat template whose refusals are the client's errors. Raises ``jinja2.TemplateSyntaxError``."""
 
     def render_open(
         self,
@@ -67,7 +31,8 @@ class ChatTemplate:
         """Render the prompt up to the end of the last message's text, which the model is to continue. Raises ApiError
         400 when the template refuses the conversation or changes that text."""
         last = str(messages[-1]["content"])
-        prompt, text = self.render(messages, tools, {**variables, "add_generation_prompt": False}), last.strip()
+        prompt = self.render_messages(messages, tools, {**variables, "add_generation_prompt": False})
+        text = last.strip()
         at = prompt.rfind(text)
         if at < 0:
             raise bad_request("the chat template does not let the last message be continued", param="messages")
@@ -75,42 +40,17 @@ class ChatTemplate:
         space = last[len(last.rstrip()) :]
         return prompt[:end] + (space if prompt.startswith(space, end) else "")
 
-    def render(
+    def render_messages(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
     ) -> str:
         """Render the prompt. Raises ApiError 400 when the template refuses the conversation."""
-        values = {"add_generation_prompt": True, "documents": None, **self._special_tokens, **variables}
         try:
-            return self._template.render(messages=messages, tools=tools, **values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise bad_request(f"the chat template refuses these messages: {error}", param="messages") from error
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Looks up attributes of JSON objects directly, since this is the most frequent operation of templates. Names of
-    dict methods are left to the sandbox."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in _DICT_NAMES:
-            found = obj.get(attribute, _MISSING)
-            return found if found is not _MISSING else self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
-
-
-_DICT_NAMES = frozenset(dir(dict))
-_MISSING = object()
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which would change the prompt."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+            return self.text(messages, tools, {"add_generation_prompt": True, **variables})
+        except ConversationError as error:
+            raise bad_request(str(error), param=error.field) from error
 
 
 # Prefix reuse: the text that a template adds after a recorded response, so that the response is not rendered again. The
@@ -142,9 +82,9 @@ def text_after_answer(
     if has_reasoning:
         messages[last] = {**dict.fromkeys(_REASONING_KEYS, "reasoning"), **messages[last]}
     try:
-        head = template.render(messages[:first], given.tools, no_prompt)
-        before = template.render(messages[: last + 1], given.tools, no_prompt)
-        whole = template.render(messages, given.tools, given.variables)
+        head = template.render_messages(messages[:first], given.tools, no_prompt)
+        before = template.render_messages(messages[: last + 1], given.tools, no_prompt)
+        whole = template.render_messages(messages, given.tools, given.variables)
     except ApiError:
         return None
     _, found, tail = before.rpartition(end)
@@ -200,17 +140,8 @@ def _tool_calls(value: object, where: str) -> list[dict[str, Any]]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             name = f"{where}.tool_calls[{index}].function"
             raise bad_request(f"{name} must be an object with a name", param=name)
-        calls.append({**call, "function": {**function, "arguments": _arguments(function.get("arguments"))}})
+        calls.append({**call, "function": {**function, "arguments": decoded_arguments(function.get("arguments"))}})
     return calls
-
-
-def _arguments(value: object) -> object:
-    if not isinstance(value, str):
-        return value if value is not None else {}
-    try:
-        return orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return value
 
 
 def check_tools(tools: list[Any]) -> list[dict[str, Any]]:

@@ -22,8 +22,10 @@ USER = {"role": "user", "content": "hi"}
 
 
 def test_template_renders_as_the_model_was_trained() -> None:
-    assert CHATML_TEMPLATE.render([USER], None, {}) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
-    assert CHATML_TEMPLATE.render([USER], None, {"add_generation_prompt": False}).endswith("<|im_end|>\n")
+    assert (
+        CHATML_TEMPLATE.render_messages([USER], None, {}) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert CHATML_TEMPLATE.render_messages([USER], None, {"add_generation_prompt": False}).endswith("<|im_end|>\n")
 
 
 def test_template_rendered_open_ends_with_the_last_message_as_it_was_written() -> None:
@@ -36,17 +38,17 @@ def test_template_rendered_open_ends_with_the_last_message_as_it_was_written() -
 
 
 def test_template_variables_reach_it() -> None:
-    assert CHATML_TEMPLATE.render([USER], None, {"enable_thinking": False}).endswith("<think></think>")
+    assert CHATML_TEMPLATE.render_messages([USER], None, {"enable_thinking": False}).endswith("<think></think>")
 
 
 def test_template_writes_tools_as_plain_json() -> None:
     tools = [{"type": "function", "function": {"name": "f<x>", "description": "a & b é"}}]
-    assert '"f<x>", "description": "a & b é"' in CHATML_TEMPLATE.render([USER], tools, {})
+    assert '"f<x>", "description": "a & b é"' in CHATML_TEMPLATE.render_messages([USER], tools, {})
 
 
 def test_template_that_refuses_is_the_callers_mistake() -> None:
     with pytest.raises(ApiError, match="a tool cannot come first") as caught:
-        CHATML_TEMPLATE.render([{"role": "tool", "content": "x"}], None, {})
+        CHATML_TEMPLATE.render_messages([{"role": "tool", "content": "x"}], None, {})
     assert caught.value.status == 400
 
 
@@ -64,13 +66,13 @@ def test_template_knows_which_variables_it_uses() -> None:
 )
 def test_template_cannot_reach_into_python(source: str) -> None:
     with pytest.raises(ApiError) as caught:
-        ChatTemplate(source, {}).render([USER], None, {})
+        ChatTemplate(source, {}).render_messages([USER], None, {})
     assert caught.value.status == 400
 
 
 def test_template_cannot_change_the_messages() -> None:
     with pytest.raises(ApiError):
-        ChatTemplate("{{ messages.append(1) }}", {}).render([USER], None, {})
+        ChatTemplate("{{ messages.append(1) }}", {}).render_messages([USER], None, {})
 
 
 def test_template_dialect_of_models_is_spoken() -> None:
@@ -78,7 +80,7 @@ def test_template_dialect_of_models_is_spoken() -> None:
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ strftime_now('%Y')|length }}"
     )
-    assert ChatTemplate(source, {}).render([USER, USER], None, {}) == "hi4"
+    assert ChatTemplate(source, {}).render_messages([USER, USER], None, {}) == "hi4"
 
 
 def test_messages_with_text_parts_become_text() -> None:
@@ -164,7 +166,7 @@ def follow(
 ) -> str | None:
     template = ChatTemplate(source, {})
     count = max(at for at, message in enumerate(messages) if message["role"] == "assistant")
-    prompt = template.render(messages[:count], tools_before or tools, {})
+    prompt = template.render_messages(messages[:count], tools_before or tools, {})
     return text_after_answer(
         template, TemplateInput(messages, tools, {}), prompt + answer + END, END, has_reasoning=has_reasoning
     )
@@ -201,7 +203,7 @@ def test_tools_that_move_are_another_prompt() -> None:
 def test_an_end_token_that_the_template_does_not_write_is_no_place_to_go_on_from() -> None:
     template = ChatTemplate(TEMPLATE, {})
     shown = TemplateInput([QUESTION, ANSWER, QUESTION], None, {})
-    spoken = template.render([QUESTION], None, {}) + "Dry.<|return|>"
+    spoken = template.render_messages([QUESTION], None, {}) + "Dry.<|return|>"
     assert text_after_answer(template, shown, spoken, "<|return|>", has_reasoning=False) is None
 
 

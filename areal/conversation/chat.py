@@ -1,0 +1,178 @@
+"""Prompts as token ids, the ends of turns, and what comes after a recorded response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from areal.conversation.messages import Conversation, ConversationError
+from areal.conversation.template import PROBE, Template
+
+_THOUGHT = f"{PROBE}Thought"
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The template does not continue the recorded tokens: the conversation is a new prompt."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat template and the tokenizer that it goes with.
+
+    ``encode`` adds no special tokens of its own, ``decode`` keeps all of them. ``eos_ids``: the end tokens of the
+    tokenizer and of the generation configuration. ``added_ids``: the tokens that are never made of other text.
+    """
+
+    template: Template
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: Collection[int]
+    added_ids: Collection[int]
+
+    def prompt(self, conversation: Conversation, **variables: Any) -> list[int]:
+        """Return the tokens of a prompt for the next response. Raises ConversationError."""
+        return list(self.encode(self.template.render(conversation, True, **variables)))
+
+    # The end of a turn.
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Every token that ends an assistant's turn: the tokenizer's, the generation configuration's, and what the
+        template writes after an assistant's message (of GLM, the next role's token)."""
+        return frozenset(self.eos_ids) | self.turn_ends(False) | self.turn_ends(True)
+
+    def turn_ends(self, with_calls: bool) -> frozenset[int]:
+        """The tokens that the template writes at the end of a response, with calls or without. A token that is also
+        within a response does not end it."""
+        found = (self._end_after(with_calls, variables) for variables in ({}, {"enable_thinking": False}))
+        return frozenset(token for token in found if token is not None)
+
+    def _end_after(self, with_calls: bool, variables: dict[str, Any]) -> int | None:
+        asked = Conversation(({"role": "user", "content": "x"},))
+        function = {"name": "x", "arguments": {"x": "x"}}
+        calls = [{"id": f"probecal{n}", "type": "function", "function": function} for n in (1, 2)]
+        answer: dict[str, Any] = {"role": "assistant", "tool_calls": calls} if with_calls else {"role": "assistant"}
+        answered = asked.then({**answer, "content": "" if with_calls else "x"})
+        following: dict[str, Any] = {"role": "user", "content": "x"}
+        if with_calls:
+            following = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"}
+        given = ((asked, False), (asked, True), (answered, False), (answered.then(following), False))
+        try:
+            *prompts, text, after = (self.template.plain(*each, **variables).rstrip() for each in given)
+        except ConversationError:
+            return None
+        already = [list(self.encode(each)) for each in prompts]
+        ids, longer = list(self.encode(text)), list(self.encode(after))
+        shared = ids[: in_common(ids, longer)]
+        while shared and not self.decode(shared[-1:]).strip():
+            shared.pop()
+        for end in (*ids[-1:], *shared[-1:]):
+            if end in self.added_ids and ids.count(end) == 1 + max(each.count(end) for each in already):
+                return end
+        rest = self.encode(after[len(text) :].lstrip()) if after.startswith(text) else ()
+        return rest[0] if rest and rest[0] in self.added_ids else None
+
+    # The continuation of a recorded response.
+
+    def continuation(
+        self,
+        recorded: Sequence[int],
+        before: Conversation,
+        after: Conversation,
+        *,
+        reasoning: bool = True,
+        **variables: Any,
+    ) -> list[int] | Branch:
+        """Return the tokens to add to ``recorded``, the tokens of a prompt and its response, to make the next prompt.
+
+        ``before``: the conversation of that prompt. ``after``: the same with the response and what follows it. The
+        recorded tokens stay only if the template's text of ``after`` begins with their text. One exception: sampled
+        reasoning that ``after`` does not hold stays where the template writes the reasoning of that message; white
+        space at its edges may differ. ``reasoning`` false: reasoning is part of the content, without an exception.
+        Raises ConversationError if the template refuses ``after``."""
+        count = len(before.messages)
+        if after.head(count) != before or len(after.messages) <= count:
+            return Branch("the conversation before the response is another one")
+        if after.messages[count]["role"] != "assistant":
+            return Branch("the message after the prompt is not the assistant's")
+        text, whole = self.decode(recorded), self.template.render(after, True, **variables)
+        rest = _rest([whole], text)
+        if rest is None and reasoning:
+            rest = _rest(self._around_thoughts(text, after, count, variables), text)
+        if rest is None:  # tokenizers that change a text
+            rest = _rest([self.decode(self.encode(whole))], text)
+        if rest is None:
+            return Branch(_difference(whole, text))
+        added = self.encode_after(rest)
+        if self.decode([*recorded, *added]) != text + rest:
+            return Branch("the tokenizer cannot continue the text in the middle")
+        return added
+
+    def _around_thoughts(
+        self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
+    ) -> list[str]:
+        """Return the text of ``after`` in pieces, between which the recorded text has reasoning that the messages do
+        not hold, where the template writes the reasoning of that message."""
+        pieces = [""]
+        for index, message in enumerate(after.messages[: count + 1]):
+            if message["role"] != "assistant" or "reasoning_content" in message:
+                continue
+            opened = after.replaced(index, {**message, "reasoning_content": _THOUGHT})
+            found = self.template.plain(opened, True, **variables).split(_THOUGHT)
+            if len(found) > len(pieces) and _end_of(found[:-1], recorded) is not None:
+                after, pieces = opened, found
+        return pieces
+
+    def encode_after(self, text: str) -> list[int]:
+        """Return the tokens of a text that comes after other text: some tokenizers write the first word of a text
+        differently."""
+        ids = list(self.encode(text))
+        anchor = min(self.end_ids, default=None)
+        if anchor is None or self.decode([anchor, *ids]) == (start := self.decode([anchor])) + text:
+            return ids
+        first, *rest = self.encode(start + text)
+        return rest if first == anchor and self.decode([anchor, *rest]) == start + text else ids
+
+
+def _end_of(pieces: Sequence[str], text: str) -> int | None:
+    """Where the last of these pieces ends in the text, which begins with the first. White space where two pieces meet
+    may differ."""
+    first = pieces[0].rstrip()
+    if not text.startswith(first):
+        return None
+    end = len(first)
+    for piece in pieces[1:]:
+        at = text.find(piece.strip(), end)
+        if at < 0:
+            return None
+        end = at + len(piece.strip())
+    return end
+
+
+def _rest(pieces: Sequence[str], text: str) -> str | None:
+    """What follows ``text`` in the pieces, between which it has text of its own. None if it does not fit."""
+    *others, last = pieces
+    if not others:
+        return last[len(text) :] if last.startswith(text) else None
+    at, last = _end_of(others, text), last.lstrip()
+    while at is not None and (at := text.find(last[:4], at)) >= 0:
+        if last.startswith(text[at:]):
+            return last[len(text) - at :]
+        at += 1
+    return None
+
+
+def _difference(whole: str, text: str) -> str:
+    at = in_common(whole, text)
+    return f"the template goes on with {whole[at : at + 40]!r}, the recorded tokens with {text[at : at + 40]!r}"
+
+
+def in_common(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return the length of the common prefix."""
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

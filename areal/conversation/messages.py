@@ -1,0 +1,170 @@
+"""Conversations in one form, whatever client or data set they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ConversationError(ValueError):
+    """A conversation that cannot become a prompt. ``field`` names the place: ``messages[1].content``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}" if field else message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and tool schemas, as ``normalise`` returns them. Nothing may change them."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def then(self, *messages: Mapping[str, Any]) -> Conversation:
+        """Return the conversation with these messages, in the normal form, added."""
+        return Conversation((*self.messages, *messages), self.tools)
+
+    def head(self, count: int) -> Conversation:
+        """Return the conversation of the first ``count`` messages."""
+        return Conversation(self.messages[:count], self.tools)
+
+    def replaced(self, index: int, message: Mapping[str, Any]) -> Conversation:
+        """Return the conversation with another message at ``index``."""
+        return Conversation((*self.messages[:index], message, *self.messages[index + 1 :]), self.tools)
+
+
+def normalise(messages: object, tools: object = None) -> Conversation:
+    """Read messages and tools in any of OpenAI's forms. Keys whose value is null are absent at every depth; call
+    arguments are mappings, or the text itself where it is not a JSON object; reasoning is ``reasoning_content``;
+    content is a text or a list of text parts. ``tools`` may be JSON text. Raises ConversationError."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise ConversationError("messages", "must be a list with at least one message")
+    read = tuple(_message(item, f"messages[{index}]") for index, item in enumerate(messages))
+    return Conversation(read, _tools(tools))
+
+
+def _message(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        _refuse(where, "must be an object with a role and a content")
+    role, content = value.get("role"), value.get("content")
+    if not isinstance(role, str) or not role:
+        _refuse(f"{where}.role", "must be a text")
+    if len(value) == 2 and type(content) is str:
+        return value
+    message = {name: without_nulls(item) for name, item in value.items() if item is not None}
+    reasoning = [message.pop(key) for key in _REASONING_KEYS if key in message]
+    if reasoning:
+        if not isinstance(reasoning[0], str):
+            _refuse(f"{where}.reasoning_content", "must be a text")
+        message["reasoning_content"] = reasoning[0]
+    if calls := _calls(message.pop("tool_calls", None), where):
+        message["tool_calls"] = calls
+    if content is not None:
+        message["content"] = _content(message["content"], f"{where}.content")
+    elif role != "assistant" or not ("tool_calls" in message or reasoning):
+        _refuse(f"{where}.content", "is required")
+    return message
+
+
+def _content(value: object, where: str) -> str | list[dict[str, Any]]:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        _refuse(where, "must be a text or a list of parts")
+    parts = []
+    for index, part in enumerate(value):
+        place = f"{where}[{index}]"
+        if not isinstance(part, dict):
+            _refuse(place, "must be an object with a type")
+        kind = part.get("type")
+        if kind not in TEXT_PARTS:
+            _refuse(f"{place}.type", f"is {kind!r}: this model takes text only")
+        name = "refusal" if kind == "refusal" else "text"
+        if not isinstance(part.get(name), str):
+            _refuse(f"{place}.{name}", "must be a text")
+        parts.append({"type": "text", "text": part[name]})
+    return parts
+
+
+def _calls(value: object, where: str) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        _refuse(f"{where}.tool_calls", "must be a list")
+    calls = []
+    for index, call in enumerate(value):
+        call = _function(call, f"{where}.tool_calls[{index}]", ("name", "arguments"))
+        function = call["function"]
+        calls.append({**call, "function": {**function, "arguments": decoded_arguments(function.get("arguments"))}})
+    return calls
+
+
+def _tools(value: object) -> tuple[Mapping[str, Any], ...]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except ValueError as error:
+            raise ConversationError("tools", f"must be a list, or the JSON text of one: {error}") from error
+    if value is None:
+        return ()
+    if isinstance(value, Mapping) or not isinstance(value, Sequence) or isinstance(value, str):
+        _refuse("tools", "must be a list")
+    tools = []
+    for index, tool in enumerate(value):
+        where = f"tools[{index}]"
+        tool = without_nulls(tool)
+        if isinstance(tool, dict) and tool.get("type", "function") != "function":
+            _refuse(f"{where}.type", f"is {tool['type']!r}; only functions are supported")
+        tools.append(_function(tool, where, ("name", "description", "parameters")))
+    return tuple(tools)
+
+
+def _function(value: object, where: str, names: tuple[str, ...]) -> dict[str, Any]:
+    """A tool or a call in the form ``{"type": "function", "function": {...}}``, into which a bare function is put."""
+    if isinstance(value, dict) and "function" not in value and isinstance(value.get("name"), str):
+        rest = {name: item for name, item in value.items() if name not in names}
+        value = {"type": "function", **rest, "function": {name: value[name] for name in names if name in value}}
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        _refuse(f"{where}.function", "must be an object with a name")
+    return value
+
+
+def decoded_arguments(value: object) -> Any:
+    """The arguments of a call as a mapping. Blank text and ``null`` are no arguments. Text that is not a JSON object
+    stays as the model wrote it."""
+    if not isinstance(value, str):
+        return value if value is not None else {}
+    if not value.strip():
+        return {}
+    try:
+        found = json.loads(value, parse_constant=_no_constant)
+        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate cannot be written
+    except (ValueError, RecursionError):
+        return value
+    if found is None:
+        return {}
+    return without_nulls(found) if isinstance(found, dict) else value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a copy in which no object, at any depth, has a key whose value is null."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [without_nulls(item) for item in value]
+    return value
+
+
+def _refuse(field: str, message: str) -> NoReturn:
+    raise ConversationError(field, message)

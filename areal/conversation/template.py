@@ -1,0 +1,248 @@
+"""Chat templates: a dialect of Jinja that models ship, compiled once, equal to ``apply_chat_template`` of transformers.
+
+A template is not trusted: it runs in an immutable sandbox without access to attributes of Python objects. It is asked
+once, with probes, which forms of content and calls it shows. What a conversation holds and the text does not show is an
+error: nothing is left out silently, except thoughts, which templates drop on purpose.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from jinja2 import meta, nodes
+from jinja2.ext import Extension
+from jinja2.ext import loopcontrols as LoopControls
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from areal.conversation.messages import Conversation, ConversationError
+
+RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
+THOUGHT_END = "</think>"
+PROBE = "Zqxprobe"  # no template writes it by itself, trims it or escapes it
+_CALL_CONTENTS: tuple[str | None, ...] = ("", None)
+
+
+class Template:
+    """A compiled chat template. Raises ``jinja2.TemplateSyntaxError``."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        self._names = meta.find_undeclared_variables(environment.parse(source))
+        self.source = source
+        self._template = environment.from_string(source)
+        self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
+        self._special_tokens = dict(special_tokens)
+
+    def uses(self, variable: str) -> bool:
+        return variable in self._names
+
+    @property
+    def knows_developer(self) -> bool:
+        return "developer" in self.source
+
+    def render(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
+        """Render a conversation. Raises ConversationError naming the field that the template refuses or does not
+        show."""
+        text = self.plain(conversation, add_generation_prompt, **variables)
+        self._check_shown(conversation, text, lambda other: self.plain(other, add_generation_prompt, **variables))
+        return text
+
+    def plain(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
+        """Render without a look at what the text shows."""
+        variables = {**variables, "add_generation_prompt": add_generation_prompt}
+        tools = list(conversation.tools) or None
+        texts = [
+            call["function"]["arguments"]
+            for message in conversation.messages
+            for call in message.get("tool_calls", ())
+            if isinstance(call["function"]["arguments"], str)
+        ]
+        try:
+            text = self.text(self.shaped(conversation), tools, variables)
+        except ConversationError:
+            if not texts:
+                raise
+        else:
+            if all(_shows(text, each) for each in texts):
+                return text
+        return self.text(self.shaped(_with_calls_as_text(conversation)), tools, variables)
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """Render messages exactly as they are. Raises ConversationError when the template refuses them."""
+        values = {"add_generation_prompt": False, "documents": None, **self._special_tokens, **variables}
+        try:
+            return self._template.render(messages=messages, tools=tools, **values)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            raise ConversationError("messages", f"are refused by the chat template: {error}") from error
+
+    def shaped(self, conversation: Conversation) -> list[Mapping[str, Any]]:
+        """Return the messages in the forms that this template shows: of roles, content, calls and reasoning."""
+        return [self._shaped(message) for message in conversation.messages]
+
+    def _shaped(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        content, role = message.get("content"), message["role"]
+        if len(message) == 2 and type(content) is str and role != "developer" and self._takes_text:
+            return message
+        shaped = dict(message)
+        if role == "developer" and not self.knows_developer:
+            shaped["role"] = "system"
+        calls = message.get("tool_calls")
+        if calls and self._call_form[1]:
+            shaped["tool_calls"] = [_with_text_arguments(call) for call in calls]
+        if reasoning := message.get("reasoning_content"):
+            shaped = {"thinking": reasoning, **shaped}
+        if content is None or (calls and content == ""):
+            shaped["content"] = self._call_form[0] if calls else ""
+        elif isinstance(content, list) and not self._takes_parts:
+            shaped["content"] = "\n".join(part["text"] for part in content)
+        if isinstance(shaped["content"], str) and not self._takes_text:
+            shaped["content"] = [{"type": "text", "text": shaped["content"]}]
+        return shaped
+
+    # Which forms the template shows.
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        return self._probed([{"role": "user", "content": PROBE}]) or not self._takes_parts
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        parts = [{"type": "text", "text": PROBE}, {"type": "text", "text": PROBE[::-1]}]
+        message = {"role": "user", "content": parts}
+        return self._probed([message], unlike="'type'") and self._probed([message], PROBE[::-1])
+
+    @cached_property
+    def _call_form(self) -> tuple[str | None, bool]:
+        """The content of a message that has only calls, and whether their arguments are JSON text."""
+        function = {"name": PROBE, "arguments": {"city": "x"}}
+        call = {"id": "probecall", "type": "function", "function": function}
+        user = {"role": "user", "content": self._as_content("x")}
+        for as_text in (False, True):
+            calls = [_with_text_arguments(call) if as_text else call]
+            for empty in _CALL_CONTENTS:
+                content = self._as_content(empty) if empty is not None else None
+                if self._probed([user, {"role": "assistant", "content": content, "tool_calls": calls}]):
+                    return empty, as_text
+        return "", False
+
+    def _as_content(self, text: str) -> str | list[dict[str, str]]:
+        return text if self._takes_text else [{"type": "text", "text": text}]
+
+    def _probed(self, messages: list[dict[str, Any]], text: str = PROBE, unlike: str = "\0") -> bool:
+        """Whether the template shows ``text`` of these messages."""
+        try:
+            rendered = self.text(messages, None, {})
+        except ConversationError:
+            return False
+        return text in rendered and unlike not in rendered
+
+    # What a rendered text must show.
+
+    def _check_shown(self, conversation: Conversation, text: str, render: Callable[[Conversation], str]) -> None:
+        if any(tool["function"]["name"] not in text for tool in conversation.tools) and text == render(
+            Conversation(conversation.messages)
+        ):
+            raise ConversationError("tools", "have no place in the chat template")
+        for index, message in enumerate(conversation.messages):
+            for name, shown, probe in _marks(message):
+                if not _shows(text, shown) and text == render(conversation.replaced(index, probe)):
+                    raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
+
+
+def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Texts of a message that a rendering must show: field, text, and the message with another text there."""
+    marks: list[tuple[str, str, dict[str, Any]]] = []
+    content: Any = message.get("content", ())
+    for at, text in enumerate([content] if isinstance(content, str) else [part["text"] for part in content]):
+        if text := text.rpartition(THOUGHT_END)[2].strip():
+            other: Any = PROBE if isinstance(content, str) else _swapped(content, at, {"type": "text", "text": PROBE})
+            marks.append(("content", text, {**message, "content": other}))
+    calls = message.get("tool_calls", ())
+    for at, call in enumerate(calls):
+        renamed = {**call, "function": {**call["function"], "name": PROBE}}
+        other = {**message, "tool_calls": _swapped(calls, at, renamed)}
+        marks.append((f"tool_calls[{at}]", call["function"]["name"], other))
+    return marks
+
+
+def _swapped(items: Sequence[Any], at: int, item: Any) -> list[Any]:
+    return [*items[:at], item, *items[at + 1 :]]
+
+
+def _shows(text: str, part: str) -> bool:
+    return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
+
+
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else _to_json(arguments)
+    return {**call, "function": {**function, "arguments": text}}
+
+
+def _with_calls_as_text(conversation: Conversation) -> Conversation:
+    """Write calls whose arguments are not JSON, such as those of a response that was cut, into the content."""
+    messages = []
+    for message in conversation.messages:
+        calls = message.get("tool_calls", ())
+        broken = [call["function"] for call in calls if isinstance(call["function"]["arguments"], str)]
+        if broken:
+            content = message.get("content", "")
+            texts = [content] if isinstance(content, str) else [part["text"] for part in content]
+            texts += [f'{{"name": {_to_json(each["name"])}, "arguments": {each["arguments"]}' for each in broken]
+            kept = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
+            message = {**message, "content": "\n".join(filter(None, texts)), "tool_calls": kept}
+            if not kept:
+                del message["tool_calls"]
+        messages.append(message)
+    return Conversation(tuple(messages), conversation.tools)
+
+
+class _Generation(Extension):
+    """``{% generation %}``, with which training marks the assistant's tokens. Its body is a scope of its own, as in
+    transformers."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Looks up attributes of JSON objects directly, since this is the most frequent operation of templates. Names of
+    dict methods are left to the sandbox."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute not in _DICT_NAMES:
+            found = obj.get(attribute, _MISSING)
+            return found if found is not _MISSING else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+_DICT_NAMES = frozenset(dir(dict))
+_MISSING = object()
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML, which would change the prompt."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

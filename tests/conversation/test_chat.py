@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal.conversation import Branch, ConversationError, normalise
+from tests.conversation.small import chat, decode, encode
+
+CHATML = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.reasoning_content %}{{ '<think>\\n' + m.reasoning_content.strip() + '\\n</think>\\n\\n' }}{% endif %}
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+# As Qwen3's: thoughts before the last question are dropped.
+FORGETFUL = """\
+{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
+{%- if m.reasoning_content and loop.index0 > ns.last %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{{- m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+# As GLM's: the next role's token ends a turn.
+ROLES = """\
+{%- for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+# As gpt-oss's: the end of a turn is another token in the past.
+REWRITTEN = """\
+{%- for m in messages %}{{ '<|' + m.role + '|>' + m.content }}
+{{- ('<|return|>' if m.role == 'assistant' and loop.last else '<|end|>') }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+# As Mistral's: the system prompt stands at the last question.
+MOVING = """\
+{%- for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' }}
+{%- if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
+{{- m.content + '<|im_end|>' }}{% endif %}{% endfor %}"""
+ASK, ANSWER, AGAIN = ({"role": role, "content": text} for role, text in
+                      (("user", "Rome?"), ("assistant", "Dry."), ("user", "Oslo?")))  # fmt: skip
+
+
+def continued(source: str, sampled: str, *messages: dict[str, Any], at: int = 1, **more: Any) -> str | Branch:
+    """The next prompt's text, of a response ``sampled`` to the first ``at`` messages."""
+    made = chat(source)
+    after = normalise(messages)
+    recorded = made.prompt(after.head(at)) + encode(sampled)
+    found = made.continuation(recorded, after.head(at), after, **more)
+    if isinstance(found, Branch):
+        return found
+    whole = decode([*recorded, *found])
+    assert whole.startswith(decode(recorded))
+    return whole
+
+
+@pytest.mark.parametrize("sampled", ["Dry.<|im_end|>", "Dry.", "Dr"])
+def test_continuation_of_a_response_is_the_templates_own_text(sampled: str) -> None:
+    whole = chat(CHATML).template.render(normalise([ASK, ANSWER, AGAIN]), True)
+    assert continued(CHATML, sampled, ASK, ANSWER, AGAIN) == whole
+
+
+@pytest.mark.parametrize("sampled", ["Dry. <|im_end|>", "Wet.<|im_end|>", "Dry.<|end|>", "Dry.<|im_end|><|im_end|>"])
+def test_continuation_of_other_text_branches(sampled: str) -> None:
+    assert isinstance(continued(CHATML, sampled, ASK, ANSWER, AGAIN), Branch)
+
+
+def test_continuation_keeps_sampled_reasoning_where_the_template_writes_it() -> None:
+    whole = continued(CHATML, "<think>hm </think>\n\nDry.<|im_end|>", ASK, ANSWER, AGAIN)
+    assert isinstance(whole, str) and "<think>hm </think>\n\nDry.<|im_end|>\n<|im_start|>user\nOslo?" in whole
+    thoughts = "<think>a</think>\n\nDry.<|im_end|>\n<|im_start|>user\nOslo?<|im_end|>\n<|im_start|>assistant\n"
+    third = [ASK, ANSWER, AGAIN, ANSWER, ASK]
+    made = chat(CHATML)
+    prompt = made.prompt(normalise([ASK])) + encode(thoughts)
+    for sampled in ("<think>b</think>\n\nDry.<|im_end|>", "Dry.<|im_end|>"):
+        found = made.continuation([*prompt, *encode(sampled)], normalise(third[:3]), normalise(third))
+        assert not isinstance(found, Branch), sampled
+
+
+def test_continuation_drops_no_reasoning_that_was_sampled() -> None:
+    assert isinstance(continued(FORGETFUL, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, AGAIN), Branch)
+    tool = {"role": "tool", "content": "31"}
+    whole = continued(FORGETFUL, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, tool)
+    assert isinstance(whole, str) and "<think>hm</think>Dry.<|im_end|>\n<|im_start|>tool\n31" in whole
+
+
+def test_continuation_without_a_reasoning_parser_has_no_exception() -> None:
+    assert isinstance(continued(CHATML, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, AGAIN, reasoning=False), Branch)
+
+
+def test_continuation_after_the_next_roles_token_does_not_repeat_it() -> None:
+    assert (
+        continued(ROLES, "Dry.<|user|>", ASK, ANSWER, AGAIN)
+        == "<|user|>Rome?<|assistant|>Dry.<|user|>Oslo?<|assistant|>"
+    )
+    assert isinstance(continued(ROLES, "Dry.<|assistant|>", ASK, ANSWER, AGAIN), Branch)
+
+
+def test_continuation_branches_where_the_template_rewrites_the_past() -> None:
+    assert isinstance(continued(REWRITTEN, "Dry.<|return|>", ASK, ANSWER, AGAIN), Branch)
+    system = {"role": "system", "content": "Be brief."}
+    assert isinstance(continued(MOVING, "Dry.<|im_end|>", system, ASK, ANSWER, AGAIN, at=2), Branch)
+
+
+def test_continuation_of_another_conversation_branches() -> None:
+    made = chat(CHATML)
+    recorded = made.prompt(normalise([ASK])) + encode("Dry.<|im_end|>")
+    assert isinstance(made.continuation(recorded, normalise([AGAIN]), normalise([ASK, ANSWER, AGAIN])), Branch)
+    assert isinstance(made.continuation(recorded, normalise([ASK]), normalise([ASK, AGAIN])), Branch)
+    assert isinstance(made.continuation(recorded, normalise([ASK]), normalise([ASK])), Branch)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    other = normalise([ASK, ANSWER, AGAIN], tools)
+    assert isinstance(made.continuation(recorded, normalise([ASK]), other), Branch)
+
+
+@pytest.mark.parametrize(
+    ("source", "ends"),
+    [
+        (CHATML, {"<|im_end|>"}),
+        (ROLES, {"<|im_end|>", "<|user|>"}),
+        (REWRITTEN, {"<|im_end|>", "<|return|>"}),
+        ("{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}", {"<|im_end|>"}),
+    ],
+)
+def test_end_ids_are_the_tokenizers_and_what_the_template_writes(source: str, ends: set[str]) -> None:
+    assert {decode([token]) for token in chat(source).end_ids} == ends
+
+
+TOOL = {"type": "function", "function": {"name": "weather"}}
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "field"),
+    [
+        ([ASK], [TOOL], "tools"),
+        ([ASK, CALLS], None, "messages[1].tool_calls[0]"),
+        ([{"role": "system", "content": "Be brief."}, ASK], None, "messages[0].content"),
+    ],
+)
+def test_render_of_what_the_template_does_not_show_is_refused_by_field(messages: Any, tools: Any, field: str) -> None:
+    source = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    with pytest.raises(ConversationError, match=r"ha(s|ve) no place") as caught:
+        chat(source).template.render(normalise(messages, tools))
+    assert caught.value.field == field
+
+
+def test_render_of_a_cut_call_is_its_text() -> None:
+    source = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
+        "{% for k, v in c.function.arguments | items %} {{ k }}={{ v }}{% endfor %}]{% endfor %}{% endfor %}"
+    )
+    cut = {"id": "1", "function": {"name": "weather", "arguments": '{"city": "Os'}}
+    template = chat(source).template
+    assert template.render(normalise([ASK, CALLS])) == "Rome?[weather]"
+    found = template.render(normalise([ASK, {"role": "assistant", "content": "So:", "tool_calls": [cut]}]))
+    assert found == 'Rome?So:\n{"name": "weather", "arguments": {"city": "Os'
+
+
+def test_render_gives_a_template_the_forms_that_it_shows() -> None:
+    parts = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    two = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    assert chat(parts).template.render(normalise([ASK, two])) == "Rome?ab"
+    assert chat("{% for m in messages %}{{ m.content }}{% endfor %}").template.render(normalise([two])) == "a\nb"
+    text = (
+        "{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}"
+    )
+    assert chat(text).template.render(normalise([ASK, CALLS])) == "Rome?weather{}"
