@@ -102,11 +102,17 @@ class AsyncAgentSession:
         reward: float | None = None,
         timeout_s: float | None = None,
     ) -> Trajectories:
-        """Training rows of the session's model calls. ``reward``: of the last one, given first, in the same call.
-        Raises NotReady, UnknownName."""
+        """Training rows of the session's model calls: of each trajectory that is ready. Asking again gives the same,
+        until there is another one or the export is acknowledged. ``reward``: of the last call, given first, in the same
+        request. Raises NotReady, UnknownName."""
         export = ExportSession(trajectory_id=trajectory_id, discount=discount, style=style, reward=reward)
         body = write_fields(export)
         return from_json(await self._call("POST", "/export", body, timeout_s=timeout_s))
+
+    async def acknowledge(self, export: Trajectories | str) -> None:
+        """The export is safe with its caller: its data may go."""
+        export_id = export if isinstance(export, str) else export.export_id
+        await self._call("POST", "/export/ack", {"export_id": export_id})
 
     async def close(self) -> None:
         """A turn that runs is cancelled."""

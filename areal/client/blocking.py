@@ -172,6 +172,7 @@ class AgentSession:
     cancel = blocking(AsyncAgentSession.cancel)
     reward = blocking(AsyncAgentSession.reward)
     export = blocking(AsyncAgentSession.export)
+    acknowledge = blocking(AsyncAgentSession.acknowledge)
     close = blocking(AsyncAgentSession.close)
 
     @property

@@ -119,14 +119,18 @@ class Episodes:
         reward: float | None = None,
     ) -> Trajectories:
         """Training rows. ``discount`` and ``style`` are the configuration's ``turn_discount`` and ``export_style``
-        where they are not given. ``reward``: as ``set_reward`` gives it, in the same call."""
-        session = self._recorded(session_id) or self.agents.session(session_id)
-        return await session.export(
+        where they are not given. ``reward``: as ``set_reward`` gives it, in the same call. The rows are acknowledged:
+        they are delivered once."""
+        recorded, agent = self._recorded(session_id), self.agents.session(session_id)
+        rows = await (recorded or agent).export(
             trajectory_id=trajectory_id,
             discount=self._config.turn_discount if discount is None else discount,
             style=style or self._config.export_style,
             reward=reward,
         )
+        with contextlib.suppress(ClientError):  # the rows are here; an unacknowledged export expires
+            await (recorded.client if recorded is not None else agent).acknowledge(rows)
+        return rows
 
     async def close_session(self, session_id: str) -> None:
         """Close the session, which may have expired, and end its RL session if this controller started that."""

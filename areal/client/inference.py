@@ -382,7 +382,8 @@ class AsyncInferenceClient(AsyncClient):
         reward: float | None = None,
         timeout_s: float | None = None,
     ) -> Trajectories:
-        """Training rows. Asking the same again gives the same, until it is acknowledged or its retention is over.
+        """Training rows. Asking the same again gives the same, until another trajectory of the sessions is ready, it is
+        acknowledged or its retention is over.
         ``json`` is for sessions of external models, whose turns are text. ``reward``: of the last interaction of the
         one session, given first, in the same call. Raises NotReady, UnknownName."""
         export = ExportTrajectories(

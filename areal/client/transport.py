@@ -4,8 +4,9 @@ Proxy variables are ignored, and redirects are not followed. The pool belongs to
 deadline applies to the whole call: all attempts and the pauses between them.
 
 A call is *repeatable* if executing it twice has the effect of executing it once: a read, an idempotent route, or a call
-with an ``Idempotency-Key``. A repeatable call is retried after connection failures and most server errors. Any other
-call is retried only if it was not started: the connection was refused, or the service was overloaded.
+with an ``Idempotency-Key``, of which a repeatable POST carries a new one. A repeatable call is retried after connection
+failures and most server errors. Any other call is retried only if it was not started: the connection was refused, or
+the service was overloaded.
 
 A service may move while its clients run. A transport with a ``lookup`` calls it when the connection is refused, and
 continues with the address that it returns.
@@ -21,9 +22,10 @@ import random
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from urllib.parse import quote
+from uuid import uuid4
 
 import orjson
 
@@ -50,6 +52,7 @@ from areal.http.client import (
     event_payloads,
     parse_address,
 )
+from areal.wire.bodies import IDEMPOTENCY_KEY
 
 _log = logging.getLogger(__name__)
 AddressLookup = Callable[[], str]
@@ -135,6 +138,8 @@ class Transport:
     async def call(self, call: HttpCall) -> HttpReply:
         """Make a call, with retries. Returns a response with a status below 300. Raises ClientError."""
         deadline = time.monotonic() + (self._timeout_s if call.timeout_s is None else call.timeout_s)
+        if call.repeatable and call.method == "POST":
+            call = replace(call, headers={IDEMPOTENCY_KEY: uuid4().hex, **call.headers})
         attempt = 0
         while True:
             attempt += 1

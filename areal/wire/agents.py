@@ -27,6 +27,7 @@ may have ``journal``, the tag; ``/rl/find_key``; ``/drain``; ``/undrain``):
                                   "at", "seconds", "messages", "metadata"}], failed ones too}
     POST /session/{key}/reward    RewardSession -> the inference service's answer
     POST /session/{key}/export    ExportSession -> the inference service's answer
+    POST /session/{key}/export/ack   AcknowledgeExport -> the inference service's answer
     GET /sessions?limit=&after=   -> {"sessions": [as above, without the last two], "next"}, ordered by key; ``next``:
                                   the last key, where more follow
     POST /configure               ConfigureSessions
@@ -44,10 +45,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from areal.wire.bodies import bounded, checked, text
+from areal.wire.bodies import bounded, checked, idempotency_key, text
 
 LONGEST_KEY = 1024  # bytes of UTF-8
-LONGEST_REQUEST_ID = 255
 EVENTS = "application/x-ndjson"
 SESSION_KEY_HEADER = "X-AReaL-Session-Key"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -74,17 +74,6 @@ KEY_PROBLEM = f"must be 1 to {LONGEST_KEY} bytes of UTF-8 without control charac
 
 def session_key(default: Any = ...) -> Any:
     return checked(KEY_PROBLEM, is_session_key) if default is ... else checked(KEY_PROBLEM, is_session_key, default)
-
-
-def is_idempotency_key(key: str) -> bool:
-    return 1 <= len(key) <= LONGEST_REQUEST_ID and key.isprintable()
-
-
-IDEMPOTENCY_KEY_PROBLEM = f"must be 1 to {LONGEST_REQUEST_ID} printable characters"
-
-
-def idempotency_key() -> Any:
-    return checked(IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +144,13 @@ class ExportSession:
     trajectory_id: int | None = bounded(0, 2**63 - 1, None)
     discount: float = field(default=1.0, metadata={"least": 0, "most": 1})
     style: Literal["individual", "concat"] = "individual"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcknowledgeExport:
+    """``POST /session/{key}/export/ack``: the rows are safe with the caller, and the inference service deletes them."""
+
+    export_id: str = text()
 
 
 @dataclass(frozen=True, kw_only=True)

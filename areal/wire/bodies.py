@@ -36,6 +36,20 @@ def bounded(least: int, most: int, default: Any = MISSING) -> Any:
     return field(default=default, metadata={"least": least, "most": most})
 
 
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""A caller's name for one request: a repetition with the same name is answered and has no other effect."""
+_LONGEST_IDEMPOTENCY_KEY = 255
+IDEMPOTENCY_KEY_PROBLEM = f"must be 1 to {_LONGEST_IDEMPOTENCY_KEY} printable characters"
+
+
+def is_idempotency_key(key: str) -> bool:
+    return 1 <= len(key) <= _LONGEST_IDEMPOTENCY_KEY and key.isprintable()
+
+
+def idempotency_key() -> Any:
+    return checked(IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key, None)
+
+
 # Weight updates: from trainers to their weight-update gateway.
 
 

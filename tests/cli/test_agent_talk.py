@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,11 +235,36 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
     assert areal("inf", "trajectories", "show", str(file)).code == 0
     (theirs := file.with_suffix(".tmp")).write_text("mine")
     for suffix in (".jsonl", ".parquet"):
+        new_session(agent), agent("chat", "-m", "model"), agent("reward", "0.5")
         other = file.with_suffix(suffix)
-        assert agent("export", "--session", session, "--output", str(other)).out == f"1 rows in {other}\n"
+        assert agent("export", "--output", str(other)).out == f"1 rows in {other}\n"
         (shown,) = areal("inf", "trajectories", "show", str(other), "--json").json
         assert shown["interactions"][0]["input_ids"] == episode["interactions"][0]["input_ids"]
     assert theirs.read_text() == "mine"
+
+
+def test_second_export_has_the_trajectory_that_began_before_the_first_one(agent: Agent, tmp_path: Path) -> None:
+    new_session(agent)
+    agent("chat", "-m", "model"), agent("reward", "1"), agent("chat", "-m", "model")
+    found = []
+    for number in range(2):
+        file = tmp_path / f"{number}.json"
+        assert agent("export", "--output", str(file)).code == 0
+        exported = json.loads(file.read_text())
+        found.append(([row["trajectory_id"] for row in exported["rows"]], exported["traj"]["rewards"]))
+        agent("reward", "0.25")
+    assert found == [([0], [1.0]), ([1], [0.25])]
+
+
+def test_export_that_cannot_be_written_is_repeated_and_a_written_one_is_not(agent: Agent, tmp_path: Path) -> None:
+    new_session(agent)
+    agent("chat", "-m", "model"), agent("reward", "1")
+    (taken := tmp_path / "folder.json").mkdir()
+    failed = agent("export", "--output", str(taken))
+    assert failed.code == 1 and "cannot write" in failed.err
+    assert agent("export", "--output", str(tmp_path / "rows.json")).code == 0
+    again = agent("export", "--output", str(tmp_path / "again.json"))
+    assert again.code == 5 and not (tmp_path / "again.json").exists()
 
 
 def test_reward_below_zero_is_a_value_and_no_flag(agent: Agent) -> None:

@@ -16,6 +16,7 @@ from areal.api.cli_args import AgentConfig, AgentServiceConfig
 from areal.client import AgentController, BlockingAgentController, CallerError, NotReady, response_text
 from areal.client.command import run_areal
 from areal.client.controller import UnknownSession, run_flags
+from areal.client.errors import StateConflict
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
@@ -113,6 +114,8 @@ async def test_episode_at_the_services_inference(config: AgentServiceConfig, pla
         assert rows.columns["rewards"].tolist() == [0.0, 1.0], "two calls of the agent's, not one conversation"
         seen = [call["body"]["input_ids"] for call in engine_calls(place.engine)]
         assert rows.columns["input_ids"][0, : len(seen[0])].tolist() == seen[0]
+        with pytest.raises(StateConflict, match="was exported"):  # its rows are delivered once
+            await controller.export_trajectory(session)
 
 
 async def test_episode_in_an_rl_session_of_the_callers_own(config: AgentServiceConfig, place: Place) -> None:

@@ -323,7 +323,7 @@ def export(
     style: str,
     service: str,
 ) -> int:
-    """Export a session's trajectory: tokens, logprobs, versions, rewards.
+    """Export a session's trajectory, once: tokens, logprobs, versions, rewards.
 
     .json holds the service's response; .jsonl (an episode per line) and .parquet (an interaction per row) are in the
     format of `areal inf collect`. `areal inf trajectories show FILE` shows each.
@@ -339,13 +339,14 @@ def export(
         raise NotFound(f"there is no folder {path.parent}")
     key = named_session(cli, service, session)
     body = {"discount": discount, "style": style, **({"trajectory_id": trajectory} if trajectory is not None else {})}
-    document = call_session(agent_gateway(cli, service), "POST", key, "/export", body)
+    chosen = agent_gateway(cli, service)
+    document = call_session(chosen, "POST", key, "/export", body)
     try:
         _write(document, path)
     except OSError as error:
-        raise ArealError(
-            f"cannot write {file}: {error.strerror}", hint="the same export can be asked for again"
-        ) from error
+        hint = "export to another file before the next reward: the service repeats the export until then"
+        raise ArealError(f"cannot write {file}: {error.strerror}", hint=hint) from error
+    call_session(chosen, "POST", key, "/export/ack", {"export_id": document["export_id"]})
     rows = len(document["rows"])
     about = {"session": key, "file": file, "rows": rows, "export_id": document.get("export_id")}
     emit_one(cli, about, name=file, text=lambda: f"{rows} rows in {file}")

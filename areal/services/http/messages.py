@@ -17,6 +17,7 @@ import orjson
 
 from areal.http.headers import REQUEST_ID, Headers, unique_id
 from areal.services.http.errors import ApiError, ErrorFormat, bad_request
+from areal.wire.bodies import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key
 from areal.wire.fields import FieldError, read_fields
 
 T = TypeVar("T")
@@ -348,6 +349,21 @@ def body_as(cls: type[T], data: Mapping[str, Any], path: str = "") -> T:
     except FieldError as error:
         code = "missing_field" if error.problem == "is required" else "invalid_value"
         raise ApiError(400, str(error), code=code, param=error.field) from error
+
+
+def idempotency_key(headers: Mapping[str, str]) -> str | None:
+    """The request's Idempotency-Key. Raises 400 for a malformed one."""
+    key = headers.get(IDEMPOTENCY_KEY)
+    if key is not None and not is_idempotency_key(key):
+        raise bad_request(f"{IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=IDEMPOTENCY_KEY)
+    return key
+
+
+def refuse_idempotency_key(request: Request, instead: str) -> None:
+    """Refuse the header where a repeated request would be done twice in spite of it. ``instead``: what to do."""
+    if IDEMPOTENCY_KEY in request.headers:
+        message = f"{IDEMPOTENCY_KEY} has no effect on {request.method} {request.path}: {instead}"
+        raise bad_request(message, param=IDEMPOTENCY_KEY, code="idempotency_key_unsupported")
 
 
 def query_int(request: Request, name: str, default: int, least: int, most: int) -> int:

@@ -30,7 +30,7 @@ from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.lease import RouterLease
-from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
+from areal.services.http.messages import AnyResponse, Request, Response, idempotency_key, query_int, read_body
 from areal.services.http.process import ServeOptions, save_settings
 from areal.services.http.service import Service, json_response, to_response
 from areal.services.http.tasks import background, uninterrupted, until_beat
@@ -39,6 +39,7 @@ from areal.services.journal.storage import held_elsewhere
 from areal.services.journal.store import JournalRoutes, JournalStore, serve_journals, store_details
 from areal.wire.agents import (
     EVENTS,
+    AcknowledgeExport,
     ConfigureSessions,
     ExportSession,
     RewardSession,
@@ -89,6 +90,7 @@ class PairRoutes:
         service.route("POST", "/session/{key}/close", self.close, Access.ADMIN)
         service.route("POST", "/session/{key}/reward", self.reward, Access.ADMIN)
         service.route("POST", "/session/{key}/export", self.export, Access.ADMIN)
+        service.route("POST", "/session/{key}/export/ack", self.acknowledge, Access.ADMIN)
         service.route("POST", "/configure", self.configure, Access.ADMIN)
 
     # -- sessions
@@ -352,7 +354,8 @@ class PairRoutes:
 
     async def reward(self, request: Request) -> Response:
         session = self._named(request)
-        reply = await self._rl.reward(session, await read_body(request, RewardSession, _BODY_BYTES))
+        body = await read_body(request, RewardSession, _BODY_BYTES)
+        reply = await self._rl.reward(session, body, idempotency_key(request.headers))
         self._rewards.inc(int(reply.status == 200))
         return to_response(reply)
 
@@ -361,9 +364,14 @@ class PairRoutes:
         body = await read_body(request, ExportSession, _BODY_BYTES)
         if self._runner.queue(session) is not None:
             raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
-        reply = await self._rl.export(session, body)
+        reply = await self._rl.export(session, body, idempotency_key(request.headers))
         self._rewards.inc(int(body.reward is not None and reply.status == 200))
         return to_response(reply)
+
+    async def acknowledge(self, request: Request) -> Response:
+        session = self._named(request)
+        body = await read_body(request, AcknowledgeExport, _BODY_BYTES)
+        return to_response(await self._rl.acknowledge(session, body.export_id))
 
 
 def session_ended() -> ApiError:

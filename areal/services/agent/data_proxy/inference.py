@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
@@ -24,6 +25,7 @@ from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
 from areal.services.http.errors import ApiError, bad_request
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
+from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import InferenceAccess
 
 _log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ _PROBE_PERIOD_S = 5.0
 _SOON_S = 0.5  # probe period while the key is refused
 _REFUSED = (401, 403)
 _MODELS = "/v1/models"
+_EXPORT = "/export_trajectories"
 _NO_SESSION = "/rl/sessions/-"  # 404 with the right key
 _TRUSTED_S = 60.0  # an RL session that was last known to record longer ago than this is checked before the next turn
 _REMOVED = b',"removed":true}'  # the end of the response to an export that removed its whole RL session
@@ -152,34 +155,52 @@ class RlSessions:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
 
-    async def reward(self, session: SessionEntry, reward: RewardSession) -> HttpReply:
-        rl = self._of(session)
-        reply = await self._send("POST", rl.base_url, "/rl/set_reward", _bearer(rl), vars(reward))
+    async def reward(self, session: SessionEntry, reward: RewardSession, key: str | None) -> HttpReply:
+        """``key``: the request's Idempotency-Key."""
+        rl = await self._place(session, key, "reward", vars(reward))
+        headers = {**_bearer(rl), **_named(key)}
+        reply = await self._send("POST", rl.base_url, "/rl/set_reward", headers, vars(reward))
         if reply.status == 401:  # the refused key is the RL session's: the caller's admin key was accepted before
             raise _rl_session_ended(rl)
         return reply
 
-    async def export(self, session: SessionEntry, export: ExportSession) -> HttpReply:
+    async def _place(self, session: SessionEntry, key: str | None, what: str, body: Mapping[str, Any]) -> RlSession:
+        """The session's RL session; for a repetition of the call with this Idempotency-Key, the one it was sent to."""
+        current = self._of(session)
+        if key is None:
+            return current
+        asked = orjson.dumps([what, body], option=orjson.OPT_SORT_KEYS)
+        return self._own(await session.journal.rl_session_of(session, _digest(key.encode()), _digest(asked), current))
+
+    async def export(self, session: SessionEntry, export: ExportSession, key: str | None = None) -> HttpReply:
         """Export training rows, which may remove the RL session: the next turn waits for the end of the export, and
         starts another RL session if needed. Raises 400 for a caller's RL session, 409 for one that has ended."""
         await _exported(session)
-        held, rl = session.inference, self._of(session)
-        if rl.session_id is None:
-            message = "the session records into an RL session of its caller: export that at the inference service"
-            raise bad_request(message, code="not_our_rl_session")
-        session.checked_at = -math.inf
-        body = {"session_ids": [rl.session_id], **vars(export)}
+        held = session.inference
+        self._of(session)
         session.exporting = asyncio.Event()
         try:
-            reply = await self._send_as_admin("POST", rl.base_url, "/export_trajectories", body, _EXPORT_TIMEOUT_S)
+            rl = await self._place(session, key, "export", vars(export))
+            if rl.session_id is None:
+                message = "the session records into an RL session of its caller: export that at the inference service"
+                raise bad_request(message, code="not_our_rl_session")
+            session.checked_at = -math.inf
+            body = {"session_ids": [rl.session_id], **vars(export)}
+            reply = await self._send_as_admin("POST", rl.base_url, _EXPORT, body, _EXPORT_TIMEOUT_S, _named(key))
         finally:
             session.exporting.set()
             session.exporting = None
         if reply.status == 404 and reply.error().get("code") == "session_not_found":
             raise _rl_session_ended(rl)
-        if reply.status == 200 and reply.body.endswith(_REMOVED):
+        is_held = held is not None and rl.session_id == held.session_id
+        if reply.status == 200 and reply.body.endswith(_REMOVED) and is_held:
             session.exported = held
         return reply
+
+    async def acknowledge(self, session: SessionEntry, export_id: str) -> HttpReply:
+        """Acknowledge an export: the inference service deletes it."""
+        base = self._of(session).base_url
+        return await self._send_as_admin("POST", base, f"{_EXPORT}/ack", {"export_id": export_id})
 
     async def end(self, rl: RlSession | None, exported: RlSession | None = None) -> None:
         """End an RL session that the data proxy started. If that fails, the RL session expires by its time to live."""
@@ -198,16 +219,23 @@ class RlSessions:
         return self._own(session.inference)
 
     async def _send_as_admin(
-        self, method: str, base: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = _TIMEOUT_S
+        self,
+        method: str,
+        base: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        headers: Mapping[str, str] | None = None,
     ) -> HttpReply:
         """Send with the admin key. If the key is refused and its file now has another one, send once more with that."""
         before = self._admin
-        reply = await self._send(method, base, path, before, body, timeout_s)
+        more = headers or {}
+        reply = await self._send(method, base, path, {**before, **more}, body, timeout_s)
         if reply.status in _REFUSED:
             with contextlib.suppress(UsageFault):
                 self._read_key()
             if self._admin != before:
-                return await self._send(method, base, path, self._admin, body, timeout_s)
+                return await self._send(method, base, path, {**self._admin, **more}, body, timeout_s)
         return reply
 
     async def _send(
@@ -234,6 +262,14 @@ async def _exported(session: SessionEntry) -> None:
     """Wait until no export of the session runs."""
     while (exporting := session.exporting) is not None:
         await exporting.wait()
+
+
+def _named(key: str | None) -> dict[str, str]:
+    return {IDEMPOTENCY_KEY: key} if key is not None else {}
+
+
+def _digest(data: bytes) -> bytes:
+    return blake2b(data, digest_size=16).digest()
 
 
 def _bearer(rl: RlSession) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any, Literal, Self
 
 import orjson
 
+from areal.services.http.errors import ApiError
 from areal.services.http.tasks import uninterrupted
 from areal.services.journal.keys import key_digest, new_session_key, tag_of_key
 from areal.services.journal.storage import CorruptRecord, Journal, JournalFolder, journal_tag, open_writer
@@ -42,6 +43,10 @@ CREATE TABLE requests (
 """
 _ENDED = "CREATE TABLE IF NOT EXISTS ended (number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE)"
 _STREAMS = "CREATE TABLE IF NOT EXISTS streams (turn INTEGER PRIMARY KEY, events BLOB NOT NULL, crc INTEGER NOT NULL)"
+_CALLS = """CREATE TABLE IF NOT EXISTS calls (
+    session INTEGER NOT NULL, key BLOB NOT NULL, asked BLOB NOT NULL, rl TEXT NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (session, key)) WITHOUT ROWID"""
+_MOST_CALLS = 64  # of a session
 _MOST_ENDED = 100_000
 _FREED_PAGES = 256  # by one sweep
 _CACHED_BYTES = 32 * 1024 * 1024  # of conversations
@@ -225,6 +230,31 @@ class AgentJournal(Journal):
         session.inference = inference  # before the write: the session uses it even if the write fails
         await self.commits.run(lambda: self._db.execute(update, (about, crc, session.number)))
 
+    async def rl_session_of(self, session: SessionEntry, key: bytes, asked: bytes, current: RlSession) -> RlSession:
+        """The RL session to which the reward or export with this Idempotency-Key goes: ``current``, or for a repetition
+        the one to which it was sent before. ``key`` and ``asked`` are digests. Raises 422 if that asked for something
+        else."""
+        query = "SELECT asked, rl FROM calls WHERE session=? AND key=?"
+        with self._reading():
+            row = self._read.execute(query, (session.number, key)).fetchone()
+        if row is not None:
+            if row[0] != asked:
+                message = "the Idempotency-Key was used with another request"
+                raise ApiError(422, message, code="idempotency_key_reused", param="Idempotency-Key")
+            return RlSession(**orjson.loads(row[1]))
+        values = (session.number, key, asked, orjson.dumps(current).decode(), self.clock())
+
+        def insert() -> None:
+            self._db.execute("INSERT OR IGNORE INTO calls VALUES (?,?,?,?,?)", values)
+            newest = "SELECT key FROM calls WHERE session=? ORDER BY at DESC LIMIT ?"
+            self._db.execute(
+                f"DELETE FROM calls WHERE session=? AND key NOT IN ({newest})",
+                (session.number, session.number, _MOST_CALLS),
+            )
+
+        await self.commits.run(insert)
+        return current
+
     async def record(self, session: SessionEntry, turn: TurnEntry, requests: Iterable[TurnRequestKey]) -> None:
         """Write the next turn of the session. Turns of one session must be recorded one at a time."""
         turn_id = session.number * _SEQUENCES + session.turns + 1
@@ -254,7 +284,8 @@ class AgentJournal(Journal):
             if tag_of_key(session.key) is None:
                 self._end_keys([(session.digest,)])
             self._db.execute("DELETE FROM sessions WHERE number=?", (number,))
-            self._db.execute("DELETE FROM requests WHERE session=?", (number,))
+            for table in ("requests", "calls"):
+                self._db.execute(f"DELETE FROM {table} WHERE session=?", (number,))
             span = (number * _SEQUENCES, (number + 1) * _SEQUENCES)
             self._db.execute("DELETE FROM streams WHERE turn>? AND turn<?", span)
             self._db.execute("DELETE FROM turns WHERE id>? AND id<?", span)
@@ -343,6 +374,7 @@ async def open_agent_journal(folder: JournalFolder, clock: Callable[[], float] =
     db = open_writer(folder.database, _TABLES, _FORMAT)
     db.execute(_ENDED)
     db.execute(_STREAMS)
+    db.execute(_CALLS)
     journal = AgentJournal(folder, db, journal_tag(db))
     journal.clock = clock
     journal.load()

@@ -19,16 +19,15 @@ from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessi
 from areal.services.agent.gateway.sockets import SocketRoutes
 from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.http.auth import Access
-from areal.services.http.errors import bad_request
-from areal.services.http.messages import AnyResponse, Request, read_object
+from areal.services.http.messages import AnyResponse, Request, idempotency_key, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service
 from areal.services.inference.gateway.routing import LiveTable
 from areal.services.inference.gateway.sessions import gateway_parts
-from areal.wire.agents import IDEMPOTENCY_KEY_PROBLEM, StartAgentSession, TurnRequest, is_idempotency_key
+from areal.wire.agents import StartAgentSession, TurnRequest
+from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import AgentGatewayConfig
 
-_IDEMPOTENCY_KEY = "Idempotency-Key"
 ReadBody = Callable[[Mapping[str, Any]], TurnBody]
 
 
@@ -55,7 +54,7 @@ class TurnRoutes:
             turn = TurnRequest(
                 message=body.message,
                 run_id=new_run_id(),
-                idempotency_key=_idempotency_key(request, key),
+                idempotency_key=require_session_key(idempotency_key(request.headers), key, IDEMPOTENCY_KEY),
                 metadata=body.metadata,
                 inference=inference,
                 stream=body.stream,
@@ -67,14 +66,6 @@ class TurnRoutes:
             return await answer.end(await self._runner.run(TurnCall(key, turn, request.id), answer.event))
 
         return handle
-
-
-def _idempotency_key(request: Request, session: str | None) -> str | None:
-    """The request's Idempotency-Key. Raises 400 for a malformed one, and for one without a session's key."""
-    given = request.headers.get(_IDEMPOTENCY_KEY)
-    if given is not None and not is_idempotency_key(given):
-        raise bad_request(f"{_IDEMPOTENCY_KEY} {IDEMPOTENCY_KEY_PROBLEM}", param=_IDEMPOTENCY_KEY)
-    return require_session_key(given, session, _IDEMPOTENCY_KEY)
 
 
 @contextlib.asynccontextmanager

@@ -27,6 +27,7 @@ from areal.services.http.messages import (
     decode_object,
     read_body,
     read_object,
+    refuse_idempotency_key,
 )
 from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.inference.gateway.relay import NO_SESSION
@@ -36,6 +37,7 @@ from areal.services.journal.keys import tag_of_key
 from areal.wire.agents import (
     KEY_PROBLEM,
     SESSION_KEY_HEADER,
+    AcknowledgeExport,
     ExportSession,
     ModelAccess,
     RewardSession,
@@ -273,11 +275,15 @@ class AgentSessionRoutes:
         service.route("DELETE", f"{session}/turn", forward("DELETE", "/turn"), Access.ADMIN)
         service.route("POST", f"{session}/reward", forward("POST", "/reward", RewardSession), Access.ADMIN)
         service.route("POST", f"{session}/export", forward("POST", "/export", ExportSession), Access.ADMIN)
+        acknowledge = forward("POST", "/export/ack", AcknowledgeExport)
+        service.route("POST", f"{session}/export/ack", acknowledge, Access.ADMIN)
 
     async def start(self, request: Request) -> Response:
         """Start a session: 201. The session that has the key already is answered as it is: 200."""
         data = await read_object(request, _BODY_BYTES)
         body = body_as(_NewSession, data)
+        if body.session_key is None:
+            refuse_idempotency_key(request, "give session_key, whose session is answered again")
         start = StartAgentSession(
             api_key=body.session_key,
             model=self._sessions.service,
@@ -304,6 +310,8 @@ class AgentSessionRoutes:
 
         async def handle(request: Request) -> AnyResponse:
             key = checked_key(request.match_info["key"], "session_key")
+            if method == "DELETE":
+                refuse_idempotency_key(request, "give ?idempotency_key=, that of the message to cancel")
             given = await request.read(_BODY_BYTES)
             if body is not None:
                 given = given or b"{}"

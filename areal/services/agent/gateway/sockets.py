@@ -34,7 +34,8 @@ from areal.services.http.messages import Request, Response, body_as, decode_obje
 from areal.services.http.service import Service
 from areal.services.http.websocket import GOING_AWAY, WebSocket, accept
 from areal.services.inference.gateway.routing import LiveTable
-from areal.wire.agents import QueueMode, StartAgentSession, TurnRequest, idempotency_key, session_key
+from areal.wire.agents import QueueMode, StartAgentSession, TurnRequest, session_key
+from areal.wire.bodies import idempotency_key
 
 _UNAUTHENTICATED = 4001
 _AUTH_S = 5.0

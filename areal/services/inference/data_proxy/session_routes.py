@@ -18,17 +18,19 @@ from areal.services.http.messages import (
     Response,
     body_as,
     decode_object,
+    idempotency_key,
     query_int,
     query_seconds,
     read_body,
     read_object,
+    refuse_idempotency_key,
 )
 from areal.services.http.service import Service, json_response
 from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import TrajectoryTurns
+from areal.services.inference.recorder.records import TrajectoryTurns, idempotency_digest, named_request
 from areal.services.inference.recorder.rows import Export, RewardOverflow, Style, export_all, npz, parse_rows
 from areal.services.inference.recorder.session import (
     HITL,
@@ -81,6 +83,8 @@ class JournalSessionRoutes:
 
     async def start(self, request: Request) -> Response:
         body = await read_body(request, StartSession, _BODY_BYTES)
+        if body.api_key is None:
+            refuse_idempotency_key(request, "give api_key, whose second start is refused")
         self._check_name(body.model)
         self._check_key(body.api_key)
         journal = self._store.own
@@ -107,7 +111,9 @@ class JournalSessionRoutes:
         body = await read_body(request, SetReward, _BODY_BYTES)
         self._check_name(body.model)
         caller = self._callers.selected(caller, body.session_id)
-        answer = await caller.journal.reward(caller.session, check_reward(body.reward), body.interaction_id)
+        value = check_reward(body.reward)
+        named = named_request(idempotency_key(request.headers), [value, body.interaction_id])
+        answer = await caller.journal.reward(caller.session, value, body.interaction_id, named)
         self.rewards.inc()
         return json_response(asdict(answer))
 
@@ -263,7 +269,7 @@ class TrajectoryRoutes:
     async def export(self, request: Request) -> Response:
         """Export trajectories. With ``dry_run`` nothing is exported: the response tells whether it could be."""
         body = await read_body(request, ExportTrajectories, _EXPORT_BODY_BYTES)
-        wanted = self._export_request(body)
+        wanted = self._export_request(body, idempotency_key(request.headers))
         # Only the gateway combines sessions of several journals.
         tags = {SessionName.require(session_id, "session_ids").tag for session_id in wanted.session_ids}
         if len(tags) > 1:
@@ -296,7 +302,7 @@ class TrajectoryRoutes:
             raise bad_request("reward is for one session, and its last interaction", param="reward")
         return await journal.seal(SessionName.require(wanted.session_ids[0], "session_ids"), reward, wanted)
 
-    def _export_request(self, body: ExportTrajectories) -> ExportRequest:
+    def _export_request(self, body: ExportTrajectories, key: str | None) -> ExportRequest:
         ids, group = body.session_ids, None
         if ids and body.group_id is not None:
             GroupName.require(body.group_id).check_members(ids)
@@ -311,7 +317,16 @@ class TrajectoryRoutes:
             message = f"no trajectory {body.trajectory_id}"
             raise ApiError(404, message, code="trajectory_not_found", param="trajectory_id")
         style, columns_only = Style(body.style), body.format == "npz"
-        return ExportRequest(ids, body.trajectory_id, body.discount, style, body.remove_session, columns_only, group)
+        return ExportRequest(
+            ids,
+            body.trajectory_id,
+            body.discount,
+            style,
+            body.remove_session,
+            columns_only,
+            group,
+            idempotency_digest(key) if key is not None else None,
+        )
 
     async def acknowledge_exports(self, request: Request) -> Response:
         export_id = (await read_object(request, _EXPORT_BODY_BYTES)).get("export_id")

@@ -12,16 +12,15 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 
 from areal.http import headers as names
 from areal.services.http.auth import AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError
+from areal.services.http.messages import idempotency_key
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import (
-    DIGEST_BYTES,
     CallIdentity,
     CallInFlight,
     CallsInFlight,
@@ -32,8 +31,8 @@ from areal.services.inference.recorder.records import (
     Sample,
     body_digest,
     check_call_id,
-    check_idempotency_key,
     digest_conversation,
+    idempotency_digest,
     read_retry_count,
 )
 from areal.services.inference.recorder.session import HITL, SessionName, SessionState, new_answer_id
@@ -212,12 +211,12 @@ class CallRecorders:
             return
         with caller.journal.in_use():
             await caller.journal.check_writable()
-            key = check_idempotency_key(headers.get("Idempotency-Key"))
+            key = idempotency_key(headers)
             call_id = check_call_id(headers.get(names.CALL))
             identity = CallIdentity(
                 session=(caller.journal.tag, caller.session),
                 digest=body_digest(body),
-                idempotency=blake2b(key.encode(), digest_size=DIGEST_BYTES).digest() if key is not None else None,
+                idempotency=idempotency_digest(key) if key is not None else None,
                 retry=read_retry_count(headers.get("x-stainless-retry-count")),
                 call_id=call_id,
                 again=call_id is not None and names.AGAIN in headers,

@@ -15,9 +15,18 @@ import orjson
 
 from areal.http import headers as names
 from areal.http.client import CallFailed, HttpClient, HttpReply
+from areal.http.headers import unique_id
 from areal.services.http.auth import Access, AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError, bad_request
-from areal.services.http.messages import AnyResponse, Request, Response, decode_object, query_int
+from areal.services.http.messages import (
+    AnyResponse,
+    Request,
+    Response,
+    decode_object,
+    idempotency_key,
+    query_int,
+    refuse_idempotency_key,
+)
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Service, json_response, to_response
 from areal.services.http.tasks import background
@@ -26,6 +35,7 @@ from areal.services.inference.gateway.routing import ROUTER_AWAY, Follower, Live
 from areal.services.inference.recorder.session import HITL, GroupName, SessionName, tag_of_answer
 from areal.services.inference.router.picking import CallKey
 from areal.services.journal.keys import key_digest, tag_of_key
+from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import FollowerConfig
 from areal.wire.routing import CORDONED, READY, WorkerEntry
 
@@ -157,6 +167,13 @@ _AGAIN = (421, 503)
 _AUTH = ("Authorization", "x-api-key")
 
 
+def _identity(request: Request) -> dict[str, str]:
+    """Headers that name the request. A call whose answer was lost is sent again: its Idempotency-Key, the caller's or
+    one of its own, keeps it from being done twice. Raises 400 for a malformed one."""
+    key = idempotency_key(request.headers) or unique_id("call_")
+    return {names.REQUEST_ID: request.id, IDEMPOTENCY_KEY: key}
+
+
 @dataclass(frozen=True)
 class WorkerReply(HttpReply):
     """``journals``: tags of those that the data proxy served when it was asked."""
@@ -181,12 +198,12 @@ class JournalClient:
 
     def for_admin(self, request: Request) -> dict[str, str]:
         """The headers of calls on behalf of an admin's request."""
-        return {**self._admin, names.REQUEST_ID: request.id}
+        return {**self._admin, **_identity(request)}
 
     def for_caller(self, request: Request) -> dict[str, str]:
         """The headers of calls with the caller's key."""
         given = {name: request.headers[name] for name in _AUTH if name in request.headers}
-        return {**given, names.REQUEST_ID: request.id}
+        return {**given, **_identity(request)}
 
     async def call(
         self,
@@ -361,6 +378,8 @@ class SessionRoutes:
     async def start(self, request: Request) -> Response:
         data = decode_object(await request.read(_BODY_BYTES))
         name, key = data.get("model"), data.get("api_key")
+        if key is None:
+            refuse_idempotency_key(request, "give api_key, whose second start is refused")
         if name is not None and not isinstance(name, str):
             raise bad_request("model must be a string", param="model")
         model = (await self._relay.resolve(name)).name

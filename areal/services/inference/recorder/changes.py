@@ -20,10 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import orjson
+
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.records import (
     ConversationDigest,
     ModelCall,
+    NamedRequest,
     TextSample,
     TokenSample,
     pack,
@@ -493,6 +496,28 @@ def reward(
         if verdict.trajectory != before:
             tables.save_trajectory(number, verdict.trajectory)
     return answer
+
+
+_REPEATABLE_S = 600.0
+
+
+def reward_once(
+    tables: SessionTables,
+    request: NamedRequest | None,
+    number: int,
+    value: float,
+    interaction_id: str | None,
+    now: float,
+    finish_timeout_s: float,
+) -> RewardAnswer:
+    """``reward``, or the answer to the earlier request of the same name: by now the session's last interaction may be
+    another one. Raises also 422 if that request asked for something else."""
+    if request is not None and (answer := tables.answer_of(number, request)) is not None:
+        return RewardAnswer(**orjson.loads(answer))
+    given = reward(tables, number, value, interaction_id, now, finish_timeout_s)
+    if request is not None:
+        tables.keep_answer(number, request, orjson.dumps(given), now + _REPEATABLE_S)
+    return given
 
 
 def check_exported_reward(tables: SessionTables, number: int, place: int, value: float) -> None:

@@ -1,11 +1,13 @@
 """Exports, and the periodic upkeep of a journal.
 
-An export delivers each trajectory once, and a repeated request gets the same response. The trajectories are marked as
-TAKEN, durably, before the response is sent. They stay on disk until the export is acknowledged or its retention has
-passed; each response is built from the stored rows, which no longer change. A trajectory that cannot be exported is
-listed in the response's ``errors`` and is not taken. A session is removed only when all its trajectories were exported.
-The trajectories of an export with ``remove=False`` are shared: until its retention has passed, other requests (in
-another style, for example) can export them again. They then belong to the newest export.
+An export delivers each trajectory once. A repeated request gets the same response: one with the same Idempotency-Key,
+and one for the same, as long as its sessions have no other trajectory that is ready; with one, it is the next export.
+The trajectories are marked as TAKEN, durably, before the response is sent. They stay on disk until the export is
+acknowledged or its retention has passed; each response is built from the stored rows, which no longer change. A
+trajectory that cannot be exported is listed in the response's ``errors`` and is not taken. A session is removed only
+when all its trajectories were exported. The trajectories of an export with ``remove=False`` are shared: until its
+retention has passed, other requests (in another style, for example) can export them again. They then belong to the
+newest export.
 
 Upkeep applies finish timeouts, deletes exports past their retention and deletes idle sessions: after ``session_ttl``,
 or after ``ready_ttl`` if a trajectory is no longer open. An abandoned session is deleted without a score. Upkeep visits
@@ -63,6 +65,7 @@ class ExportRequest:
     remove: bool = True
     columns_only: bool = False  # the response format cannot hold text; not part of ``digest``
     group: GroupName | None = None
+    key: bytes | None = None  # the digest of the request's Idempotency-Key; not part of ``digest``
 
     @property
     def digest(self) -> bytes:
@@ -82,11 +85,43 @@ class StoredExport:
     errors: Errors = ()
     recovered: bool = False
     shared: bool = False  # other requests may take over its trajectories
+    key: bytes | None = None
 
 
-def find_export(tables: SessionTables, digest: bytes, now: float) -> StoredExport | None:
-    stored = _stored(tables, "digest=?", digest)
-    return stored if stored is not None and stored.until > now else None
+def find_export(
+    tables: SessionTables, request: ExportRequest, now: float, *, seals: bool = False
+) -> StoredExport | None:
+    """The export that ``request`` repeats. ``seals``: the request gives the reward that makes a trajectory ready."""
+    if request.key is not None:
+        earlier = _stored(tables, "digest=?", _digest_of_earlier(request.digest, request.key))
+        if earlier is not None and earlier.until > now:
+            return earlier
+    stored = _stored(tables, "digest=?", request.digest)
+    if stored is None or stored.until <= now:
+        return None
+    is_retry = request.key is not None and request.key == stored.key
+    return stored if is_retry or not _has_more(tables, request, stored, now, seals) else None
+
+
+def _digest_of_earlier(digest: bytes, name: bytes) -> bytes:
+    """The stored digest of an export after a newer one for the same: only its Idempotency-Key finds it."""
+    return blake2b(digest + name, digest_size=16).digest()
+
+
+def _has_more(tables: SessionTables, request: ExportRequest, stored: StoredExport, now: float, seals: bool) -> bool:
+    """Whether a session of ``request`` has a trajectory that is ready (or is to be sealed), and not in ``stored``."""
+    if request.trajectory is not None or stored.recovered:
+        return False
+    failed = {(entry["session_id"], entry["trajectory_id"]) for entry in stored.errors}
+    for name in filter(None, map(SessionName.parse, request.session_ids)):
+        with contextlib.suppress(CorruptRecord):
+            tables.session(name.number)
+            trajectories = tables.trajectories(name.number, lambda error: None)
+            for item in trajectories:
+                waits = item.phase is not TrajectoryPhase.TAKEN if seals else _is_ready(item, now)
+                if waits and (str(name), item.number) not in failed:
+                    return True
+    return False
 
 
 def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExport | None:
@@ -103,7 +138,8 @@ def _stored(tables: SessionTables, condition: str, *values: object) -> StoredExp
         stored = orjson.loads(request)
         stored = stored if isinstance(stored, dict) else {"items": stored, "errors": ()}
         items = tuple((session, trajectory) for session, trajectory in stored["items"])
-        return StoredExport(name, items, until, tuple(stored["errors"]), shared=stored.get("shared", False))
+        key = bytes.fromhex(stored["key"]) if stored.get("key") else None
+        return StoredExport(name, items, until, tuple(stored["errors"]), shared=stored.get("shared", False), key=key)
     except (ValueError, TypeError, LookupError) as error:
         query = "SELECT session, number FROM trajectories WHERE export=? ORDER BY session, number"
         if taken := tables.db.execute(query, (number,)).fetchall():
@@ -209,18 +245,24 @@ def take(
 
     Returns None if ``choose`` has another result by now: the caller then retries.
     """
-    if (stored := find_export(tables, request.digest, now)) is not None:
+    if (stored := find_export(tables, request, now)) is not None:
         return stored
     try:
         if choose(tables, request, now)[0] != tuple(chosen):
             return None
     except ApiError:
         return None
-    if (outlived := _stored(tables, "digest=?", request.digest)) is not None:
-        forget(tables, outlived.name)
+    if (before := _stored(tables, "digest=?", request.digest)) is not None:
+        if before.until <= now:
+            forget(tables, before.name)
+        else:
+            earlier = _digest_of_earlier(request.digest, before.key or str(before.name).encode())
+            tables.db.execute("UPDATE exports SET digest=? WHERE number=?", (earlier, before.name.number))
     number, nonce = tables.counter("next_export"), secrets.token_hex(4)
     document = {"items": items, "errors": errors, "shared": not request.remove}
-    text = orjson.dumps(items if request.remove and not errors else document).decode()
+    document |= {"key": request.key.hex()} if request.key is not None else {}
+    plain = request.remove and not errors and request.key is None
+    text = orjson.dumps(items if plain else document).decode()
     tables.set_counter("next_export", number + 1)
     until = now + retention_s
     values = (number, nonce, request.digest, text, until, checksum(number, nonce, text, until))
@@ -239,7 +281,8 @@ def take(
         if is_done and not session.hitl:
             tables.void_key(session_number)
             tables.save_session(replace(session, state=SessionState.REMOVED))
-    return StoredExport(ExportName(tables.tag, number, nonce), tuple(items), until, errors, shared=not request.remove)
+    name = ExportName(tables.tag, number, nonce)
+    return StoredExport(name, tuple(items), until, errors, shared=not request.remove, key=request.key)
 
 
 def forget(tables: SessionTables, name: ExportName, now: float = math.inf) -> bool:
@@ -293,6 +336,7 @@ def is_due(tables: SessionTables, now: float, retention: Retention, cursor: int)
     query = (
         "SELECT EXISTS (SELECT 1 FROM trajectories WHERE phase=1 AND due<=:now)"
         " OR EXISTS (SELECT 1 FROM exports WHERE until<=:now)"
+        " OR EXISTS (SELECT 1 FROM requests WHERE until<=:now)"
         " OR coalesce(:old >= (SELECT created FROM sessions WHERE number>=max(1, :cursor) ORDER BY number LIMIT 1), 0)"
         " OR coalesce(:old >= (SELECT at FROM interactions WHERE id<:hitl_end ORDER BY id LIMIT 1), 0)"
         " OR coalesce((SELECT max(id) FROM interactions WHERE id<:hitl_end)"
@@ -338,6 +382,7 @@ def sweep(tables: SessionTables, now: float, retention: Retention, cursor: int, 
             done += forget(tables, ExportName(tables.tag, *row), now)
         except CorruptRecord as error:
             report(error)
+    done += tables.db.execute("DELETE FROM requests WHERE until<=?", (now,)).rowcount
     oldest = tables.sessions(cursor - 1, _SLICE, report)
     sessions = [each for each in oldest if each.hitl or each.created <= now - _soonest(retention)]
     done += sum(_expire(tables, session, now, retention, report) for session in sessions)

@@ -33,6 +33,7 @@ from areal.services.inference.recorder.records import (
     CallIdentity,
     ConversationDigest,
     ModelCall,
+    NamedRequest,
     PrefixMatch,
     RecentTurns,
     RecordedTurn,
@@ -131,10 +132,12 @@ class SessionJournal(Journal):
         self.on_news()  # the call may have sealed the previous trajectory
         return recorded
 
-    async def reward(self, session: int, value: float, interaction_id: str | None = None) -> RewardAnswer:
+    async def reward(
+        self, session: int, value: float, interaction_id: str | None = None, request: NamedRequest | None = None
+    ) -> RewardAnswer:
         finish = self.retention.reward_finish_timeout
         answer = await self._change(
-            lambda now: changes.reward(self._write, session, value, interaction_id, now, finish)
+            lambda now: changes.reward_once(self._write, request, session, value, interaction_id, now, finish)
         )
         self.on_news()
         return answer
@@ -294,22 +297,23 @@ class SessionJournal(Journal):
         """Reward the last interaction of a session before its export, without a finish timeout. A short session is
         exported in the same commit. If ``request`` repeats an export, the reward is compared and nothing is written.
         Returns whether the reward was set, and the export if there is one. Raises 404, and as ``reward``."""
-        stored = self._read_inline(lambda tables: exporting.find_export(tables, request.digest, self.clock()))
+        stored = self._read_inline(lambda tables: exporting.find_export(tables, request, self.clock(), seals=True))
         if stored is not None:
             for number, place in stored.items[-1:]:
                 self._read_inline(partial(changes.check_exported_reward, number=number, place=place, value=value))
             return False, None
         number = self.session_by_name(name).number
         short = self._read_inline(lambda tables: tables.recorded_bytes(number)) <= _INLINE_BYTES
-        return True, await self._change(partial(self._seal, number, value, request if short else None))
+        return True, await self._change(partial(self._seal, number, value, request, short))
 
     def _seal(
-        self, number: int, value: float, request: ExportRequest | None, now: float
+        self, number: int, value: float, request: ExportRequest, short: bool, now: float
     ) -> tuple[StoredExport, Export] | None:
         """Set the reward and export the session. Returns None if the export has to be done separately; the reward is
         set in either case."""
-        changes.reward(self._write, number, value, None, now, 0.0)
-        if request is None:
+        named = NamedRequest(request.key, request.digest) if request.key is not None else None
+        changes.reward_once(self._write, named, number, value, None, now, 0.0)
+        if not short:
             return None
         try:
             chosen, items, built = self._build(self._write, request)
@@ -346,7 +350,7 @@ class SessionJournal(Journal):
         """The trajectories that the request names, those of them that can be exported, and the response."""
         now = self.clock()
         try:
-            stored = exporting.find_export(tables, request.digest, now)
+            stored = exporting.find_export(tables, request, now)
         except CorruptRecord as error:
             named = ", ".join(request.session_ids)
             raise CorruptRecord(f"what was exported of session {named} is not known: {error}") from error

@@ -30,7 +30,7 @@ from typing import Any
 
 import orjson
 
-from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.errors import ApiError
 from areal.services.journal.storage import CorruptRecord
 
 # -- conversation digests
@@ -383,13 +383,21 @@ def read_retry_count(text: str | None) -> bool:
     return text is not None and text.isascii() and text.isdecimal() and int(text) > 0
 
 
-def check_idempotency_key(text: str | None) -> str | None:
-    """Raises 400 for an empty, long or unprintable key."""
-    if text is None:
-        return None
-    if not 1 <= len(text) <= 255 or not text.isprintable():
-        raise bad_request("Idempotency-Key must be 1 to 255 printable characters", param="Idempotency-Key")
-    return text
+@dataclass(frozen=True)
+class NamedRequest:
+    """A change that its caller named by an Idempotency-Key. Both are digests: ``key`` and what is asked for."""
+
+    key: bytes
+    asked: bytes
+
+
+def named_request(key: str | None, body: object) -> NamedRequest | None:
+    """None without a key. ``body``: values that JSON has."""
+    return NamedRequest(idempotency_digest(key), body_digest(orjson.dumps(body))) if key is not None else None
+
+
+def idempotency_digest(key: str) -> bytes:
+    return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class CallsInFlight:

@@ -15,12 +15,14 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from areal.services.inference.recorder.records import (
+    NamedRequest,
     PrefixMatch,
     RecordedTurn,
     TextTurn,
     TokenTurn,
     TrajectoryTurns,
     checksum,
+    other_body,
     unpack,
 )
 from areal.services.inference.recorder.session import (
@@ -123,7 +125,7 @@ class SessionTables:
     def delete_session(self, number: int) -> None:
         self._changed(number)
         self._delete_interactions(*session_rows(number))
-        for table in ("trajectories", "failures"):
+        for table in ("trajectories", "failures", "requests"):
             self.db.execute(f"DELETE FROM {table} WHERE session=?", (number,))
         self.db.execute("DELETE FROM sessions WHERE number=?", (number,))
 
@@ -132,6 +134,25 @@ class SessionTables:
 
     def set_counter(self, name: str, value: int) -> None:
         self.db.execute("INSERT OR REPLACE INTO about VALUES (?,?)", (name, str(value)))
+
+    # -- requests that their callers named
+
+    def answer_of(self, session: int, request: NamedRequest) -> bytes | None:
+        """The answer to the earlier request of this name; None if there was none. Raises 422 if it asked for something
+        else."""
+        query = "SELECT key, asked, answer, until, crc FROM requests WHERE session=? AND key=?"
+        row = self.db.execute(query, (session, request.key)).fetchone()
+        if row is None:
+            return None
+        if checksum(session, *row[:-1]) != row[-1]:
+            raise CorruptRecord(f"a request of session {session}: the checksum does not match")
+        if row[1] != request.asked:
+            raise other_body()
+        return bytes(row[2])
+
+    def keep_answer(self, session: int, request: NamedRequest, answer: bytes, until: float) -> None:
+        values = (session, request.key, request.asked, answer, until)
+        self.db.execute("INSERT OR REPLACE INTO requests VALUES (?,?,?,?,?,?)", (*values, checksum(*values)))
 
     # -- trajectories
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.services.agent.gateway.conftest import NAME, AgentService
 from tests.services.inference.data_proxy.dialects.talks import TEMPLATE, TWO_CALLS
-from tests.services.processes import Process, Processes, engine_calls, script
+from tests.services.processes import Answer, Process, Processes, engine_calls, script
 from tests.services.tokenizer_folder import write_tokenizer
 
 
@@ -69,6 +69,40 @@ def test_reward_and_export_of_what_the_agent_asked_its_model(
     started = service.call("POST", "/sessions", {"session_key": "another"})
     seen = b"".join((*(turn.body for turn in turns), rewarded.body, shown.body, started.body))
     assert b"sk-" not in seen
+
+
+def test_repeated_reward_of_one_idempotency_key_is_not_given_to_the_next_trajectory(
+    processes: Processes, tmp_path: Path, tokenizer: Path
+) -> None:
+    service, _ = start(processes, tmp_path, tokenizer, "summarise")
+
+    def post(verb: str, body: object, key: str) -> Answer:
+        return service.call("POST", f"/sessions/learner/{verb}", body, headers={"Idempotency-Key": key})
+
+    service.respond("Hello", "learner")
+    first = post("reward", {"reward": 1.0}, "once")
+    service.respond("Again", "learner")
+    assert post("reward", {"reward": 1.0}, "once").json() == first.json()
+    reused = post("reward", {"reward": 0.5}, "once")
+    assert (reused.status, reused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    exported = post("export", {}, "rows").json()
+    assert [row["trajectory_id"] for row in exported["rows"]] == [0]
+    assert service.call("POST", "/sessions/learner/reward", {"reward": 0.25}).json()["trajectory_id"] == 1
+    taken = service.call("POST", "/sessions/learner/export", {}).json()
+    assert ([row["trajectory_id"] for row in taken["rows"]], taken["removed"]) == ([1], True)
+    service.respond("In an RL session that began since", "learner")
+    assert post("export", {}, "rows").json()["export_id"] == exported["export_id"], "the retry of a lost answer"
+    ended = post("reward", {"reward": 1.0}, "once")
+    assert (ended.status, ended.json()["error"]["code"]) == (409, "rl_session_ended")
+    released = service.call("POST", "/sessions/learner/export/ack", {"export_id": taken["export_id"]})
+    assert released.json()["released"] is True
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/sessions"), ("DELETE", "/sessions/learner/turn")])
+def test_idempotency_key_is_refused_where_it_has_no_effect(service: AgentService, method: str, path: str) -> None:
+    body: dict[str, object] | None = {} if method == "POST" else None
+    refused = service.call(method, path, body, headers={"Idempotency-Key": "once"})
+    assert (refused.status, refused.json()["error"]["code"]) == (400, "idempotency_key_unsupported")
 
 
 def test_session_without_an_inference_service_is_refused_soon(processes: Processes, tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ import pytest
 from areal.services.http.errors import ApiError
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.journal import SessionJournal
-from areal.services.inference.recorder.records import CallIdentity, TokenSample, digest_conversation, text_digest
+from areal.services.inference.recorder.records import (
+    CallIdentity,
+    TokenSample,
+    digest_conversation,
+    named_request,
+    text_digest,
+)
 from areal.services.inference.recorder.rows import Style
 from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
 from areal.services.journal.keys import key_digest
@@ -179,6 +185,71 @@ async def test_export_is_the_same_until_acknowledged(journal: SessionJournal, ca
     assert await journal.acknowledge(kept.name)
     assert not await journal.acknowledge(kept.name)
     assert (await refused(journal.export(request))).status == 404
+
+
+async def test_export_after_the_next_trajectory_takes_that_and_not_the_last_one_again(
+    journal: SessionJournal, calls: Calls
+) -> None:
+    session, session_id = await start(journal)
+    await journal.record(session, calls.tokens([1, 2]))
+    await journal.reward(session, 1.0)
+    await journal.record(session, calls.tokens([3, 4]))
+    first, export = await journal.export(ExportRequest((session_id,)))
+    assert [row["trajectory_id"] for row in export.rows] == [0]
+    await journal.reward(session, 0.25)
+    second, export = await journal.export(ExportRequest((session_id,)))
+    assert [row["trajectory_id"] for row in export.rows] == [1]
+    again, _ = await journal.export(ExportRequest((session_id,)))
+    assert (again.name, first.name != second.name) == (second.name, True), "nothing else is ready: it is a retry"
+    assert [await journal.acknowledge(stored.name) for stored in (first, second)] == [True, True]
+    assert (await refused(journal.export(ExportRequest((session_id,))))).status == 404
+
+
+async def test_retry_of_an_export_is_answered_with_it_after_a_newer_one(journal: SessionJournal, calls: Calls) -> None:
+    session, session_id = await start(journal)
+    exports: list[ExportRequest] = []
+    for name in (b"1" * 16, b"2" * 16):
+        if not exports:
+            await journal.record(session, calls.tokens([1, 2]))
+        await journal.reward(session, 1.0)
+        await journal.record(session, calls.tokens([5]))
+        exports.append(ExportRequest((session_id,), key=name))
+        stored, _ = await journal.export(exports[-1])
+        assert stored.items == ((session, len(exports) - 1),)
+    for number, request in enumerate(exports):
+        assert (await journal.export(request))[0].items == ((session, number),)
+
+
+async def test_export_with_a_reward_seals_the_trajectory_that_began_since_the_last_one(
+    journal: SessionJournal, calls: Calls
+) -> None:
+    session, session_id = await start(journal)
+    name, request = SessionName.require(session_id), ExportRequest((session_id,), key=b"1" * 16)
+    await journal.record(session, calls.tokens([1, 2]))
+    await journal.reward(session, 1.0)
+    await journal.record(session, calls.tokens([3]))
+    await journal.export(request)
+    for _ in range(2):  # the second one repeats the first
+        given, taken = await journal.seal(name, 0.25, replace(request, key=b"2" * 16))
+        _, export = taken or await journal.export(replace(request, key=b"2" * 16))
+        assert [row["trajectory_id"] for row in export.rows] == [1]
+    assert not given
+
+
+async def test_named_reward_is_given_once(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
+    session, _ = await start(journal)
+    await journal.record(session, calls.tokens([1, 2]))
+    named = named_request("once", [1.0, None])
+    first = await journal.reward(session, 1.0, None, named)
+    await journal.record(session, calls.tokens([3]))
+    assert await journal.reward(session, 1.0, None, named) == first
+    states = [each.phase for each in journal.trajectories(session)]
+    assert states == [TrajectoryPhase.READY, TrajectoryPhase.OPEN]
+    error = await refused(journal.reward(session, 0.5, None, named_request("once", [0.5, None])))
+    assert (error.status, error.code) == (422, "idempotency_key_reused")
+    clock.now += 601
+    await journal.sweep()
+    assert (await journal.reward(session, 0.5, None, named_request("once", [0.5, None]))).trajectory_id == 1
 
 
 async def test_export_expires_after_its_retention(journal: SessionJournal, calls: Calls, clock: Clock) -> None:

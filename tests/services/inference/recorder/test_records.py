@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.services.http.errors import ApiError
+from areal.services.http.messages import idempotency_key
 from areal.services.inference.recorder import session as names
 from areal.services.inference.recorder.records import (
     CallIdentity,
     CallsInFlight,
     begins_with,
     check_call_id,
-    check_idempotency_key,
     digest_conversation,
     pack,
     prefix_digests,
@@ -187,7 +187,7 @@ async def test_follower_is_told_where_its_leader_is_recorded_whoever_else_flies(
 def test_retry_counts_keys_and_ids_of_calls_are_read_strictly() -> None:
     assert [check_call_id(text) for text in (None, "c", "\udcff", "c" * 65)] == [None, "c", None, None]
     assert [read_retry_count(text) for text in (None, "0", "1", "-1", "x", "２")] == [False, False, True] + [False] * 3
-    assert check_idempotency_key(None) is None
+    assert idempotency_key({}) is None
     for text in ("", "x" * 256, "a\nb"):
         with pytest.raises(ApiError):
-            check_idempotency_key(text)
+            idempotency_key({"Idempotency-Key": text})
