@@ -1,11 +1,18 @@
-"""How this installation of areal gets an extra: an index may have another project of the same name."""
+"""How this installation of areal starts a module of its own, and gets an extra: an index may have another project of
+the same name."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+
+def module_argv(module: str, *words: str) -> list[str]:
+    """The argv of a module of ours. ``-P``: a file of the working folder never shadows a module that it imports."""
+    return [sys.executable, "-P", "-m", module, *words]
 
 
 def install_command(extra: str) -> str:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,16 @@ from typing import Any, Generic, TypeVar
 from areal.errors import ArealError, NotFound, UsageFault, did_you_mean
 
 _UNNAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+def add_import_folder(folder: Path) -> None:
+    """Put a folder of user code on the import path, before what is installed and after the standard library: its
+    ``random.py`` is not the ``random`` of every library that the process imports."""
+    if str(folder) in sys.path:
+        return
+    library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    ends = [number for number, place in enumerate(sys.path) if place.removesuffix("/lib-dynload") in library]
+    sys.path.insert(max(ends, default=-1) + 1, str(folder))
 
 
 def load_attr(
@@ -65,9 +76,7 @@ def load_callable(path: str, flag: str) -> Any:
     """Load the function that a flag names. The working folder is on the import path, as for ``python script.py``.
     Raises UsageFault for what is not a name or cannot be called, NotFound for what does not exist, ArealError where its
     import fails."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    add_import_folder(Path.cwd())
     return load_function(path, flag, missing=NotFound, broken=ArealError)
 
 
@@ -81,7 +90,7 @@ def _module_of_file(place: str) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    sys.path.insert(0, str(file.parent))
+    add_import_folder(file.parent)
     spec.loader.exec_module(module)
     return module
 

@@ -19,9 +19,11 @@ from areal.cli.objects import HomeView, complete_targets, parse_refs, stored
 from areal.cli.options import Invocation, print_options, stack
 from areal.cli.output import emit_one, refuse_existing, write_file
 from areal.errors import UsageFault
+from areal.installation import module_argv
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import AGENT_SERVICE, INFERENCE_SERVICE, TRAIN_JOB
 from areal.runtime.backends.base import LOOPBACK
+from areal.runtime.environment import inherited
 
 if TYPE_CHECKING:
     from areal.state.records import StoredObject
@@ -177,21 +179,22 @@ def systemd(
     given, secrets = _environment(variables), _secrets(items)
     for name in sorted(given.keys() & secrets.keys()):
         raise UsageFault(f"--env {name}: {secrets[name]} takes a secret from it", hint="--env-file FILE, of mode 0600")
-    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(":")]
+    kept = inherited(os.environ)
+    folders = [str(Path(sys.executable).parent), *kept.get("PATH", os.defpath).split(":")]
     environment = {"AREAL_HOME": home, "PATH": ":".join(dict.fromkeys(folders))}
-    if "PYTHONPATH" in os.environ:
-        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    if "PYTHONPATH" in kept:
+        environment["PYTHONPATH"] = kept["PYTHONPATH"]
     lines = [f"Environment={_quoted(f'{name}={value}')}" for name, value in {**environment, **given}.items()]
     lines += [f"EnvironmentFile={_plain(os.path.abspath(env_file))}"] if env_file else []  # noqa: PTH100
     order = [f"RequiresMountsFor={_quoted(home)}"]
     if system:
         order += ["Wants=network-online.target", "After=network-online.target nvidia-persistenced.service"]
-    words = [sys.executable, "-P", "-m", "areal.cli", *verb, "--yes", "--timeout", "1h"]
+    words = module_argv("areal.cli", *verb, "--yes", "--timeout", "1h")
     unit = _UNIT.format(
         home=_plain(home),
         order="".join(f"{line}\n" for line in order),
         user=f"User={_login(run_as)}\n" if system else "",
-        folder=_plain(str(Path.cwd())),
+        folder=_plain(home if source.is_empty else str(Path.cwd())),  # paths of manifests are relative to it
         environment="\n".join(lines),
         command=" ".join([_quoted(words[0]), *(_quoted(word, expands=True) for word in words[1:])]),
         stop_s=_STOP_S,

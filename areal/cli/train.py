@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,7 @@ from areal.cli.options import Invocation, change_options, pass_invocation, stack
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
+from areal.installation import module_argv
 from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
 from areal.state.job_metrics import bottleneck, eta_s, newest_step
 
@@ -175,7 +175,7 @@ def _stop_in_background(cli: Invocation, ref: Ref) -> None:
     """Starts a process that finishes the stop, since the same command again would begin another run."""
     words = ("train", "stop", ref.name, "--yes", "--home", str(cli.home.root), "--lock-timeout", "10m")
     subprocess.Popen(
-        [sys.executable, "-m", "areal.cli", *words],
+        module_argv("areal.cli", *words),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

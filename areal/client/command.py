@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from areal.errors import ArealError, NotFound
+from areal.installation import module_argv
 
-AREAL = (sys.executable, "-m", "areal.cli.main")
+AREAL = tuple(module_argv("areal.cli.main"))
 _NOT_FOUND = 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ def wanted_of(resource: Resource) -> Wanted:
     source = asdict(resource.source)
     file = Path(resource.source.file)
     if file.exists():
-        source["file"] = str(file.absolute())
+        source["file"] = os.path.abspath(file)  # noqa: PTH100 - links stay links
     return Wanted(
         ref=str(resource.ref),
         kind=resource.kind,

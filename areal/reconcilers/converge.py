@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from typing import Any
 
 from areal import interrupt
 from areal.errors import ArealError, TimedOut, UsageFault
+from areal.installation import module_argv
 from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
 from areal.reconcilers.kinds import controller_of
@@ -310,7 +310,7 @@ def start_background(command: CommandContext, refs: Collection[Ref], seconds: fl
         owner="",
         component=BACKGROUND,
         replica=0,
-        argv=(sys.executable, "-m", "areal.reconcilers.background", str(ctx.home.root), f"{seconds:g}", *names),
+        argv=tuple(module_argv("areal.reconcilers.background", str(ctx.home.root), f"{seconds:g}", *names)),
         env={"PYTHONUNBUFFERED": "1"},
         inputs={"refs": names, "seconds": seconds},
         restart=_RESTART,

@@ -19,6 +19,7 @@ from areal.errors import ArealError
 from areal.runtime import procfs
 from areal.runtime.backends.base import LIVE, NODE_HOST, Capacity, Phase, RunControl, RunSpec, RunState
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeRequest, ProbeResponse, halted_note, http_get_all
+from areal.runtime.shim import NO_FOLDER
 from areal.state.home import read_key
 from areal.state.records import StoredObject
 
@@ -243,9 +244,10 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed) -> RouteTable 
 
 JOB_FAILED = "JobFailed"
 DIED = "ProcessDied"  # only a reconcile restarts it
+NO_WORKING_DIR = "WorkingDirMissing"
 _REASONS = {Phase.BACKOFF: "Restarting", Phase.CRASHLOOP: "CrashLoop"}
 _WELL = ("Ready", "Running", "Succeeded")
-_STALLED = (DIED, "CrashLoop", JOB_FAILED)  # no recovery without a command
+_STALLED = (DIED, "CrashLoop", JOB_FAILED, NO_WORKING_DIR)  # no recovery without a command
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,11 @@ class Health:
         return f"{self.ready}/{self.desired}"
 
 
+def lacks_folder(state: RunState) -> bool:
+    """Whether the component could not start last because its working folder is gone."""
+    return state.phase is not Phase.RUNNING and state.death.startswith(NO_FOLDER)
+
+
 def queued_for(state: RunState) -> str:
     """Since when a run waits for a node, and the scheduler's reason."""
     since = f" since {iso(state.queued_at)}" if state.queued_at else ""
@@ -311,7 +318,8 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     if down or restarting:
         run = (down or restarting)[0]
         why = f"{run.slot}: {run.state.death}"
-        return Health("Degraded" if ready else "Failed", ready, desired, _REASONS.get(run.state.phase, DIED), why)
+        reason = NO_WORKING_DIR if lacks_folder(run.state) else _REASONS.get(run.state.phase, DIED)
+        return Health("Degraded" if ready else "Failed", ready, desired, reason, why)
     queued = [run for run in waiting if run.state.phase is Phase.QUEUED]
     if queued:
         why = f"{queued[0].slot}: {queued_for(queued[0].state)}"

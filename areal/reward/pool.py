@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from areal.installation import module_argv
 from areal.reward.frames import (
     HEAD,
     Call,
@@ -56,7 +57,7 @@ class _RewardWorker:
     @classmethod
     async def start(cls) -> _RewardWorker:
         pipe = asyncio.subprocess.PIPE
-        argv = (sys.executable, "-m", "areal.reward.worker")
+        argv = module_argv("areal.reward.worker")
         worker = cls(await asyncio.create_subprocess_exec(*argv, stdin=pipe, stdout=pipe))
         worker._in.write(pack([path for path in sys.path if path]))
         return worker

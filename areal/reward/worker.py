@@ -32,7 +32,8 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     jobs = sys.stdin.buffer
-    sys.path[:0] = [path for path in unpack(_frame(jobs) or pack([])[HEAD:]) if path not in sys.path]
+    given = unpack(_frame(jobs) or pack([])[HEAD:])  # the parent's, in its order
+    sys.path[:] = [*given, *(path for path in sys.path if path not in given)]
     while (data := _frame(jobs)) is not None:
         out.write(_answer(data))
         out.flush()

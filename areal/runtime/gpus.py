@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
+from areal.installation import module_argv
 from areal.runtime import procfs
 
 _DEADLINE_S = 20.0
@@ -55,7 +56,7 @@ def list_gpus(timeout_s: float = _DEADLINE_S) -> GpuListing:
     """Every GPU of the machine; never raises."""
     try:
         helper = subprocess.Popen(
-            [sys.executable, "-P", "-m", "areal.runtime.gpus"],
+            module_argv("areal.runtime.gpus"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -30,6 +30,7 @@ from typing import Any
 from areal.errors import ArealError, Conflict, TimedOut
 from areal.runtime import gpus, procfs, records
 from areal.runtime.backends.base import STOPPED_DEAD, RunSpec, StopReport
+from areal.runtime.environment import inherited
 from areal.runtime.procfs import (
     NO_SESSION,
     RUN_DIR_VARIABLE,
@@ -56,7 +57,6 @@ from areal.runtime.shim import ACK, GO
 
 SHIM_PATH = str(Path(__file__).with_name("shim") / "__main__.py")
 _ACK_TIMEOUT_S = 60.0
-_NOT_INHERITED = ("AREAL_CRASH_AT",)
 
 
 class Shim:
@@ -106,7 +106,6 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
     gate_read, gate_write = os.pipe()
     ack_read, ack_write = os.pipe()
     log = os.open(f"{run_dir}/{records.LOG_FOLDER}/{records.SHIM_LOG}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    kept = {key: value for key, value in environment.items() if key not in _NOT_INHERITED}
     passed = (gate_read, ack_write, *held_fds)
     try:
         process = subprocess.Popen(
@@ -116,7 +115,7 @@ def fork_shim(uid: str, run_dir: str, held_fds: Sequence[int], environment: Mapp
             stderr=log,
             pass_fds=passed,
             start_new_session=True,
-            env={**kept, RUN_UID_VARIABLE: uid, RUN_DIR_VARIABLE: run_dir},
+            env={**inherited(environment), RUN_UID_VARIABLE: uid, RUN_DIR_VARIABLE: run_dir},
         )
     except OSError as error:
         os.close(gate_write)

@@ -229,10 +229,10 @@ class RunStore:
             raise ArealError(f"cannot read {self.root}: {error.strerror}", hint="choose your own folder with --home")
 
     def with_config(self, spec: RunSpec) -> RunSpec:
-        """The spec whose command gets the file of its configuration, in the caller's working folder unless it names
-        one."""
+        """The spec whose command gets the file of its configuration. It starts in its working folder, else in the run's
+        own, which stays as long as the run."""
         argv = (*spec.argv, "--config", f"{self.folder(spec.uid)}/{records.CONFIG}") if spec.config else spec.argv
-        return replace(spec, argv=argv, cwd=spec.cwd or os.getcwd())
+        return replace(spec, argv=argv, cwd=spec.cwd or self.folder(spec.uid))
 
     def create(self, spec: RunSpec, **facts: object) -> int:
         """Make the run durable; returns the descriptor that holds its life lock. ``facts`` of the moment join the

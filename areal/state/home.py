@@ -49,12 +49,14 @@ class Home:
 
     @classmethod
     def resolve(cls, flag: str | None = None) -> Home:
-        """``--home``, else ``$AREAL_HOME``, else ``~/.areal``, made absolute; symbolic links are kept as written."""
+        """``--home``, else ``$AREAL_HOME``, else ``~/.areal``, made absolute. Symbolic links are kept as written, but
+        for a path with ``..``: a folder on its way may be removed while the home stays."""
         chosen = flag or os.environ.get(VARIABLE) or "~/.areal"
         if "\0" in chosen:
             raise ArealError("the path of the home contains a zero byte", hint=_ELSEWHERE)
         try:
-            return cls(Path(chosen).expanduser().absolute())
+            path = Path(chosen).expanduser()
+            return cls(path.resolve() if ".." in path.parts else path.absolute())
         except (RuntimeError, OSError) as error:  # no such user; the working folder is gone
             raise ArealError(f"cannot tell which folder {chosen} is: {error}", hint=_ELSEWHERE) from error
 

@@ -29,7 +29,7 @@ from areal.api.config.loading import error_text
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 from areal.interrupt import STATUS, is_interrupt
-from areal.loading import load_attr
+from areal.loading import add_import_folder, load_attr
 from areal.services.http.process import die_with_parent
 from areal.training import stopping
 from areal.training.launch import FAILED, TERMINATED, is_quiet_rank, is_rank, report_error
@@ -53,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping.on_sigterm()
     if is_rank():  # has its own session: a launcher that is killed cannot end it
         die_with_parent(os.getppid())
-    sys.path.insert(0, str(Path.cwd()))
+    os.environ.pop("PYTHONSAFEPATH", None)  # a launcher's, for this process alone
+    add_import_folder(Path.cwd())
     try:
         status = load_driver(given.driver)(given.args)
     except BaseException as error:
@@ -116,7 +117,7 @@ def _load_script(file: Path, name: str) -> Callable[[Sequence[str]], object]:
     """The whole script, or its function ``name``, by default ``main`` where the script does not call it."""
     if not file.is_file():
         raise UsageFault(f"there is no driver {file}")
-    sys.path.insert(0, str(file.parent))
+    add_import_folder(file.parent)
     if not name and _is_executable(file):
 
         def script(args: Sequence[str]) -> None:

@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [*rendezvous, f"--nproc-per-node={given.processes}", log_dir, "-m", "areal.training", *words[end + 1 :]]
     run = os.environ.get("AREAL_RUN_FOLDER", "")
     with tempfile.TemporaryDirectory(prefix=".ranks-", dir=run if Path(run).is_dir() else None) as folder:
-        os.environ[_ERRORS] = folder
+        os.environ |= {_ERRORS: folder, "PYTHONSAFEPATH": "1"}  # ranks add the working folder themselves
         try:
             torchrun.run(torchrun.parse_args(words))  # type: ignore[no-untyped-call]
         except SignalException:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from areal.api.alloc_mode import train_backend
 from areal.errors import UsageFault
+from areal.installation import module_argv
 from areal.resources.backend import Part
 from areal.training.run_folder import FOLDER_VARIABLE
 
@@ -211,7 +212,7 @@ def ensure_layout(config: Any) -> None:
             f"{'was' if started == 1 else 'were'} started",
             hint=f"areal train run starts as many; or torchrun --nproc-per-node={wanted}, or backend=fsdp:d{started}",
         )
-    launch = [sys.executable, "-m", "areal.training.launch", "--processes", str(wanted)]
+    launch = module_argv("areal.training.launch", "--processes", str(wanted))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [*launch, "--", "--driver", str(script), "--", *sys.argv[1:]])

@@ -16,7 +16,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,6 +31,7 @@ from areal.client.command import AREAL, free_port, run_areal
 from areal.client.http import AdminClient
 from areal.errors import ArealError, TimedOut, UsageFault
 from areal.files import replace_file
+from areal.installation import module_argv
 from areal.resources.addresses import base_url
 from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS, ServiceAddress
@@ -73,7 +73,7 @@ def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Ite
         file = log.with_suffix(".config.json")
         replace_file(file, json.dumps(write_fields(config), indent=1).encode() + b"\n")
         address = base_url(config.host, config.port)
-        process = _start([sys.executable, "-m", "areal.services.weight_update", "--config", str(file)], log)
+        process = _start(module_argv("areal.services.weight_update", "--config", str(file)), log)
         try:
             _wait_ready(process, address, log)
             break

@@ -193,4 +193,5 @@ class AgentWorkerConfig(ServeConfig):
     kwargs: Mapping[str, Any] | None = option(None, "JSON: keyword arguments of the agent's class")
     command: tuple[str, ...] = option((), "JSON: a program that answers a turn, and its arguments")
     tools: tuple[Mapping[str, Any], ...] = option((), "JSON: MCP servers whose tools the agent gets")
+    import_path: tuple[str, ...] = option((), "JSON: folders of the agent's modules")
     max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)

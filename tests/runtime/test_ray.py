@@ -51,7 +51,7 @@ def test_request_of_a_run_is_the_node_program_with_its_resources() -> None:
     )
 
     assert body["submission_id"] == "r1.h1"
-    assert shlex.split(body["entrypoint"])[-4:] == ["-m", "areal.runtime.backends.node", FOLDER, "--watch"]
+    assert shlex.split(body["entrypoint"])[-5:] == ["-P", "-m", "areal.runtime.backends.node", FOLDER, "--watch"]
     assert (body["entrypoint_num_cpus"], body["entrypoint_num_gpus"]) == (4.0, 2.0)
     assert (body["entrypoint_memory"], body["entrypoint_resources"]) == (64 * 2**30, {"h100": 2})
     assert body["runtime_env"]["env_vars"]["AREAL_HOME"] == "/home/me/.areal"
@@ -90,7 +90,7 @@ def test_request_passes_the_runtime_environment_on_with_the_copied_folder() -> N
     environment = body["runtime_env"]
     assert (environment["pip"], environment["working_dir"]) == (["areal"], "gcs://_ray_pkg_1.zip")
     assert environment["env_vars"]["A"] == "b"
-    assert "exec python -m" in body["entrypoint"]  # the environment's own, not this command's
+    assert "exec python -P -m" in body["entrypoint"]  # the environment's own, not this command's
 
 
 @unhurried
@@ -100,7 +100,15 @@ def test_request_quotes_whatever_stands_in_it(folder: str, python: str) -> None:
     python = python.replace("\0", "") or "p"
     body = request(folder, scheduler={"ray": {"python": python}})
 
-    assert shlex.split(body["entrypoint"]) == ["exec", python, "-m", "areal.runtime.backends.node", folder, "--watch"]
+    assert shlex.split(body["entrypoint"]) == [
+        "exec",
+        python,
+        "-P",
+        "-m",
+        "areal.runtime.backends.node",
+        folder,
+        "--watch",
+    ]
 
 
 @pytest.mark.parametrize(

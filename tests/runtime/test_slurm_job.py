@@ -32,7 +32,7 @@ from .support import run_spec
 HOME = "/shared/me/.areal"
 RUN_DIR = f"{HOME}/clusters/slurm/runs/r1"
 PYTHON = "/opt/venv/bin/python"
-NODE_PROGRAM = f"{PYTHON} -m areal.runtime.backends.node"
+NODE_PROGRAM = f"{PYTHON} -P -m areal.runtime.backends.node"
 
 # -- a run as Slurm's words
 
@@ -65,14 +65,14 @@ def test_script_of_several_nodes_names_the_first_and_runs_a_task_on_each() -> No
 def test_script_of_a_pyxis_container_mounts_the_home_and_uses_the_python_of_the_image() -> None:
     last = script(container_image="nvcr.io#x/y:1", container_mounts=["/data:/data"])[-1]
 
-    assert f"--container-image=nvcr.io#x/y:1' --container-mounts={HOME}:{HOME},/data:/data python3 -m" in last
+    assert f"--container-image=nvcr.io#x/y:1' --container-mounts={HOME}:{HOME},/data:/data python3 -P -m" in last
 
 
 def test_script_of_an_apptainer_container_binds_the_home() -> None:
     last = script(container_image="/images/areal.sif", container_type="apptainer")[-1]
 
     assert last.startswith("exec srun --nodes=1")
-    assert f"apptainer exec --nv --bind {HOME}:{HOME} /images/areal.sif python3 -m" in last
+    assert f"apptainer exec --nv --bind {HOME}:{HOME} /images/areal.sif python3 -P -m" in last
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), st.sampled_from(["", "image"]))

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from areal.installation import module_argv
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if argv is None else argv)
@@ -16,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(2)
     driver, *rest = words
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "areal.cli.main", "train", "run", "--driver", driver, *rest])
+    os.execv(sys.executable, module_argv("areal.cli.main", "train", "run", "--driver", driver, *rest))
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ without importing the agent.
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from areal.errors import UsageFault
 from areal.reconcilers.desired import Wanted
@@ -106,11 +104,11 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
         kwargs=spec.kwargs or None,
         command=tuple(spec.command),
         tools=tuple(tool.model_dump(mode="json", exclude_defaults=True) for tool in spec.tools),
+        import_path=tuple(_import_folders(folder, file)),
     )
-    env = {**spec.env, "PYTHONPATH": os.pathsep.join(_added_path(spec.env, folder, file))}
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     argv = service_argv("agent.worker")
-    return launch.run(argv, spec, config, env=env, secret_env=secret_env, cwd=str(folder))
+    return launch.run(argv, spec, config, env=spec.env, secret_env=secret_env, cwd=str(folder))
 
 
 def _applied_in(earlier: Sequence[ObservedRun]) -> str:
@@ -119,11 +117,9 @@ def _applied_in(earlier: Sequence[ObservedRun]) -> str:
     return str(next(filter(None, own), Path.cwd()))
 
 
-def _added_path(env: Mapping[str, Any], folder: Path, file: str | None) -> list[str]:
-    """Entries before the interpreter's own import path: the working folder, the manifest's folder, PYTHONPATH."""
-    given = [each for each in str(env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")).split(os.pathsep) if each]
-    beside = [str(Path(file).parent)] if file is not None else []
-    return list(dict.fromkeys([str(folder), *beside, *given]))
+def _import_folders(folder: Path, file: str | None) -> list[str]:
+    """The folders of an agent's modules: the working folder, the manifest's folder."""
+    return list(dict.fromkeys([str(folder), *([str(Path(file).parent)] if file is not None else [])]))
 
 
 # -- faults before a worker is started
@@ -143,7 +139,7 @@ def _faults(spec: AgentServiceSpec, folder: Path, file: str | None) -> Iterator[
     if not folder.is_dir():
         yield ("workingDir",), f"there is no folder {str(folder)!r}", None
         return
-    places = [*_added_path(spec.env, folder, file), *import_path(folder, spec.env)]
+    places = [*_import_folders(folder, file), *import_path(folder, spec.env)]
     if spec.agent is not None and (fault := import_fault(spec.agent, places)) is not None:
         hint = f"looked in {folder}, beside the manifest, in PYTHONPATH and where packages are installed"
         yield ("agent",), f"agent {spec.agent!r}: {fault}", hint

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import areal
 from areal.errors import ArealError
 from areal.hub import MAIN, TOKENIZER_FILES, ByteReporter, Hub, Kind, is_id
+from areal.installation import module_argv
 from areal.reconcilers.kinds import StageReporter, host_of
 from areal.reconcilers.kinds.model_plan import ENGINE, gpus_per_replica, replica_count
 from areal.reconcilers.launch import (
@@ -46,6 +47,7 @@ from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec, TrainJobSpec
 from areal.runtime.backends.base import RunSpec
+from areal.runtime.environment import inherited
 from areal.state.home import Home, read_key
 from areal.state.records import StoredObject
 from areal.wire.fields import write_fields
@@ -270,7 +272,7 @@ def engine(launch: Launch, spec: ModelSpec, service: InferenceServiceSpec) -> Ru
 
 def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({})) -> list[str]:
     """The argv of a service process. ``arguments`` of the spec are flags, which override its configuration."""
-    return [sys.executable, "-m", f"areal.services.{name}", *flags(arguments)]
+    return module_argv(f"areal.services.{name}", *flags(arguments))
 
 
 def _plugin_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
@@ -280,9 +282,9 @@ def _plugin_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
     Our own module of the engine's server is found by PYTHONPATH: its environment need not have areal.
     """
     plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
-    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    path = given.get("PYTHONPATH", inherited(os.environ).get("PYTHONPATH"))
     modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if engine == "vllm" else {}
-    return {**modes, **given, "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
+    return {**modes, **given, "PYTHONSAFEPATH": "1", "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
 
 
 def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:

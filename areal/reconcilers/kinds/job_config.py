@@ -15,7 +15,6 @@ import importlib.util
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import InvalidManifest, UsageFault, did_you_mean
-from areal.installation import install_command
+from areal.installation import install_command, module_argv
 from areal.reconcilers.desired import Wanted
 from areal.reconcilers.kinds.scheduling_spec import Placement, placement_of
 from areal.reconcilers.launch import secret_faults
@@ -467,7 +466,7 @@ def _check_all(requests: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     if not requests:
         return []
     nothing: list[list[dict[str, Any]]] = [[] for _ in requests]
-    command = [sys.executable, "-P", "-m", "areal.training.checking"]
+    command = module_argv("areal.training.checking")
     try:
         done = subprocess.run(
             command, input=json.dumps(requests), capture_output=True, text=True, timeout=_LONGEST_S, check=False

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 from areal.errors import ArealError, UsageFault
 from areal.hub import COMMITS_VARIABLE
+from areal.installation import module_argv
 from areal.reconcilers.kinds.inference_launch import commits_of
 from areal.reconcilers.kinds.job_config import choose_driver, config_file, read_config
 from areal.reconcilers.kinds.job_status import DRIVER
@@ -37,10 +37,14 @@ def driver_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     runs = context.observed.of(op.ref, DRIVER) if resumes else ()  # an earlier job of this name ran elsewhere
     earlier = max(runs, key=lambda run: run.uid, default=None)
     cwd = spec.working_dir or (earlier.state.spec.cwd if earlier is not None else None) or str(Path.cwd())
+    if slot.backend == "local" and not Path(cwd).is_dir():
+        message = f"{op.ref}: spec.workingDir: there is no folder {cwd}"
+        raise UsageFault(message, hint="create it, or replace the job with another one: areal apply --replace")
     inputs, count = dict(op.args["inputs"]), int(op.args["gpus"])
     on_end: tuple[str, ...] = ()
     if any(item.owner == op.ref for item in context.store.list("InferenceService")):  # it goes with the driver
-        on_end = (sys.executable, "-m", "areal.reconcilers.background", str(context.ctx.home.root), "job-end", op.ref)
+        words = (str(context.ctx.home.root), "job-end", op.ref)
+        on_end = tuple(module_argv("areal.reconcilers.background", *words))
     gpus = context.backend.named(slot.backend).claim_gpus(count, owner=op.ref) if count else ()
     return RunSpec(
         uid=slot.uid,
@@ -114,7 +118,7 @@ def _argv(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path, slo
     launch = ["areal.training.launch", "--processes", str(processes)]
     launch += ["--nodes", str(nodes), "--run", slot.uid, "--port", str(slot.port)] if nodes > 1 else []
     started = [*launch, "--"] if processes * nodes > 1 else ["areal.training"]
-    return [sys.executable, "-m", *started, "--driver", driver, "--", *words]
+    return [*module_argv(*started), "--driver", driver, "--", *words]
 
 
 def _config_file(spec: TrainJobSpec, stored: StoredObject, folder: Path, cwd: Path) -> Path | None:

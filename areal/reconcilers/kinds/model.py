@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal.installation import module_argv
 from areal.reconcilers.kinds import Endpoint, KindController, StageReporter, folders_without_object
 from areal.reconcilers.observe import Health, routed_health
 from areal.resources.kinds import API_VERSION, Ref, served_name, service_ref
@@ -168,7 +168,7 @@ class ModelController(KindController):
             return None
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "areal.services.inference.recorder.storage", str(folder)],
+                module_argv("areal.services.inference.recorder.storage", str(folder)),
                 capture_output=True,
                 text=True,
                 timeout=_DISPOSAL_S,

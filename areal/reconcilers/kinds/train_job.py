@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter
 from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
-from areal.reconcilers.observe import DIED, JOB_FAILED, Health
+from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, lacks_folder
 from areal.runtime.backends.base import Phase
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ class TrainJobController(KindController):
         reason, message = reasons.get(now.phase, phase), now.message
         state = now.run.state if now.run is not None else None
         works = now.phase is JobPhase.RUNNING and state is not None and state.phase is Phase.RUNNING
+        if state is not None and lacks_folder(state):
+            reason = NO_WORKING_DIR
         if works and state is not None and state.halted:
             works, reason = False, "Halted"
             message = state.reason or f"pid {state.pid} is stopped by a signal; kill -CONT {state.pid} lets it go on"

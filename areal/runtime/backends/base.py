@@ -103,7 +103,7 @@ class RunSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     secret_env: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)  # of a service process; empty: it takes none
-    cwd: str | None = None
+    cwd: str | None = None  # of a user's program; None: it is ours, and depends on nothing of its caller
     ports: tuple[int, ...] = ()  # leased by this run
     shared_ports: tuple[int, ...] = ()  # leased together with other runs of the same owner (SO_REUSEPORT)
     gpus: tuple[str, ...] = ()  # GPU UUIDs leased by this run; of a cluster, as many names as it wants on each node

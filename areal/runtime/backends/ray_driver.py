@@ -34,7 +34,7 @@ class NodeProgram:
         self._process: subprocess.Popen[bytes] | None = None
 
     def address(self, python: str) -> str:
-        argv = [python, "-m", "areal.runtime.backends.node", "--address"]
+        argv = [python, "-P", "-m", "areal.runtime.backends.node", "--address"]
         found = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if found.returncode:
             raise RuntimeError(found.stderr.strip()[-600:])
@@ -50,7 +50,7 @@ class NodeProgram:
             libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: of the thread that forks, which waits below
 
         environ = {**os.environ, "AREAL_NODE_RANK": str(rank), "AREAL_FIRST_NODE": first}
-        argv = [python, "-m", "areal.runtime.backends.node", run_dir, "--watch"]
+        argv = [python, "-P", "-m", "areal.runtime.backends.node", run_dir, "--watch"]
         with subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, preexec_fn=die_with_actor) as process:
             self._process = process
             return process.wait()

@@ -87,7 +87,8 @@ def job_request(spec: RunSpec, folder: str, home: str, working_dir: str | None) 
         bundle = json.dumps(dict(wants.resources), separators=(",", ":"))
         order = (DRIVER_FILE, folder, str(wants.nodes), bundle, strategy, namespace, python)
         return {**request, "entrypoint": here + with_ray(python, order)}
-    request["entrypoint"] = f"{here}exec {shlex.join((python, '-m', 'areal.runtime.backends.node', folder, '--watch'))}"
+    program = shlex.join((python, "-P", "-m", "areal.runtime.backends.node", folder, "--watch"))
+    request["entrypoint"] = f"{here}exec {program}"
     request["entrypoint_num_cpus"] = wants.resources["CPU"]
     request["entrypoint_num_gpus"] = wants.resources.get("GPU", 0)
     if "memory" in wants.resources:

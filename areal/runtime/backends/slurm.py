@@ -45,6 +45,7 @@ from areal.runtime.backends.slurm_job import (
     resource_options,
     submit_options,
 )
+from areal.runtime.environment import inherited
 from areal.runtime.logs import run_log_paths, tail
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE
 from areal.runtime.shim import PARENT_VARIABLE
@@ -283,7 +284,9 @@ def _size(path: str) -> int:
 def _run(*argv: str, script: str | None = None) -> subprocess.CompletedProcess[str]:
     left_out = _NOT_PASSED if "SLURM_JOB_ID" not in os.environ else (*_NOT_PASSED, "SLURM_")
     environment = {
-        name: value for name, value in os.environ.items() if name in _OF_CLUSTER or not name.startswith(left_out)
+        name: value
+        for name, value in inherited(os.environ).items()
+        if name in _OF_CLUSTER or not name.startswith(left_out)
     }
     try:
         return subprocess.run(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from areal.resources.scheduling import Slurm
 
 JOB_LOG = "job.log"  # in the run's log folder: what Slurm and the set-up commands say
-_NODE_PROGRAM = ("-m", "areal.runtime.backends.node")
+_NODE_PROGRAM = ("-P", "-m", "areal.runtime.backends.node")
 
 # -- a run as Slurm's words
 

@@ -9,5 +9,6 @@ imported before it says that it lives, so that upgrading areal under a running s
 # Over the gate and ack pipes, and the exit status of a shim that was never told to go.
 GO = b"G"
 ACK = b"A"
+NO_FOLDER = "there is no working folder "  # how the reason of an exit begins, where the component could not start in it
 NOT_STARTED = 70  # EX_SOFTWARE
 PARENT_VARIABLE = "AREAL_NODE_PROGRAM"  # the pid of the program of a cluster's job, without which a shim must not live

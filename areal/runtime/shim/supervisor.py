@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import resource
 import select
 import signal
 import time
@@ -22,7 +23,7 @@ from contextlib import suppress
 
 from areal.runtime import procfs, records
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
-from areal.runtime.shim import ACK, GO, NOT_STARTED, PARENT_VARIABLE
+from areal.runtime.shim import ACK, GO, NO_FOLDER, NOT_STARTED, PARENT_VARIABLE
 from areal.runtime.shim.log import RotatingLog
 from areal.runtime.shim.policy import CRASHLOOP, RESTART, Exit, RestartBudget
 
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _EXEC_FAILED = 127
-_RESET = (  # what the shim has set, what its Python ignores, and what a script in the background had ignored
-    *(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT),
-    *(signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD),
+_FILES = 65536  # open at once, where the hard limit allows it
+_LIMITS = (
+    *(resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_DATA, resource.RLIMIT_FSIZE),
+    *(resource.RLIMIT_NPROC, resource.RLIMIT_RSS),
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,18 +94,34 @@ def _become(
             os._exit(_EXEC_FAILED)
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
-        for number in _RESET:
-            signal.signal(number, signal.SIG_DFL)
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            signal.signal(number, signal.SIG_DFL)  # set by the shim, or ignored by whoever called us
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(output_fd, 1)
         os.dup2(output_fd, 2)
-        os.chdir(cwd)
+        try:
+            os.chdir(cwd)
+        except OSError as error:
+            os.write(failure_fd, f"{NO_FOLDER}{cwd}: {error.strerror}".encode())
+            return
         os.execvpe(argv[0], list(argv), dict(env))
     except (OSError, ValueError) as error:
         os.write(failure_fd, f"cannot start {argv[0]} in {cwd}: {error}".encode())
     finally:
         os._exit(_EXEC_FAILED)
+
+
+def leave_the_callers_limits() -> None:
+    """Raise the soft limits of the caller's shell to the hard ones, and let nobody else read what we write."""
+    os.umask(0o077)
+    for limit in _LIMITS:
+        hard = resource.getrlimit(limit)[1]
+        resource.setrlimit(limit, (hard, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard < 0 else max(soft, min(hard, _FILES)), hard))
 
 
 def describe_exit(status: int, cause: str = "") -> Exit:
@@ -190,6 +208,8 @@ class RunSupervisor:
         pipe = os.readlink(f"/proc/self/fd/{self._output_fd}")
         records.write_json(self._run_dir, records.ID, {**procfs.identity_fields(os.getpid()), "log_pipe": pipe})
         os.chdir("/")  # keep no file system busy
+        if self._cwd == self._run_dir:  # a program of ours
+            leave_the_callers_limits()
         self._start_component()
 
     def _install_signals(self) -> None:
@@ -290,6 +310,8 @@ class RunSupervisor:
         self._cause = ""
         try:
             env = {**self._env, ATTEMPT_VARIABLE: str(self._first_attempt + self._restarts)}
+            if not os.path.isdir(env.get("TMPDIR", "/")):  # of a CI job, or of a login, that is over
+                del env["TMPDIR"]
             self._child, self._cause = spawn(self._intent["argv"], env, self._cwd, self._component_fd)
         except OSError as error:  # no process could be made: treat it as a start that failed
             self._on_exit(Exit(None, None, time.time(), f"cannot fork: {error.strerror}"))
@@ -439,6 +461,7 @@ def main(argv: list[str]) -> int:
     """Wait at the gate, then supervise. The caller writes ``G`` after it has made the intent durable and noted our pid;
     anything else, and above all end of file (the caller died), means that nobody knows about us: leave, having started
     nothing."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a caller may have blocked what we wait for
     run_dir = argv[0]
     gate, ack, *held = (int(text) for text in argv[1:])
     for fd in (gate, ack, *held):

@@ -50,7 +50,7 @@ def service_launch(component: str, port: int, host: str = "127.0.0.1") -> Launch
 def test_gateway_is_configured_by_its_spec() -> None:
     spec = InferenceServiceSpec.model_validate({"gateway": {"relays": 3}, "strategy": {"drainTimeoutSeconds": 7}})
     run = gateway(service_launch("gateway", 8080, "0.0.0.0"), spec)
-    assert run.argv[1:] == ("-m", "areal.services.inference.gateway")
+    assert run.argv[1:] == ("-P", "-m", "areal.services.inference.gateway")
     assert read_fields(GatewayConfig, run.config) == GatewayConfig(
         host="0.0.0.0",
         admin_key_file="/keys/home",
@@ -90,7 +90,7 @@ def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_worker
 
 def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
     run = engine_run(tmp_path, backend="embedded", lora={"a": str(tmp_path)}, engineArgs={"maxBatchSize": 4})
-    assert run.argv[1:] == ("-m", "areal.services.inference.engines.embedded", "--max-batch-size", "4")
+    assert run.argv[1:] == ("-P", "-m", "areal.services.inference.engines.embedded", "--max-batch-size", "4")
     assert read_fields(EmbeddedEngineConfig, run.config) == EmbeddedEngineConfig(
         port=20001, admin_key_file="/keys/home", model_path=str(tmp_path), lora=(f"a={tmp_path}",)
     )

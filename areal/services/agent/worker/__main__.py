@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from areal.services.agent.worker.agents import check_config, import_agent
+from areal.services.agent.worker.agents import check_config, import_agent, use_import_path
 from areal.services.agent.worker.app import agent_worker, restart, restart_wanted
 from areal.services.http.process import exit_on_failure, read_config, report_stage, serve_options
 from areal.services.http.serve import run_service
@@ -14,6 +14,7 @@ from areal.wire.processes import AgentWorkerConfig
 def main() -> None:
     config = read_config(AgentWorkerConfig, "areal-agent-worker")
     check_config(config)
+    use_import_path(config.import_path)
     options = serve_options(config)
     if config.agent:
         report_stage(f"importing the agent {config.agent}")

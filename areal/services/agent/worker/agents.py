@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import sys
+import os
 import threading
 import time
 import traceback
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from areal.api.agent import AgentRequest
 from areal.errors import ArealError, UsageFault
-from areal.loading import load_attr
+from areal.loading import add_import_folder, load_attr
 from areal.reward.functions import is_async
 from areal.services.agent.worker.agent_loop import is_own_code
 from areal.services.agent.worker.tools import ThreadTool
@@ -63,12 +63,19 @@ def check_config(config: AgentWorkerConfig) -> None:
         raise UsageFault("kwargs are of an agent's class; a command has its arguments")
 
 
+def use_import_path(folders: Sequence[str]) -> None:
+    """Put the agent's folders on the import path, and on that of the programs that it starts."""
+    for folder in reversed(folders):
+        add_import_folder(Path(folder))
+    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if places := dict.fromkeys([*folders, *given]):
+        os.environ["PYTHONPATH"] = os.pathsep.join(places)
+
+
 def import_agent(path: str) -> Any:
     """Import the agent, with the working folder on the import path. Raises ArealError, with the last lines of the
     traceback if the module raises."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    add_import_folder(Path.cwd())
     try:
         return load_attr(path, "agent", broken=ArealError)
     except ArealError as error:

@@ -37,6 +37,7 @@ _CANCEL_S = 3.0  # for cancelled turns to end
 _CLOSE_S = 10.0
 _LATE_S = 5.0  # a turn may run so long after it was cancelled
 _MOST_LATE = 8
+_AT_START = dict(os.environ)
 _log = logging.getLogger(__name__)
 
 
@@ -200,7 +201,7 @@ async def _watch_turns(routes: WorkerRoutes, loop: AgentLoop) -> None:
 
 def restart() -> None:
     """Replace the process image under the same process id, so that the supervisor does not count a failure."""
-    os.execv(sys.executable, sys.orig_argv)
+    os.execve(sys.executable, sys.orig_argv, _AT_START)
 
 
 def late_threads() -> list[threading.Thread]:

@@ -12,7 +12,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from areal.installation import module_argv
 from areal.services.http.process import ServeOptions, bind, die_with_parent
 
 # The metrics folder that a gateway's relays share: the supervisor and each relay lock it, and the last to leave removes
@@ -84,7 +84,7 @@ class Supervisor:
     """Keeps the relays running. ``run`` returns when all have ended after a stop signal."""
 
     def __init__(self, argv: Sequence[str], count: int) -> None:
-        self._argv = [sys.executable, "-m", "areal.services.inference.gateway", *argv]
+        self._argv = module_argv("areal.services.inference.gateway", *argv)
         self._children = [_GatewayProcess(index) for index in range(count)]
         self._stopping = False
 
