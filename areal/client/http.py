@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
+from areal.http.events import EventReader
 
 
 @contextlib.contextmanager
@@ -155,15 +156,16 @@ def _body(messages: Sequence[Message], model: str | None, fields: Mapping[str, A
 
 def _events(response: http.client.HTTPResponse) -> Iterator[Mapping[str, Any]]:
     """Server-sent events until ``[DONE]`` or ``response.completed``. Raises ArealError if the stream ends before."""
-    while line := response.readline():
-        payload = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-        if payload == b"[DONE]":
-            return
-        if payload:
-            data = json.loads(payload)
-            yield data
-            if data.get("type") == "response.completed":
+    reader = EventReader()
+    while part := response.read1():
+        for event in reader.feed(part):
+            if event.data == b"[DONE]":
                 return
+            if event.data:
+                data = json.loads(event.data)
+                yield data
+                if data.get("type") == "response.completed":
+                    return
     raise ArealError("the answer was cut short: the connection ended in the middle", hint="areal logs")
 
 

@@ -46,12 +46,11 @@ from areal.http.client import (
     Connection,
     HttpClient,
     HttpReply,
-    Lines,
     NotConnected,
     PendingCall,
-    event_payloads,
     parse_address,
 )
+from areal.http.events import EventReader
 from areal.wire.bodies import IDEMPOTENCY_KEY
 
 _log = logging.getLogger(__name__)
@@ -331,17 +330,19 @@ _LAST = ("response.completed", "response.incomplete")  # events that end a strea
 async def events(answer: Connection, what: str, silence_s: float) -> AsyncIterator[Any]:
     """Decoded server-sent events until ``[DONE]`` or the end event of a response. Raises ConnectionLost for a stream
     that ends before, and the typed error of an error event."""
-    lines = Lines()
+    reader = EventReader()
     while True:
         with failures(what, silence_s):
             async with asyncio.timeout(silence_s):
                 part = await answer.part()
         if not part:
             raise ConnectionLost(f"{what}: the stream was cut short")
-        for payload in event_payloads(lines.feed(part)):
-            if payload == b"[DONE]":
+        for event in reader.feed(part):
+            if event.data == b"[DONE]":
                 return
-            data = orjson.loads(payload)
+            if not event.data:
+                continue
+            data = orjson.loads(event.data)
             kind = data.get("type") if isinstance(data, dict) else None
             if isinstance(data, dict) and (error := _stream_error(kind, data)) is not None:
                 raise error_of_answer(500, {"error": error}, answer.headers, what)

@@ -529,7 +529,7 @@ class HttpClient:
         self._idle.clear()
 
 
-# Bodies of lines, and of server-sent events.
+# Bodies of lines, and events of engines that write one line of data in each. Any other stream: ``areal.http.events``.
 
 
 class Lines:

@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
+from areal.http.events import LONGEST_EVENT
 from areal.services.http.auth import Access, AdminKey, Authenticator
 from areal.services.http.errors import ApiError, bad_request, error_format
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, error_response
@@ -146,7 +147,7 @@ class Lifetime:
 
 
 _FINAL_WRITE_S = 5.0
-_LONGEST_EVENT = 16 * 1024 * 1024
+_EVENT_ENDS = (b"\n\n", b"\n\r\n", b"\r\r", b"\n\r")
 
 
 class EventCutter:
@@ -162,9 +163,10 @@ class EventCutter:
             return part
         if self.held:
             part = self.held + part
-        end = max(part.rfind(b"\n\n") + 2, part.rfind(b"\n\r\n") + 3)
+        ends = (part.rfind(end) + len(end) for end in _EVENT_ENDS)
+        end = max(ends)
         if end < 3:
-            end = len(part) if len(part) > _LONGEST_EVENT else 0
+            end = len(part) if len(part) > LONGEST_EVENT else 0
         self.held = part[end:]
         return part[:end] if self.held else part
 

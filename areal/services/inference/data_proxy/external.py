@@ -15,11 +15,11 @@ import aiohttp
 import orjson
 
 from areal.http import headers as names
-from areal.http.client import Lines, event_payloads
+from areal.http.events import EventReader, ServerEvent
 from areal.services.dialects import CallArguments, CallEnd, CallStart, Content, Piece, Reasoning, Reply, ResponseSummary
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, StreamingResponse, decode_object
-from areal.services.http.service import EventCutter, Handler, json_response
+from areal.services.http.service import Handler, json_response
 from areal.services.inference.data_proxy import anthropic, responses
 from areal.services.inference.data_proxy.anthropic import AnthropicWriter
 from areal.services.inference.data_proxy.external_recording import (
@@ -81,7 +81,9 @@ async def answer_in_dialect(
     """Send ``upstream``'s response in the writer's dialect. Raises ApiError, EngineFailed, NotACompletion."""
     if upstream.status != 200:
         raise _refused(upstream.status, await upstream.read(), upstream.headers.get("Retry-After"))
-    if not stream:
+    if stream:
+        _check_streams(upstream)
+    else:
         data = decoded_answer(await upstream.read())
         answer = json_response(_whole_answer(writer, data), more_headers=headers)
         response_recorder.data(data, whole=True)
@@ -97,19 +99,39 @@ async def answer_in_dialect(
     return out
 
 
-async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any], None]:
-    """Yield the chunks of a stream. Raises EngineFailed for an error event, and for a stream that ends before
-    ``[DONE]``; NotACompletion."""
-    lines = Lines()
+def _check_streams(upstream: aiohttp.ClientResponse) -> None:
+    """Raise EngineFailed for an answer that is not a stream of events."""
+    if upstream.content_type != "text/event-stream":
+        given = upstream.headers.get("Content-Type", "no content type")
+        raise EngineFailed(f"it was asked for a stream, and answered {given}: ask it without stream")
+
+
+async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[ServerEvent, None]:
+    """Yield the events of a stream. Raises EngineFailed for one that is too long."""
+    reader = EventReader()
     async for part in upstream.content.iter_any():
-        for payload in event_payloads(lines.feed(part)):
-            if payload == b"[DONE]":
+        try:
+            events = reader.feed(part)
+        except ValueError as error:
+            raise EngineFailed(str(error)) from error
+        for event in events:
+            yield event
+    if (last := reader.end()) is not None:
+        yield last
+
+
+async def _chunks(upstream: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any], None]:
+    """Yield the chunks of a stream until ``[DONE]``. Raises EngineFailed for an error event; NotACompletion."""
+    async with contextlib.aclosing(_events(upstream)) as events:
+        async for event in events:
+            if not event.data:
+                continue
+            if event.data.strip() == b"[DONE]":
                 return
-            data = decoded_answer(payload)
-            if "error" in data:
+            data = decoded_answer(event.data)
+            if data.get("error") is not None:
                 raise EngineFailed(f"the engine failed: {data['error']}")
             yield data
-    raise EngineFailed("the engine's stream was cut")
 
 
 async def _dialect_parts(
@@ -117,17 +139,19 @@ async def _dialect_parts(
 ) -> AsyncGenerator[bytes, None]:
     chunks = ChatDeltaReader()
     opening = writer.opening(0)  # the length of the prompt is known only at the end
-    async with contextlib.aclosing(_events(upstream)) as events:
-        async for event in events:
-            chunks.note(event)
-            response_recorder.data(event, whole=False)
-            for choice in items_of(event, "choices")[:1]:
+    async with contextlib.aclosing(_chunks(upstream)) as received:
+        async for chunk in received:
+            chunks.note(chunk)
+            response_recorder.data(chunk, whole=False)
+            for choice in items_of(chunk, "choices")[:1]:
                 written = opening + writer.pieces(chunks.pieces(field_of(choice, "delta", dict, {})))
                 opening = b""
                 if written:
                     yield written
     if opening:
         raise EngineFailed("the stream was empty")
+    if not response_recorder.is_whole:
+        raise EngineFailed("the stream was cut")
     await response_recorder.end()
     yield writer.closing(chunks.summary())
 
@@ -283,7 +307,8 @@ class ExternalCalls:
                     response_recorder = chat_recorder(recorder, self._model, path, data)
                 with api_failures():
                     async with self._api.post(path, data, request.id, timeout, headers) as upstream:
-                        return await _relay_stream(call, upstream, response_recorder)
+                        asked = data.get("stream") is True
+                        return await _relay_answer(call, upstream, response_recorder, stream=asked)
 
         return handle
 
@@ -328,35 +353,30 @@ class ExternalCalls:
         return handle
 
 
-# What only the end of a whole stream has, or an error that says why there is none.
-_STREAM_ENDS = (b"[DONE]", b'"finish_reason":"', b'"finish_reason": "', b"message_stop", b'"error"')
-
-
-async def _relay_stream(
-    call: _RelayedCall, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
+async def _relay_answer(
+    call: _RelayedCall, upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder, *, stream: bool
 ) -> AnyResponse:
     headers = {name: value for name in _PASSED_HEADERS if (value := upstream.headers.get(name)) is not None}
     call.waited = time.perf_counter() - call.started
+    if upstream.status == 200 and stream:
+        _check_streams(upstream)
     if upstream.status != 200 or upstream.content_type != "text/event-stream":
         body = await upstream.read()
         call.waited = time.perf_counter() - call.started
         await response_recorder.answer(upstream.status, body)
         return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
     out = StreamingResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
-    cutter, is_whole = EventCutter(), False
     with contextlib.suppress(ConnectionResetError):  # the client disconnected
-        async for part in upstream.content.iter_any():
-            whole = cutter.push(part)
-            is_whole = is_whole or any(mark in whole for mark in _STREAM_ENDS)
-            if events := response_recorder.events(whole):
-                if not out.prepared:
-                    await out.prepare(call.request)
-                await out.write(events)
-        await response_recorder.end()
-        if out.prepared:
-            await out.write(response_recorder.held + cutter.held)
-        if not is_whole:
+        async with contextlib.aclosing(_events(upstream)) as events:
+            async for event in events:
+                if passed := response_recorder.event(event):
+                    if not out.prepared:
+                        await out.prepare(call.request)
+                    await out.write(passed)
+        if not response_recorder.is_whole:
             raise EngineFailed("the stream was cut")
+        await response_recorder.end()
+        out.end = response_recorder.held
     return out
 
 

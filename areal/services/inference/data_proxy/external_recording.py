@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
 
+from areal.http.events import ServerEvent
 from areal.services.dialects import DONE, sse_data
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.data_proxy.anthropic import chat_messages
@@ -162,12 +162,11 @@ def chunks_of(completion: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 CHAT_PATH = "/chat/completions"
-_DONE = b"data: [DONE]"
 
 
 class ResponseRecorder:
-    """Records one response while it is relayed. ``call`` None: nothing is recorded. ``held``: the last event, which is
-    sent once the response is recorded."""
+    """Reads one response while it is relayed, and records it. ``call`` None: nothing is recorded. ``held``: the bytes
+    from the stream's last event on, which are sent once the response is recorded."""
 
     def __init__(
         self,
@@ -182,25 +181,41 @@ class ResponseRecorder:
         self._answer_id = answer_id
         self._assembler = CompletionAssembler()
         self._malformed = False
+        self._ended = False
         self.held = b""
 
-    def events(self, part: bytes) -> bytes:
-        """Record whole stream events; return those that may be sent now."""
-        if self._call is None:
-            return part
-        if self.held or _DONE in part:
-            before, _, after = (b"", b"", part) if self.held else part.partition(_DONE)
-            self.held += after if self.held else _DONE + after
-            part = before
-        for line in part.splitlines():
-            if line.startswith(b"data:"):
-                with contextlib.suppress(orjson.JSONDecodeError):
-                    self.data(orjson.loads(line[5:]), whole=False)
-        return part
+    def event(self, event: ServerEvent) -> bytes:
+        """Take a stream's event; return the bytes that may be sent now."""
+        if not self._ended and event.data:
+            self._read(event.data)
+        if self._ended:
+            self.held += event.raw
+            return b""
+        return event.raw
+
+    def _read(self, data: bytes) -> None:
+        if data.strip() == b"[DONE]":
+            self._ended = True
+            return
+        try:
+            decoded = decoded_answer(data)
+        except NotACompletion:
+            self._malformed = True
+            return
+        if decoded.get("error") is None:
+            self._take(decoded)
+        else:  # the API's own, which is passed on
+            self._ended = self._malformed = True
+
+    def _take(self, chunk: Mapping[str, Any]) -> None:
+        self.data(chunk, whole=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the stream came to its end: by its last event, by the API's error, or with all choices finished."""
+        return self._ended or self._assembler.completion() is not None
 
     def data(self, data: Mapping[str, Any], *, whole: bool) -> None:
-        if self._call is None or not isinstance(data, Mapping):
-            return
         try:
             if whole:
                 self._assembler.whole(self._completion(data))
@@ -221,8 +236,8 @@ class ResponseRecorder:
             if status >= 500:
                 await self._call.fail("engine_failed")
             return
-        with contextlib.suppress(orjson.JSONDecodeError):
-            self.data(orjson.loads(body), whole=True)
+        with contextlib.suppress(NotACompletion):
+            self.data(decoded_answer(body), whole=True)
         await self.end()
 
     async def end(self) -> None:
@@ -261,30 +276,26 @@ def chat_recorder(
 
 # Anthropic's events and messages, recorded as chat completions.
 
-_LAST = "message_stop"
-_EVENT_ENDS = re.compile(rb"(?<=\n\n)|(?<=\n\r\n)")
 _FINISH = {"max_tokens": "length", "tool_use": "tool_calls", "refusal": "content_filter"}  # everything else: stop
 
 
 class MessagesRecorder(ResponseRecorder):
-    """Records Anthropic's events and messages, as ``ResponseRecorder`` records OpenAI's chunks and completions."""
+    """Reads Anthropic's events and messages, as ``ResponseRecorder`` reads OpenAI's chunks and completions."""
 
     _blocks = 0  # tool_use blocks so far
 
-    def events(self, part: bytes) -> bytes:
-        passed: list[bytes] = []
-        for block in filter(None, _EVENT_ENDS.split(part)):
-            data = _event_data(block)
-            if self.held or data.get("type") == _LAST:
-                self.held += block
-                continue
-            try:
-                for chunk in self._chunks(data):
-                    self.data(chunk, whole=False)
-            except NotACompletion:
-                self._malformed = True
-            passed.append(block)
-        return b"".join(passed)
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event.get("type") == "message_stop":
+            self._ended = True
+        try:
+            for chunk in self._chunks(event):
+                self.data(chunk, whole=False)
+        except NotACompletion:
+            self._malformed = True
+
+    @property
+    def is_whole(self) -> bool:
+        return self._ended
 
     def _completion(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         return _completion(data)
@@ -318,23 +329,14 @@ class MessagesRecorder(ResponseRecorder):
 def messages_recorder(recorder: CallRecorder, model: str, data: Mapping[str, Any]) -> ResponseRecorder:
     """Return the recorder of a call's response. Raises 400 for a session's call whose messages are no chat."""
     if not recorder.records(True):
-        return ResponseRecorder(None)
+        return MessagesRecorder(None)
     try:
         messages = chat_messages(data.get("system"), data.get("messages"))
     except ApiError:
         if recorder.has_session_key:
             raise
-        return ResponseRecorder(None)  # the API may accept it
+        return MessagesRecorder(None)  # the API may accept it
     return MessagesRecorder(recorder, model, messages, None)
-
-
-def _event_data(event: bytes) -> Mapping[str, Any]:
-    for line in event.splitlines():
-        if line.startswith(b"data:"):
-            with contextlib.suppress(orjson.JSONDecodeError):
-                data = orjson.loads(line[5:])
-                return data if isinstance(data, dict) else {}
-    return {}
 
 
 def _mapping(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import anthropic
 import pytest
 
+from areal.http.events import EventReader
 from areal.services.inference.data_proxy.external_recording import MessagesRecorder
 from tests.services.inference.data_proxy.dialects.talks import THOUGHT, TWO_CALLS, WEATHER
 from tests.services.inference.recorder.rollouts import CHAT, Rollout, begin
@@ -99,11 +100,16 @@ def test_sessions_call_that_cannot_be_a_chat_is_refused_and_others_go_through(
 
 
 def test_events_are_held_from_the_last_one_on() -> None:
-    heard = MessagesRecorder(call=None, model="m", messages=[], answer_id=None)
+    recorder = MessagesRecorder(call=None, model="m", messages=[], answer_id=None)
+    events = EventReader()
+
+    def passed(part: bytes) -> bytes:
+        return b"".join(map(recorder.event, events.feed(part)))
+
     text = (
         b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"a"}}\n\n'
     )
     stop = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-    assert heard.events(text + text) == text + text
-    assert heard.events(text + stop) == text and heard.held == stop
-    assert heard.events(b": later\n\n") == b"" and heard.held == stop + b": later\n\n"
+    assert passed(text + text) == text + text
+    assert passed(text + stop) == text and recorder.held == stop
+    assert passed(b": later\n\n") == b"" and recorder.held == stop + b": later\n\n"
