@@ -174,6 +174,7 @@ class RolloutController:
         self._model = model
         self._seed = seed
         self._numbers = itertools.count()
+        self._places = {is_eval: itertools.count() for is_eval in (False, True)}
         self._tasks: dict[str, int] = {}
         self._leases: dict[str, int] = {}  # the number of the episode that holds each
         self._streams: dict[int, tuple[Any, Iterator[Any]]] = {}
@@ -247,7 +248,8 @@ class RolloutController:
             lambda: self._executor.staleness.version,
             config.request_timeout,
             self._context,
-            seeded=config.deterministic_sampling,
+            seed=self._seed if config.deterministic_sampling else None,
+            place=item.place,
             number=item.number,
             leases=self._leases,
         )
@@ -301,9 +303,11 @@ class RolloutController:
         prefix = (self.config.trial_name or "rollout") + ("-eval" if is_eval else "")
 
         def make(data: Row, task_id: str | None = None) -> EpisodeSpec:
-            number = next(self._numbers)
-            name = task_id or f"{prefix}-{getattr(data, 'position', number)}"  # stable when a trainer resumes
-            return EpisodeSpec(number, data, runs, name, accepts, outside_window, is_eval)
+            number, row = next(self._numbers), next(self._places[is_eval])
+            row = getattr(data, "position", row)  # the same when a trainer resumes
+            place = f"{'eval' if is_eval else 'train'}:{row}:{getattr(data, 'tries', 0)}"
+            name = task_id or f"{prefix}-{row}"
+            return EpisodeSpec(number, data, runs, name, accepts, outside_window, is_eval, place)
 
         return make
 

@@ -237,9 +237,9 @@ class GroupSessions:
 
 @dataclass
 class EpisodeEngine:
-    """An ``InferenceEngine``. ``member``: the number in the group. ``seeded``: sampling depends only on the episode's
-    name. ``context``: the model's context length in tokens. ``leases``: the episode's ``number`` by the id of each
-    lease that an episode of the controller holds."""
+    """An ``InferenceEngine``. ``member``: the number in the group. ``seed``: if set, sampling depends only on it and on
+    ``place``, the episode's place in the order of the data. ``context``: the model's context length in tokens.
+    ``leases``: the episode's ``number`` by the id of each lease that an episode of the controller holds."""
 
     client: AsyncInferenceClient
     batcher: PromptBatcher
@@ -247,7 +247,8 @@ class EpisodeEngine:
     version: Callable[[], int]
     timeout_s: float
     context: int | None = None
-    seeded: bool = False
+    seed: int | None = None
+    place: str = ""
     member: int = 0
     sessions: GroupSessions | None = None
     head: HeadVersion = field(default_factory=HeadVersion)
@@ -302,8 +303,8 @@ class EpisodeEngine:
         return self.task_id[:256]
 
     def samples_together(self, gconfig: GenerationHyperparameters, count: int) -> bool:
-        """Whether one call may sample ``count`` responses: not where each sample has its own seed."""
-        return count <= MAX_CHOICES and not self.seeded and gconfig.seed is None
+        """Whether one call may sample ``count`` responses."""
+        return count <= MAX_CHOICES
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         return (await self.agenerate_group(req, 1))[0]
@@ -318,21 +319,22 @@ class EpisodeEngine:
         answers = [PartialResponse() for _ in range(count)]
         for choice in await self._choices(req, [], budget, fields | {"n": count}):
             answers[choice["index"]].extend(choice)
-        await self._continue([each for each in answers if each.stop_reason == "abort"], req, budget, fields)
+        await self._continue(answers, req, budget, fields)
         seconds = time.monotonic() - started
         return [each.response(req, seconds) for each in answers]
 
     async def _continue(
         self, answers: Sequence[PartialResponse], req: ModelRequest, budget: int, fields: dict[str, Any]
     ) -> None:
-        """Request the rest of aborted responses."""
-        if not answers:
-            return
+        """Request the rest of aborted responses, each with random numbers of its own."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number, answer in enumerate(answers):
+                    if answer.stop_reason != "abort":
+                        continue
+                    own = fields | {"seed": derived_seed(fields["seed"], number)} if "seed" in fields else fields
                     group.create_task(
-                        self._continue_one(answer, req, budget, fields), name=f"continue-{self.task_id}-{number}"
+                        self._continue_one(answer, req, budget, own), name=f"continue-{self.task_id}-{number}"
                     )
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from failed
@@ -346,16 +348,20 @@ class EpisodeEngine:
             if answer.stop_reason != "abort":
                 return
             await asyncio.sleep(_ABORT_PAUSE_S)
+            if "seed" in fields:
+                fields = fields | {"seed": derived_seed(fields["seed"], len(answer.tokens))}
             answer.extend((await self._choices(req, answer.tokens, budget, fields))[0])
         if answer.stop_reason == "abort":
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
 
     def _fields(self, req: ModelRequest) -> dict[str, Any]:
+        return sampling_fields(req.gconfig, self.next_seed(req.gconfig.seed))
+
+    def next_seed(self, given: int | None = None) -> int | None:
+        """The seed of the episode's next call, derived from ``given``, else from ``seed``; None without either."""
         self._calls += 1
-        seed = req.gconfig.seed
-        if self.seeded or seed is not None:
-            seed = derived_seed(seed if seed is not None else "", self.task_id, self.member, self._calls)
-        return sampling_fields(req.gconfig, seed)
+        base = self.seed if given is None else given
+        return None if base is None else derived_seed(base, self.place, self.member, self._calls)
 
     async def _choices(
         self, req: ModelRequest, generated: list[int], budget: int, fields: dict[str, Any]

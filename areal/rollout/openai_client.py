@@ -67,8 +67,11 @@ class ArealOpenAI(openai.AsyncOpenAI):
         calls.create = partial(calls.create, model=self._engine.model or "default")
         return calls
 
-    async def post(self, *args: Any, **kwargs: Any) -> Any:
-        answer: Any = await super().post(*args, **kwargs)
+    async def post(self, path: str, **kwargs: Any) -> Any:
+        body, seed = kwargs.get("body"), self._engine.next_seed()
+        if seed is not None and path == "/chat/completions" and isinstance(body, dict):
+            body.setdefault("seed", seed)
+        answer: Any = await super().post(path, **kwargs)
         if isinstance(name := getattr(answer, "id", None), str):
             self._calls.append(name)
         return answer

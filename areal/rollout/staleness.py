@@ -68,7 +68,7 @@ _MAX_RUNS = 2  # of a prompt whose results are dropped
 @dataclass(frozen=True)
 class EpisodeSpec:
     """An episode to run by ``workflow``; ``accept`` may reject its trajectory. ``outside_window``: it is in no batch of
-    ``take``; its caller waits for it."""
+    ``take``; its caller waits for it. ``place``: in the order of the data, the same in every run; "": its number."""
 
     number: int
     data: Mapping[str, Any]
@@ -77,6 +77,7 @@ class EpisodeSpec:
     accept: Callable[[Any], bool] | None = None
     outside_window: bool = False
     is_eval: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def oldest_first(ended: Iterable[Rollout], count: int) -> list[Rollout]:
 def shuffled(chosen: Sequence[Rollout], seed: int) -> list[Rollout]:
     """A batch in a reproducible order, independent of when its episodes were submitted and ended: the first minibatch
     must not hold the short responses."""
-    return sorted(chosen, key=lambda each: blake2b(f"{seed}:{each.number}".encode(), digest_size=8).digest())
+    names = {each.number: f"{seed}:{each.item.place or each.number}".encode() for each in chosen}
+    return sorted(chosen, key=lambda each: blake2b(names[each.number], digest_size=8).digest())
 
 
 class EndCause(StrEnum):

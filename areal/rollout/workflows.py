@@ -179,12 +179,13 @@ class _SessionChat:
     """A session's chat, and the rewards of its calls."""
 
     session: AsyncSession
-    model: str | None
+    engine: Any
     newest: str | None = None
     rewards: dict[str, float] = field(default_factory=dict)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        answer = await self.session.chat(messages, **{"model": self.model, **fields})
+        sampled_by = {"model": self.engine.model, "seed": self.engine.next_seed()}
+        answer = await self.session.chat(messages, **sampled_by | fields)
         self.newest = answer["id"]
         return answer
 
@@ -212,7 +213,7 @@ class EnvironmentWorkflow(SessionWorkflow):
         self._max_steps = max_steps
 
     async def run_session(self, session: AsyncSession, engine: Any, data: dict[str, Any]) -> Any:
-        agent, chat = self._make_agent(), _SessionChat(session, engine.model)
+        agent, chat = self._make_agent(), _SessionChat(session, engine)
         environment = await asyncio.to_thread(self._make_environment)
         try:
             observation, _ = await asyncio.to_thread(environment.reset, seed=data.get("seed"), options=data)

@@ -364,7 +364,7 @@ NAMED: dict[str, dict[str, str]] = {
         "max_tokens": "rollout/test_engine.py::test_budget_keeps_prompt_and_answer_within_every_limit",
         "max_new_tokens": f"{SETTINGS}::test_overlong_penalty_is_linked_to_the_answers_longest_length",
         "n_samples": f"{CONFIG}::test_interpolation_sees_the_defaults_of_the_class",
-        "seed": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_episodes_name_alone",
+        "seed": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_order_of_the_data_alone",
     },
     "InferenceEngineConfig": {
         "check_trajectory_format": f"{CONTROLLER}::test_check_trajectory_format_refuses_what_is_no_row",
@@ -380,7 +380,7 @@ NAMED: dict[str, dict[str, str]] = {
         "agent": TURNS,
         "backend": "drivers/test_own_service.py::test_engine_that_cannot_start_is_one_line_and_leaves_nothing",
         "consumer_batch_size": ONE_NUMBER,
-        "deterministic_sampling": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_episodes_name_alone",
+        "deterministic_sampling": f"{CONTROLLER}::test_seeded_sampling_depends_on_the_order_of_the_data_alone",
         "dump_to_file": f"{CONTROLLER}::test_consumed_rollouts_are_written_where_the_viewer_finds_them",
         "max_concurrent_rollouts": WINDOW,
         "max_head_offpolicyness": WINDOW,

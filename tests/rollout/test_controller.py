@@ -440,13 +440,24 @@ def test_group_is_one_call_and_members_that_were_given_up_are_gone_on_with(place
     assert group["loss_mask"].sum(1).tolist() == [3] * 4
 
 
-def test_seeded_sampling_depends_on_the_episodes_name_alone(place: Place, make: Make) -> None:
+def test_seeded_sampling_depends_on_the_order_of_the_data_alone(place: Place, make: Make) -> None:
     seeds = []
-    for _ in range(2):
+    for trial in ("one", "two"):
         script(place.engine, reset=True)
-        make(deterministic_sampling=True).rollout_batch(rows(1, 2), Sampled(), group_size=2)
+        controller = make(deterministic_sampling=True, trial_name=trial)
+        controller.rollout_batch(rows(1, 2), Sampled(), group_size=2)
         seeds.append(sorted(call["body"]["sampling"]["seed"] for call in engine_calls(place.engine)))
     assert seeds[0] == seeds[1] and len(set(seeds[0])) == 4
+
+
+def test_answers_of_a_seeded_group_that_were_aborted_go_on_with_random_numbers_of_their_own(
+    place: Place, make: Make
+) -> None:
+    script(place.engine, token_ids=[10, 11, 12], abort_after=2)
+    workflow = RLVRWorkflow(length, GenerationHyperparameters(max_new_tokens=3, seed=1), str(place.folder))
+    make(consumer_batch_size=1).rollout_batch([{"input_ids": [5, 6, 7]}], workflow, group_size=4)
+    first, *rest = (call["body"]["sampling"] for call in engine_calls(place.engine))
+    assert first["n"] == 4 and len({first["seed"], *(each["seed"] for each in rest)}) == 5
 
 
 def test_consumed_rollouts_are_written_where_the_viewer_finds_them(make: Make, tmp_path: Path) -> None:

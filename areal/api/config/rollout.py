@@ -193,7 +193,8 @@ class InferenceEngineConfig:
 
     The service is ``gateway_addr`` with the key in ``admin_api_key_file`` (or ``admin_api_key``), else what the
     environment says (``AREAL_INFERENCE_ADDR``, ``AREAL_INFERENCE_KEY_FILE``); ``model`` is the one to sample from.
-    Timeouts are in seconds.
+    ``deterministic_sampling``: the experiment's ``seed`` and the order of the data determine the samples of each
+    version of the weights. Timeouts are in seconds.
     """
 
     experiment_name: str = ""

@@ -40,12 +40,14 @@ from areal.trajectories.record import Episode
 
 
 class Prompt(dict[str, Any]):
-    """Row ``row`` of the data set, a plain dict to workflows. ``position`` counts prompts over epochs."""
+    """Row ``row`` of the data set, a plain dict to workflows. ``position`` counts prompts over epochs, ``tries`` the
+    rollouts of it that failed."""
 
-    def __init__(self, columns: Mapping[str, Any], position: int, row: int) -> None:
+    def __init__(self, columns: Mapping[str, Any], position: int, row: int, tries: int = 0) -> None:
         super().__init__(columns)
         self.position = position
         self.row = row
+        self.tries = tries
 
 
 def number_rows(dataset: Sequence[Mapping[str, Any]], start: int = 0) -> list[Prompt]:
@@ -65,7 +67,7 @@ class PromptStream:
         while True:
             position = self.frontier.take()
             row = self.order.row(position)
-            yield Prompt(self._dataset[row], position, row)
+            yield Prompt(self._dataset[row], position, row, self.frontier.tries.get(position, 0))
 
 
 _log = logging.getLogger(__name__)

@@ -100,12 +100,11 @@ def _config(tmp_path: Path, service: Service, steps: int, *, staleness: int = 2,
         max_concurrent_rollouts=16,
     )
     return GRPOConfig(
-        **experiment(tmp_path, total_train_steps=steps),
+        **experiment(tmp_path, total_train_steps=steps, **more),
         train_dataset=TrainDatasetConfig(batch_size=8),
         gconfig=ANSWERS,
         rollout=rollout,
         actor=PPOActorConfig(**engine(**actor)),
-        **more,
     )
 
 
@@ -441,6 +440,22 @@ def test_evaluation_counts_what_failed(tmp_path: Path, service: Service) -> None
         trainer.train(**WORKFLOW, eval_workflow=OddAnswersFail)
         (line,) = steps_of(trainer.folder.metrics)
     assert 0 < odd < 8 and (line["eval/rollouts"], line["eval/failed"]) == (8 - odd, odd)
+
+
+@pytest.mark.extended
+def test_runs_of_one_seed_under_two_names_train_on_the_same_samples(tmp_path: Path, service: Service) -> None:
+    def run(trial: str, seed: int) -> list[tuple[str, list[list[int]]]]:
+        config = _config(tmp_path, service, 2, staleness=0, trial_name=trial, seed=seed)
+        config.rollout.deterministic_sampling = config.rollout.dump_to_file = True
+        with PPOTrainer(config, prompts(50)) as trainer:
+            trainer.train(**WORKFLOW)
+        written = read_episodes(RunFolder(tmp_path / "runs" / "reversing" / trial).trajectories)
+        return [(str(each.prompt), [list(one.input_ids) for one in each.interactions]) for each in written]
+
+    first = run("one", 1)
+    assert len(first) == 2 * 8 * ANSWERS.n_samples
+    assert run("two", 1) == first
+    assert run("one-again", 2) != first
 
 
 def test_resumed_run_consumes_each_prompt_once(tmp_path: Path, service: Service) -> None:

@@ -1,0 +1,106 @@
+"""The same seed, data and order give the same samples, whatever a run is called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import GenerationHyperparameters, InferenceEngineConfig
+from areal.client import RolloutController
+from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
+from areal.rollout.workflows import EnvironmentWorkflow
+from areal.training.frontier import DataOrder, Frontier
+from areal.training.trainers.rollouts import PromptStream
+from tests.client.conftest import Place
+from tests.drivers.reversing_env import Asking, Reversing
+from tests.reward.rewards import never_right, reverse_reward
+
+GCONFIG = GenerationHyperparameters(max_new_tokens=6, temperature=1.5)
+ROWS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": text}], "question": text, "answer": text[::-1]}
+    for text in ("1234", "5678", "4321", "8765")
+]
+
+
+def one_answer(folder: str) -> Any:
+    return RLVRWorkflow(reverse_reward, GCONFIG, folder)
+
+
+def several_turns(folder: str) -> Any:
+    return MultiTurnWorkflow(never_right, GCONFIG, folder, max_turns=3, feedback="9876")
+
+
+def environment(folder: str) -> Any:
+    return EnvironmentWorkflow(Asking, Reversing)
+
+
+class Calls:
+    """A workflow with OpenAI's client."""
+
+    def __init__(self, folder: str) -> None: ...
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        from areal.experimental.openai import ArealOpenAI
+
+        client = ArealOpenAI(engine=engine)
+        for _ in range(2):
+            await client.chat.completions.create(
+                messages=data["messages"], max_completion_tokens=6, temperature=1.5, store=True
+            )
+        client.set_last_reward(1.0)
+        return client.export_interactions()
+
+
+def samples(
+    place: Place, make: Any, trial: str, seed: int = 1, rows: Any = ROWS, group_size: int = 2, **config: Any
+) -> list[list[list[int]]]:
+    """The token ids of a run with this trial name: of each group, of each row."""
+    config = {"deterministic_sampling": True, "consumer_batch_size": len(rows), **config}
+    made = InferenceEngineConfig(trial_name=trial, request_timeout=60, setup_timeout=60, **config)
+    with RolloutController(
+        made, gateway_addr=place.proxy.url, admin_api_key=place.key, model="digits", seed=seed
+    ) as controller:
+        batch = controller.rollout_batch(list(rows), make(str(place.folder)), group_size=group_size)
+    return [group["input_ids"].tolist() for group in batch]
+
+
+@pytest.mark.parametrize("make", [one_answer, several_turns, environment, Calls])
+def test_samples_under_another_trial_name_are_the_same(digits: Place, make: Any) -> None:
+    first = samples(digits, make, "one")
+    assert samples(digits, make, "two") == first
+    assert samples(digits, make, "one", seed=2) != first
+    assert len({str(row) for group in first for row in group}) > len(first)  # members of a group differ
+
+
+def test_seed_of_the_sampling_parameters_does_not_depend_on_the_trial_name(digits: Place) -> None:
+    def seeded(folder: str) -> Any:
+        return RLVRWorkflow(reverse_reward, GCONFIG.new(seed=7), folder)
+
+    first = samples(digits, seeded, "one", deterministic_sampling=False)
+    assert samples(digits, seeded, "two", seed=2, deterministic_sampling=False) == first
+
+
+def test_resumed_run_samples_what_the_uninterrupted_one_does(digits: Place) -> None:
+    order = DataOrder(len(ROWS), shuffle=True)
+
+    def taken(frontier: Frontier, count: int) -> list[Any]:
+        stream = iter(PromptStream(ROWS, order, frontier))
+        return [next(stream) for _ in range(count)]
+
+    whole = samples(digits, one_answer, "whole", rows=taken(Frontier(), 4))
+    frontier = Frontier()
+    first = taken(frontier, 2)
+    frontier.consume(prompt.position for prompt in first)
+    rest = taken(Frontier.restored(frontier.state()), 2)
+    assert samples(digits, one_answer, "a", rows=first) + samples(digits, one_answer, "b", rows=rest) == whole
+
+
+def test_prompt_that_failed_is_sampled_anew(digits: Place) -> None:
+    frontier = Frontier()
+    stream = iter(PromptStream(ROWS, DataOrder(len(ROWS), shuffle=False), frontier))
+    first = next(stream)
+    frontier.fail(first.position)
+    again = next(stream)
+    assert (again.position, again.tries) == (first.position, 1)
+    assert samples(digits, one_answer, "t", rows=[first]) != samples(digits, one_answer, "t", rows=[again])
