@@ -168,13 +168,7 @@ def diff(
         with mutation(cli) as context:
             request = replace(_request(cli, None, source, policy), assume_capacity=assume_capacity)
             made = reconciler.diff(context, request)
-    if cli.format.kind == "name":
-        write("\n".join(item.ref for item in made.objects if item.action != "unchanged"))
-    elif cli.format.is_table:
-        show(_markdown(made) if style == "github" else _readable(made))
-    else:
-        write(dump(cli.format, made.to_json()))
-    refused = _refused(made)
+    refused = _emit_plan(cli, made, _markdown if style == "github" else _readable)
     if out and refused == _INVALID:
         cli.info(f"{out} was not written: a saved plan is one of valid manifests")
     elif out:
@@ -186,6 +180,17 @@ def diff(
             raise UsageFault(f"the plan is not saved: {error}", hint="choose another --out FILE") from error
         cli.info(f"saved; run it with `areal apply {out}`")
     return refused or (0 if made.is_empty and not made.drift else 1)
+
+
+def _emit_plan(cli: Invocation, plan: Plan, page: Callable[[Plan], str]) -> int:
+    """Prints a plan. Returns the most severe exit status of the objects that cannot be applied, or 0."""
+    if cli.format.kind == "name":
+        write("\n".join(item.ref for item in plan.objects if item.action != "unchanged"))
+    elif cli.format.is_table:
+        show(page(plan))
+    else:
+        write(dump(cli.format, plan.to_json()))
+    return _refused(plan)
 
 
 def _refused(plan: Plan) -> int:
@@ -537,19 +542,28 @@ def history(cli: Invocation, targets: tuple[str, ...], revision: int | None) -> 
 
 @click.command()
 @targets_argument
-@click.option("--to", type=click.IntRange(min=1), metavar="N", help="Revision  [default: the one before the present].")
+@click.option(
+    "--to", type=click.IntRange(min=1), metavar="N", help="Revision  [default: the newest with another manifest]."
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan, do nothing.")
 @change_options(destructive=True)
 def rollback(cli: Invocation, targets: tuple[str, ...], to: int | None, dry_run: bool) -> int:
-    """Apply an earlier revision's spec again; a new revision records it."""
+    """Apply the manifest of an earlier revision again; a new revision records it.
+
+    What other commands have set, such as `areal scale`, stays.
+    """
     from areal.reconcilers import operations
 
+    ref = one_ref(targets)
+    if dry_run:
+        with mutation(cli) as context:
+            made = operations.plan_rollback(context, ref, to)
+        return _emit_plan(cli, made, _readable)
     return mutate(
         cli,
         operations.rollback,
-        one_ref(targets),
+        ref,
         to=to,
-        dry_run=dry_run,
         timeout_s=cli.deadline_s(),
         approve=approver(cli, "rollback"),
     )

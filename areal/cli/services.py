@@ -15,7 +15,7 @@ import click
 from areal import interrupt
 from areal.cli.apply import converge, foreground, preview
 from areal.cli.logs import LogQuery
-from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, manifest, process_row, recorded, stored
+from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, process_row, recorded, stored
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
@@ -70,25 +70,12 @@ def gateway_options(port: int) -> Decorator[Any]:
 
 
 def with_applied(cli: Invocation, wanted: Document, *, force: bool) -> Document:
-    """Merges the manifest of the given flags over the last applied spec, so that another `run` changes only the fields
-    of its flags."""
-    from areal.resources.tree import merge
+    """Completes the manifest of the given flags by what was applied, so that the command changes only the fields of its
+    flags."""
+    from areal.reconcilers.desired import over_applied
 
     found = None if force else recorded(cli, Ref(wanted["kind"], wanted["metadata"]["name"]))
-    if found is None:
-        return wanted
-    applied = found.applied.spec if found.applied is not None else {}
-    return {**manifest(found), "spec": merge(_in_force(applied, found.spec), wanted["spec"])}
-
-
-def _in_force(applied: Mapping[str, Any], spec: Mapping[str, Any]) -> Document:
-    """Returns the fields of ``applied`` with their values in ``spec``, since another command (`scale`) may have changed
-    them."""
-    return {
-        name: _in_force(value, now) if isinstance(value, Mapping) and isinstance(now, Mapping) else now
-        for name, value in applied.items()
-        for now in [spec.get(name, value)]
-    }
+    return wanted if found is None else over_applied(found, wanted)
 
 
 def run_service(

@@ -311,6 +311,8 @@ class _Manifests:
     def _target(self, item: Wanted, stored: StoredObject | None) -> Target:
         if stored is None:
             self.command.store.require_readable(parse_ref(item.ref))  # a damaged file is never taken as absent
+        elif self.request.source.manifests:  # flags name no owner
+            item = replace(item, owner=item.owner or stored.owner)
         return target_for(
             item,
             stored,

@@ -13,7 +13,7 @@ from typing import Any
 
 from areal.errors import Conflict
 from areal.reconcilers.plan import FieldChange
-from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, path_text
+from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
 from areal.resources.validation import references, spec_model, update_class, validate
 from areal.state.records import APPLY, Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
 
@@ -146,20 +146,55 @@ def with_layer(stored: StoredObject, manager: str, spec: Mapping[str, Any], caus
 
 
 def restored(stored: StoredObject, revision: Revision) -> Target:
-    """The target of a rollback: the revision's manifest, labels and annotations. Other layers are dropped unless
-    the spec stays the same."""
-    then = revision.object
-    after = replace(
-        stored,
-        layers=tuple(layer for layer in then.layers if layer.manager == APPLY),
-        labels=then.labels,
-        annotations=then.annotations,
-        depends_on=then.depends_on,
-        protected=then.protected,
-    )
-    if not field_changes(stored.kind, stored.spec, after.spec):
-        after = replace(after, layers=stored.layers)
+    """The target of a rollback: the revision's manifest in place of the present one, below the other layers, which
+    stay."""
+    then, applied = revision.object, revision.object.applied
+    layers = stored.layers
+    if applied is not None:
+        layers = replace_layer(layers, replace(applied, actor="", at=0.0))
+    metadata = {name: getattr(then, name) for name in _OF_A_MANIFEST}
+    after = replace(stored, layers=layers, **metadata)
     return replace(_compared(stored, after), cause=f"rolled back to revision {revision.number}")
+
+
+_OF_A_MANIFEST = ("labels", "annotations", "depends_on", "protected")
+
+
+def same_manifest(a: StoredObject, b: StoredObject) -> bool:
+    """Whether the manifests of two states of an object say the same. Other layers are ignored."""
+
+    def said(item: StoredObject) -> list[Any]:
+        applied = item.applied
+        return [applied.spec if applied is not None else {}, *(getattr(item, name) for name in _OF_A_MANIFEST)]
+
+    return said(a) == said(b)
+
+
+def over_applied(stored: StoredObject, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The manifest of an object after a command that names only the fields of ``wanted``, a manifest too: other fields
+    stay as they were applied. A Model that changes between an engine and an external endpoint keeps none.
+
+    Applied fields have their values in force, since another command (`scale`) may have changed them."""
+    applied = stored.applied.spec if stored.applied is not None else {}
+    spec = wanted["spec"]
+    if ("external" in applied) == ("external" in spec):
+        spec = merge(_in_force(applied, stored.spec), spec)
+    metadata: dict[str, Any] = {
+        "name": stored.name,
+        "labels": stored.labels,
+        "annotations": stored.annotations,
+        "dependsOn": [str(ref) for ref in stored.depends_on],
+    }
+    return {**wanted, "metadata": merge({k: v for k, v in metadata.items() if v}, wanted["metadata"]), "spec": spec}
+
+
+def _in_force(applied: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``applied`` with their values in ``spec``."""
+    return {
+        name: _in_force(value, now) if isinstance(value, Mapping) and isinstance(now, Mapping) else now
+        for name, value in applied.items()
+        for now in [spec.get(name, value)]
+    }
 
 
 def _new_object(wanted: Wanted, layer: Layer, set_name: str | None) -> StoredObject:

@@ -11,10 +11,17 @@ from areal.errors import Conflict, NotFound
 from areal.reconcilers.apply import apply
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import converge
-from areal.reconcilers.desired import Target, check_removals, deletions, restored, with_layer
+from areal.reconcilers.desired import (
+    Target,
+    check_removals,
+    deletions,
+    over_applied,
+    restored,
+    same_manifest,
+    with_layer,
+)
 from areal.reconcilers.kinds import Completion, controller_of, host_of
 from areal.reconcilers.observe import ObservedRun
-from areal.reconcilers.outcomes import outcome_of
 from areal.reconcilers.plan import Plan
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import Choose, CommandContext, plan_targets
@@ -218,32 +225,41 @@ def rollback(
     ctx: Context,
     ref: Ref,
     to: int | None = None,
-    dry_run: bool = False,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     approve: Callable[[Plan], bool] = _yes,
 ) -> Outcome:
-    """Apply an earlier revision's spec as a new one, without layers of other verbs such as ``scale``."""
+    """Apply the manifest of revision ``to`` again; None: of the newest one with another manifest. Layers of other
+    verbs, such as ``scale``, stay."""
+    return _change(ctx, ref, _rolled_back(ctx, ref, to), "rolled back", timeout_s, approve=approve)
+
+
+def plan_rollback(ctx: Context, ref: Ref, to: int | None = None) -> Plan:
+    return plan_targets(CommandContext.open(ctx), _only(ctx, ref, _rolled_back(ctx, ref, to)), Policy()).plan
+
+
+def _rolled_back(ctx: Context, ref: Ref, to: int | None) -> Edit:
+    """Raises NotFound when there is no such revision."""
     store = ObjectStore(ctx.home)
     present, found = store.expect(ref), store.revisions(ref)
-    earlier = [each for each in found if (each.number < present.revision if to is None else each.number == to)]
+    if to is None:
+        earlier = [each for each in found if each.number < present.revision and not same_manifest(each.object, present)]
+    else:
+        earlier = [each for each in found if each.number == to]
     if not earlier:
         numbers = ", ".join(str(revision.number) for revision in found)
-        lacks = "no earlier revision" if to is None else f"no revision {to}; it has {numbers}"
+        lacks = "no earlier revision with another manifest" if to is None else f"no revision {to}; it has {numbers}"
         raise NotFound(f"{ref} has {lacks}", hint=f"areal history {ref}")
-
-    def edit(item: StoredObject) -> Target:
-        return restored(item, earlier[-1])
-
-    if dry_run:
-        return outcome_of(plan_targets(CommandContext.open(ctx), _only(ctx, ref, edit), Policy()).plan, dry_run=True)
-    return _change(ctx, ref, edit, "rolled back", timeout_s, approve=approve)
+    return lambda item: restored(item, earlier[-1])
 
 
 def adopt(
     ctx: Context, ref: Ref, pid: int | None = None, url: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Outcome:
     """Route to a model server that already runs. It is not restarted, and never stopped by areal."""
-    manifest = controller_of(ref.kind).adopted(ObjectStore(ctx.home), ref, pid, url)
+    store = ObjectStore(ctx.home)
+    manifest, found = controller_of(ref.kind).adopted(store, ref, pid, url), store.get(ref)
+    if found is not None:
+        manifest = over_applied(found, manifest)
     outcome = apply(ctx, ApplyRequest(RenderRequest(manifests=(manifest,)), timeout_s=timeout_s), _yes)
     return _reworded(outcome, {"created": "adopted", "configured": "adopted"})
 

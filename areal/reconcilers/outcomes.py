@@ -139,7 +139,7 @@ _GONE = ("prune", "delete")
 _PARTIAL = 9
 
 
-def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = False) -> Outcome:
+def outcome_of(plan: Plan, reports: Sequence[Report] = ()) -> Outcome:
     """The outcome of ``plan`` for each of its objects. ``reports`` are those of its passes; only the last one can hold
     failures, since a pass that fails is the last."""
     last = reports[-1] if reports else Report()
@@ -149,7 +149,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
             if item.action != "unchanged":
                 found.setdefault(item.ref, item)
     unseen = {item.ref: item.unseen for item in (reports[-1].plan if reports else plan).objects if item.unseen}
-    objects = tuple(_object_outcome(item, last, dry_run, unseen.get(item.ref, "")) for item in found.values())
+    objects = tuple(_object_outcome(item, last, unseen.get(item.ref, "")) for item in found.values())
     notes = tuple(f"left alone: {sentence}" for sentence in plan.unknown)
     notes += tuple(note for report in reports for note in report.notes)
     if last.interrupted:
@@ -157,7 +157,7 @@ def outcome_of(plan: Plan, reports: Sequence[Report] = (), *, dry_run: bool = Fa
     return Outcome(objects, notes, worst_exit([item.exit_code for item in objects]))
 
 
-def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool, unseen: str) -> ObjectOutcome:
+def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcome:
     errors = last.errors_of(item.ref)
     if any(op.verb is Verb.ERASE and op.id in last.done for op in last.plan.ops_of(item.ref)) and item.action in _GONE:
         # the object is deleted: an error of its router is only a note
@@ -172,8 +172,6 @@ def _object_outcome(item: ObjectPlan, last: Report, dry_run: bool, unseen: str) 
         error = refused_error(item.refusal)
         return ObjectOutcome(item.ref, item.action, error.message, error.exit_code, error)
     action = _DONE.get(item.action, item.action)
-    if dry_run:
-        return ObjectOutcome(item.ref, action, "(dry run)")
     if last.is_unfinished(item.ref):
         why = "interrupted" if last.interrupted else "an earlier step failed"
         return ObjectOutcome(item.ref, action, f"not converged: {why}", _PARTIAL)

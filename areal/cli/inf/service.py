@@ -173,7 +173,8 @@ def run(
     manifests = [with_applied(cli, resource(INFERENCE_SERVICE, ref.name, spec_of(settings)), force=force)]
     seconds = launch_timeout if launch_timeout is not None else _LAUNCH_S
     if model:
-        manifests.append(resource(MODEL, model, {"service": ref.name, **flags.spec()}))
+        served = resource(MODEL, model, {"service": ref.name, **flags.spec()})
+        manifests.append(with_applied(cli, served, force=force))
         seconds += flags.model_health_timeout if flags.model_health_timeout is not None else MODEL_S
     seconds = cli.deadline_s(seconds, flagged=launch_timeout is not None or flags.model_health_timeout is not None)
     return run_service(cli, ref, manifests, seconds=seconds, detach=detach, force=force, dry_run=dry_run)
@@ -224,7 +225,8 @@ def register(
     areal inf register --model gpt --api-url https://api.openai.com/v1 --provider-api-key-env OPENAI_API_KEY
     """
     name = service_name(cli, service)
-    manifests = [resource(MODEL, model, {"service": name, **_model_spec(flags, external)})]
+    registered = resource(MODEL, model, {"service": name, **_model_spec(flags, external)})
+    manifests = [with_applied(cli, registered, force=force)]
     if dry_run:
         return preview(cli, manifests, dry_run, force=force)
     try:
