@@ -13,6 +13,8 @@ from areal.lazy import lazy
 interrupt.install()
 TYPE_CHECKING = False  # typing's own costs an import
 if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
     from areal.api import workflow_context
     from areal.api.cli_args import load_expr_config
     from areal.api.workflow_api import RolloutWorkflow
@@ -52,18 +54,19 @@ _HOMES = {
 }
 
 
-class _Unsupported:
-    """Modules of AReaL that have no counterpart here say what to use instead."""
+class _Compatibility:
+    """Modules of AReaL that have no file here."""
 
     @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if name.startswith(f"{__name__}."):
-            from areal.unsupported import refuse
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(f"{__name__}."):
+            return None
+        from areal.compat import FINDER
 
-            refuse(name)
+        return FINDER.find_spec(name)
 
 
-sys.meta_path.append(_Unsupported)  # the last: asked for what no file has
+sys.meta_path.append(_Compatibility)  # the last: asked for what no file has
 __getattr__ = lazy(__name__, _HOMES)
 
 

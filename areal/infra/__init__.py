@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from areal.api import workflow_context
-from areal.unsupported import attribute
+from areal.compat import attribute
 
 __all__ = ["workflow_context"]
 

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from areal.api.config.rollout import NO_TOP_K
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncGroup, AsyncInferenceClient
@@ -148,26 +147,6 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
         message = f"a prompt of {prompt_len} tokens leaves no room for an answer in {longest}"
         raise CallerError(message, code="context_length_exceeded", param="max_tokens")
     return budget
-
-
-def sampling_fields(gconfig: GenerationHyperparameters, seed: int | None) -> dict[str, Any]:
-    """The request fields that differ from the service's defaults, without ``max_tokens``."""
-    fields: dict[str, Any] = {"temperature": 0.0 if gconfig.is_greedy else gconfig.temperature}
-    optional = {
-        "top_p": (gconfig.top_p, 1.0),
-        "min_p": (gconfig.min_p, 0.0),
-        "top_k": (gconfig.top_k if 0 < gconfig.top_k < NO_TOP_K else 0, 0),
-        "min_tokens": (gconfig.min_new_tokens, 0),
-        "frequency_penalty": (gconfig.frequency_penalty, 0.0),
-        "presence_penalty": (gconfig.presence_penalty, 0.0),
-        "repetition_penalty": (gconfig.repetition_penalty, 1.0),
-        "ignore_eos": (gconfig.ignore_eos, False),
-        "skip_special_tokens": (gconfig.skip_special_tokens, True),
-        "stop": (gconfig.stop or None, None),
-        "stop_token_ids": (gconfig.stop_token_ids or None, None),
-        "seed": (seed, None),
-    }
-    return fields | {name: value for name, (value, default) in optional.items() if value != default}
 
 
 def derived_seed(*parts: object) -> int:
@@ -355,7 +334,7 @@ class EpisodeEngine:
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
 
     def _fields(self, req: ModelRequest) -> dict[str, Any]:
-        return sampling_fields(req.gconfig, self.next_seed(req.gconfig.seed))
+        return req.gconfig.request_fields(self.next_seed(req.gconfig.seed))
 
     def next_seed(self, given: int | None = None) -> int | None:
         """The seed of the episode's next call, derived from ``given``, else from ``seed``; None without either."""

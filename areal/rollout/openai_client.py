@@ -68,9 +68,10 @@ class ArealOpenAI(openai.AsyncOpenAI):
         return calls
 
     async def post(self, path: str, **kwargs: Any) -> Any:
-        body, seed = kwargs.get("body"), self._engine.next_seed()
-        if seed is not None and path == "/chat/completions" and isinstance(body, dict):
-            body.setdefault("seed", seed)
+        body = kwargs.get("body")
+        if path == "/chat/completions" and isinstance(body, dict):
+            seed = self._engine.next_seed(body.get("seed"))  # as of a workflow's: members of a group differ
+            kwargs["body"] = {**body, "seed": seed} if seed is not None else body
         answer: Any = await super().post(path, **kwargs)
         if isinstance(name := getattr(answer, "id", None), str):
             self._calls.append(name)

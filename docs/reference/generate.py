@@ -151,8 +151,8 @@ MODULES = {
     "areal.client": "Clients and the rollout controller",
     "areal.api": "Contracts",
     "areal.api.reward_api": "Rewards",
-    "areal.trainer": "Trainers",
     "areal.api.cli_args": "Configuration",
+    "areal": "Trainers and data sets",
 }
 
 

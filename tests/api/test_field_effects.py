@@ -27,7 +27,6 @@ from areal.api.cli_args import (
 )
 from areal.api.config.fields import hints_of
 from areal.api.engine_api import TokenOutputs
-from areal.rollout.engine import sampling_fields
 from areal.training.algorithms.actor import ActorLoss, add_second_moment_mask
 from areal.training.algorithms.advantages import AuxiliaryOutputs, prepare
 from areal.training.algorithms.losses import dpo_loss, token_outputs
@@ -201,7 +200,7 @@ SAMPLING = {
 @pytest.mark.parametrize("name", SAMPLING)
 def test_setting_of_generation_changes_the_request(name: str) -> None:
     plain = GenerationHyperparameters()
-    assert sampling_fields(plain, None) != sampling_fields(plain.new(**{name: SAMPLING[name]}), None)
+    assert plain.request_fields() != plain.new(**{name: SAMPLING[name]}).request_fields()
 
 
 OPTIMIZER: dict[str, tuple[dict[str, Any], Any]] = {

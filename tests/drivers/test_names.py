@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.unsupported import UNSUPPORTED
+from areal.compat import UNSUPPORTED
 
 NAMES = [tuple(line.split()) for line in Path(__file__).with_name("areal_names.txt").read_text().splitlines()]
 
@@ -50,9 +50,7 @@ def test_name_of_nobody_is_an_ordinary_error() -> None:
 
 
 def test_names_cost_nothing_until_they_are_asked_for() -> None:
-    code = (
-        "import areal, areal.api, sys; print([m for m in ('torch', 'areal.unsupported', 'numpy') if m in sys.modules])"
-    )
+    code = "import areal, areal.api, sys; print([m for m in ('torch', 'areal.compat', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 

@@ -21,7 +21,6 @@ from areal.rollout.engine import (
     derived_seed,
     is_short,
     prompts_per_call,
-    sampling_fields,
 )
 from tests.client.conftest import Place
 from tests.services.processes import engine_calls, script
@@ -123,7 +122,7 @@ def test_budget_keeps_prompt_and_answer_within_every_limit(new: int, total: int,
 
 
 def test_defaults_send_nothing_but_the_temperature() -> None:
-    assert sampling_fields(GenerationHyperparameters(), None) == {"temperature": 1.0}
+    assert GenerationHyperparameters().request_fields() == {"temperature": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +136,7 @@ def test_defaults_send_nothing_but_the_temperature() -> None:
     ],
 )
 def test_what_differs_is_sent_under_the_apis_name(given_: dict[str, object], sent: dict[str, object]) -> None:
-    assert sampling_fields(GenerationHyperparameters(**given_), None) == sent  # type: ignore[arg-type]
+    assert GenerationHyperparameters(**given_).request_fields() == sent  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("temperature", "recorded"), [(1e-9, 0.0), (0.0, 0.0), (0.6, 0.6)])

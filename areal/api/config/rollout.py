@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -256,6 +257,14 @@ class InferenceEngineConfig:
 
 
 NO_TOP_K = 100_000_000
+_OPENAI_FIELDS = {
+    "completions": (
+        {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop", "seed", "n", "max_completion_tokens"},
+        "max_completion_tokens",
+    ),
+    "responses": ({"temperature", "top_p", "max_output_tokens"}, "max_output_tokens"),
+}
+"""By API: the fields that its ``create`` takes, and its limit of tokens."""
 
 
 @dataclass
@@ -301,6 +310,46 @@ class GenerationHyperparameters:
     def is_greedy(self) -> bool:
         """``greedy``, or a temperature that the service takes as 0."""
         return self.greedy or self.temperature < GREEDY_BELOW
+
+    def request_fields(self, seed: int | None = None) -> dict[str, Any]:
+        """The fields of a request to a gateway that differ from its defaults, without a limit of tokens."""
+        fields: dict[str, Any] = {"temperature": 0.0 if self.is_greedy else self.temperature}
+        optional = {
+            "top_p": (self.top_p, 1.0),
+            "min_p": (self.min_p, 0.0),
+            "top_k": (self.top_k if 0 < self.top_k < NO_TOP_K else 0, 0),
+            "min_tokens": (self.min_new_tokens, 0),
+            "frequency_penalty": (self.frequency_penalty, 0.0),
+            "presence_penalty": (self.presence_penalty, 0.0),
+            "repetition_penalty": (self.repetition_penalty, 1.0),
+            "ignore_eos": (self.ignore_eos, False),
+            "skip_special_tokens": (self.skip_special_tokens, True),
+            "stop": (self.stop or None, None),
+            "stop_token_ids": (self.stop_token_ids or None, None),
+            "seed": (seed, None),
+        }
+        return fields | {name: value for name, (value, default) in optional.items() if value != default}
+
+    def to_openai_args_dict(
+        self, exclude_args: Sequence[str] = (), api_format: Literal["completions", "responses"] = "completions"
+    ) -> dict[str, Any]:
+        """Keyword arguments of ``create`` of OpenAI's client: of chat completions, or of responses. What OpenAI's API
+        does not have is in ``extra_body``. ``exclude_args``: fields of this class to leave out. Raises ValueError for
+        one that does not exist."""
+        known = {each.name: each for each in fields(self)}
+        if unknown := [name for name in exclude_args if name not in known]:
+            raise ValueError(f"there is no field {', '.join(unknown)}")
+        plain = GenerationHyperparameters()
+        kept = replace(self, **{name: getattr(plain, name) for name in exclude_args})
+        given = kept.request_fields(None if "seed" in exclude_args else self.seed)
+        given = {name: value for name, value in given.items() if name not in exclude_args}
+        own, limit = _OPENAI_FIELDS[api_format]
+        if "max_new_tokens" not in exclude_args:
+            given[limit] = self.max_new_tokens
+        if api_format == "completions" and kept.n_samples > 1:
+            given["n"] = kept.n_samples
+        extra = {name: given.pop(name) for name in list(given) if name not in own}
+        return given | ({"extra_body": extra} if extra else {})
 
     def new(self, **changes: Any) -> Self:
         """A copy with these fields changed."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from areal.compat import attribute
 from areal.rollout.openai_client import ArealOpenAI, InteractionWithTokenLogpReward
-from areal.unsupported import attribute
 
 __all__ = ["ArealOpenAI", "InteractionWithTokenLogpReward"]
 

@@ -20,7 +20,6 @@ import openai
 from areal.api.cli_args import GenerationHyperparameters
 from areal.client.errors import ClientError
 from areal.rollout.agents import AgentEpisodeFailed, AgentServiceWorkflow
-from areal.rollout.engine import sampling_fields
 from areal.wire.agents import ModelAccess
 from examples.agents.tau2.agent import said_to
 from examples.agents.tau2.domains import Domain, Ended, Message, Task, load_domain
@@ -141,7 +140,7 @@ def _steps(task: Task, conversation: Sequence[Message]) -> int:
 
 
 def sampling_of(gconfig: GenerationHyperparameters) -> dict[str, Any]:
-    return {**sampling_fields(gconfig, gconfig.seed), "max_tokens": gconfig.max_new_tokens}
+    return {**gconfig.request_fields(gconfig.seed), "max_tokens": gconfig.max_new_tokens}
 
 
 def turn_messages(response: Mapping[str, Any]) -> list[Message]:

@@ -1,7 +1,32 @@
-"""Names that AReaL has and this project does not, and what to use instead: an import of one is an ImportError that
-says so. ``package.module`` stands for all that is below it, ``package.module:name`` for one name."""
+"""Import paths of AReaL that no file here has. ``ALIASES`` names where the same thing lives. An import of what is in
+``UNSUPPORTED`` is an ImportError that says what to use instead.
+
+A key of ``UNSUPPORTED`` ``package.module`` stands for all that is below it, ``package.module:name`` for one name.
+"""
 
 from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+from types import ModuleType
+
+from areal.lazy import lazy
+
+_CONTROLLER = dict.fromkeys(("AgentController", "RolloutController", "RolloutControllerV2"), "areal.client")
+_AGENT_TYPES = dict.fromkeys(
+    ("AgentRequest", "AgentResponse", "AgentRunnable", "EventEmitter", "StreamResponse"), "areal.api.agent"
+)
+ALIASES: dict[str, dict[str, str]] = {
+    "areal.experimental.agent_service.controller": _CONTROLLER,
+    "areal.experimental.agent_service.types": _AGENT_TYPES,
+    "areal.experimental.inference_service.controller.controller": _CONTROLLER,
+    "areal.experimental.openai.types": {"InteractionWithTokenLogpReward": "areal.rollout.openai_client"},
+    "areal.trainer": dict.fromkeys(("DPOTrainer", "PPOTrainer", "RWTrainer", "SFTTrainer"), "areal"),
+    "areal.v2.agent_service.controller": _CONTROLLER,
+    "areal.v2.agent_service.types": _AGENT_TYPES,
+    "areal.v2.inference_service.controller.controller": _CONTROLLER,
+}
+"""The home of each name of a module."""
 
 _SERVICE = (
     "an InferenceService runs the engines (areal apply, areal inf run), and areal.client.RolloutController samples "
@@ -45,6 +70,24 @@ UNSUPPORTED = {
     "areal.utils.environ": "a driver is the same on every rank: Trainer.ranks.is_first tells the first one",
     "areal.utils.proc": "areal's own processes are ended by areal train stop and areal inf stop",
 }
+
+
+class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Find the modules of ``ALIASES`` and the packages above them, and refuse those of ``UNSUPPORTED``."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name in ALIASES or any(each.startswith(f"{name}.") for each in ALIASES):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        refuse(name)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        homes = ALIASES.get(module.__name__, {})
+        module.__dict__["__all__"] = list(homes)
+        module.__dict__["__getattr__"] = lazy(module.__name__, homes)
+
+
+FINDER = AliasFinder()
 
 
 def refuse(module: str, name: str | None = None) -> None:

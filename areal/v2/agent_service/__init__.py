@@ -1,1 +1,0 @@
-"""AReaL's import paths."""

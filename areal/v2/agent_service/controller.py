@@ -1,5 +1,0 @@
-"""AReaL's import path of the agent controller."""
-
-from areal.client import AgentController
-
-__all__ = ["AgentController"]
