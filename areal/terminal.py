@@ -11,8 +11,8 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 # U+FDD0 and U+FDD1 stand for no character, and are none of which a text is made.
@@ -61,28 +61,64 @@ def style(text: str, **look: Any) -> str:
     return click.style(safe(text), **look).replace("\x1b", ESCAPE)
 
 
+class OutputLost(Exception):
+    """Standard output cannot be written, and somebody may wait for what it should say. ``reader_left``: it is a pipe,
+    closed at its other end."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror)
+        self.reader_left = isinstance(error, BrokenPipeError)
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within, people read through a ``Screen``: standard error always, standard output where it is a terminal."""
+    """Within, people read through a ``Screen``: standard error always, standard output where it is a terminal. What is
+    written to standard error is dropped once nobody can read it."""
     before = sys.stdout, sys.stderr
-    sys.stderr = cast(TextIO, Screen(sys.stderr))
-    if sys.stdout.isatty():
-        sys.stdout = cast(TextIO, Screen(sys.stdout))
+    sys.stderr = cast(TextIO, Screen(sys.stderr, optional=True))
+    sys.stdout = cast(TextIO, (Screen if sys.stdout.isatty() else Outlet)(sys.stdout))
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
 
 
-class Screen:
-    """A stream that people read. Everything but ``write`` is the stream's own."""
+def outlive_readers() -> None:
+    """Drop what is written to standard output, too, once nobody can read it: what the command does matters more."""
+    if isinstance(sys.stdout, Outlet):
+        sys.stdout.optional = True
 
-    def __init__(self, stream: TextIO) -> None:
+
+class Outlet:
+    """A stream whose reader may leave. Everything but writing is the stream's own. ``optional``: what cannot be
+    written is dropped; else it raises OutputLost."""
+
+    def __init__(self, stream: TextIO, *, optional: bool = False) -> None:
         self._stream = stream
+        self.optional = optional
 
     def write(self, text: str) -> int:
-        self._stream.write(spelled(text, "\x1b"))
+        if text != "":  # click writes nothing to learn what kind of stream it is
+            self._try(lambda: self._stream.write(text))
         return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._discard()
+            if not self.optional:
+                raise OutputLost(error) from error
+
+    def _discard(self) -> None:
+        """Send what is buffered, and what follows, to /dev/null: the interpreter's last flush must not fail on it."""
+        with suppress(OSError):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -90,3 +126,11 @@ class Screen:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Screen(Outlet):
+    """A stream that people read."""
+
+    def write(self, text: str) -> int:
+        super().write(spelled(text, "\x1b"))
+        return len(text)

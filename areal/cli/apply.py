@@ -114,7 +114,7 @@ def apply(
     request = _request(cli, plan, source, policy, wait=not no_wait)
     if not dry_run:
         return mutate(cli, reconciler.apply, request, approver(cli, "this apply"))
-    with mutation(cli) as context:
+    with mutation(cli, changes=False) as context:
         made = reconciler.diff(context, request)
     if cli.format.is_table:
         show(_readable(made))
@@ -161,11 +161,11 @@ def diff(
         )
     if drift:
         refs = [str(stored(cli.home, ref).ref) for ref in parse_refs(targets)]
-        with mutation(cli) as context:
+        with mutation(cli, changes=False) as context:
             made = plan_drift(context, refs or None, assume_capacity=assume_capacity)
     else:
         _check(None, source, policy, "diff")
-        with mutation(cli) as context:
+        with mutation(cli, changes=False) as context:
             request = replace(_request(cli, None, source, policy), assume_capacity=assume_capacity)
             made = reconciler.diff(context, request)
     refused = _emit_plan(cli, made, _markdown if style == "github" else _readable)
@@ -323,7 +323,7 @@ def preview(
         return 0
     from areal.reconcilers.apply import diff
 
-    with mutation(cli) as context, flags_in_errors():
+    with mutation(cli, changes=False) as context, flags_in_errors():
         plan = diff(context, _flags_request(cli, manifests, force, recreate))
     show(plan.to_text() or "no difference")
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +20,7 @@ import click
 
 from areal.cli.options import Invocation, global_options
 from areal.interrupt import STATUS, is_interrupt
-from areal.terminal import guarded
+from areal.terminal import OutputLost, guarded
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -273,14 +274,30 @@ def cli() -> None:
 def main() -> int:
     """Runs the console script. ``gc.freeze`` skips the garbage collections at exit, which would take a tenth of the
     time of a short command."""
+    _open_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        if isinstance(stream, io.TextIOWrapper):
             # Characters that cannot be encoded (in a name, or half a surrogate pair in a response) must not fail.
             utf8 = stream.encoding.lower() in ("utf-8", "utf8")
             stream.reconfigure(errors="backslashreplace" if utf8 else "replace")
     status = run()
     gc.freeze()
     return status
+
+
+def _open_streams() -> None:
+    """Opens the standard streams that the caller has closed: to read nothing, and to fail when written, as a closed one
+    does. A file that is opened later would take the number of a closed one. Signals that the caller blocks or, of its
+    children's ends, ignores are ours again."""
+    for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def run(args: Sequence[str] | None = None) -> int:
@@ -301,11 +318,9 @@ def _run(args: Sequence[str] | None) -> int:
         sys.stdout.flush()
     except click.Abort:
         return STATUS
-    except BrokenPipeError:
-        # The reader closed the pipe: the interpreter's last flush must not fail on it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _BROKEN_PIPE
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every failure becomes a message and a status
+        if isinstance(error, OutputLost) and error.reader_left:
+            return _BROKEN_PIPE
         if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
             invocation.info("interrupted")
             return STATUS

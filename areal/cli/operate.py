@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TextIO
 
@@ -26,7 +26,7 @@ from areal.cli.output import age, emit_rows, error_lines, field, report, show, s
 from areal.cli.remote import checked_url, gateway
 from areal.errors import ArealError, NotFound, UsageFault
 from areal.resources.kinds import MODEL
-from areal.terminal import ESCAPE, fancy, safe
+from areal.terminal import ESCAPE, fancy, outlive_readers, safe
 
 if TYPE_CHECKING:
     from areal.reconcilers.context import Context, Outcome, Progress
@@ -153,7 +153,8 @@ def graceful(interrupted: threading.Event, doing: str = "finishing the operation
         if interrupted.is_set():
             os._exit(interrupt.STATUS)
         interrupted.set()
-        os.write(sys.stderr.fileno(), _NOTICE.format(doing=doing).encode())
+        with suppress(OSError):  # nobody reads
+            os.write(sys.stderr.fileno(), _NOTICE.format(doing=doing).encode())
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -172,14 +173,16 @@ _OUTCOME_COLUMNS = (field("OBJECT", "ref"), field("ACTION", "action", state=True
 
 
 @contextmanager
-def mutation(cli: Invocation) -> Iterator[Context]:
+def mutation(cli: Invocation, *, changes: bool = True) -> Iterator[Context]:
     """Yields the context of a mutating command. Progress goes to stderr; the first Ctrl-C lets the current operation
-    finish."""
+    finish. ``changes``: the command changes something, so it goes on after whoever reads its output has left."""
     from areal.cli.remote import refuse_remote_context
     from areal.reconcilers.context import Context
     from areal.state.locks import actor, command_line
 
     refuse_remote_context(cli)
+    if changes:
+        outlive_readers()
     interrupted = threading.Event()
     who = actor()
     cli.detail(f"home {cli.home.root}, as {who}")
@@ -486,7 +489,7 @@ def doctor(cli: Invocation, fix: bool, security: bool) -> int:
     """
     from areal.reconcilers.doctor import doctor as examine
 
-    with mutation(cli) as context:
+    with mutation(cli, changes=fix) as context:
         findings = examine(context, fix, security)
     if cli.format.kind == "table":
         for item in findings:

@@ -6,6 +6,7 @@ terminal wherever they are written. A terminal only receives characters that ``a
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -17,7 +18,7 @@ import click
 
 from areal.cli.options import Format, Invocation
 from areal.errors import ArealError, Conflict, UsageFault
-from areal.terminal import ESCAPE, fancy, safe, spelled, style
+from areal.terminal import ESCAPE, OutputLost, fancy, safe, spelled, style
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -431,8 +432,21 @@ def _describe(error: BaseException) -> tuple[list[str], int]:
         return [first, f"  {error.ctx.get_usage()}", *_hint(f"{error.ctx.command_path} --help")], 2
     if isinstance(error, click.ClickException):
         return message_lines(error.format_message()), 2
+    if isinstance(error, OutputLost):
+        return message_lines(f"cannot write to standard output: {error}"), 1
+    if isinstance(error, FileNotFoundError) and not error.filename and _lacks_folder():
+        message = f"the working folder {os.environ.get('PWD', '')} is gone".replace("  ", " ")
+        return message_lines(message, "cd to a folder that exists, and run it again"), 2
     text = f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else "")
     return message_lines(text, "run the same command with --debug and report what it prints"), 1
+
+
+def _lacks_folder() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _hint(hint: str | None) -> list[str]:

@@ -10,8 +10,8 @@ raises if there are any; ``render_valid`` leaves out the documents that have fau
     Model/qwen:spec.replicas=2              any resource, inline models too
     values.size=7b                          a value for expressions
 
-The value is parsed as YAML and becomes part of the resource's spec. Its position is the flag: ``--set:2:21`` is column
-21 of the second ``--set``.
+The value is parsed as YAML and becomes part of the resource's spec; ``null`` removes the field. Its position is the
+flag: ``--set:2:21`` is column 21 of the second ``--set``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,13 @@ from areal.resources.nodes import (
     Problems,
     ScalarNode,
     SequenceNode,
+    at_path,
+    child,
     item_name,
     mapping,
     plain,
     with_entry,
+    without_entry,
 )
 from areal.resources.overlay import overlay_documents
 from areal.resources.resource import (
@@ -216,7 +219,10 @@ def apply_settings(documents: list[Document], settings: Sequence[Setting], probl
             path = setting.path
             if setting.ref is not None and setting.ref != document.declared()[0]:  # a model inline in a service's list
                 path = ("spec", "models", f"[{setting.ref.name}]", *path[1:])
-            node = _set(document.node, path, setting, (), document.kind)
+            removes = isinstance(setting.value, ScalarNode) and setting.value.value is None
+            if removes and at_path(document.node, path) is None and not _is_declared(path, document.kind):
+                raise _NoPlace("there is nothing to remove, and no such field")
+            node = _removed(document.node, path) if removes else _set(document.node, path, setting, (), document.kind)
         except _NoPlace as error:
             problems.add(setting.pos, path_text(setting.path), str(error))
             continue
@@ -292,6 +298,20 @@ def _set(node: Node | None, path: FieldPath, setting: Setting, above: FieldPath,
     )
 
 
+def _removed(node: Node, path: FieldPath) -> Node:
+    """Returns ``node`` without what is at ``path``, if there is anything."""
+    step, below = path[0], child(node, path[0])
+    if below is None:
+        return node
+    instead = None if len(path) == 1 else _removed(below, path[1:])
+    if isinstance(node, SequenceNode):
+        items = (instead if item is below else item for item in node.items)
+        return SequenceNode(tuple(item for item in items if item is not None), node.pos)
+    assert isinstance(node, MappingNode)
+    key = bracketed(step) or str(step)
+    return without_entry(node, key) if instead is None else with_entry(node, key, instead)
+
+
 def _set_item(
     items: tuple[Node, ...], path: FieldPath, setting: Setting, above: FieldPath, kind: str
 ) -> tuple[Node, ...]:
@@ -304,6 +324,14 @@ def _set_item(
         raise _NoPlace(f"{path_text(above)} has no item {path_text((step,))}; it has {len(items)}")
     fresh = mapping({"name": ScalarNode(name, setting.pos)}, setting.pos)
     return (*items, _set(fresh, path[1:], setting, here, kind))
+
+
+def _is_declared(path: FieldPath, kind: str) -> bool:
+    """Whether the kind has such a field."""
+    if path[:1] != ("spec",) or kind not in KINDS:
+        return path[0] == "metadata"
+    fields = list(resolve(spec_model(kind), path[1:]))
+    return bool(fields) and (fields[-1].name == path[-1] or fields[-1].mapped or fields[-1].nested is None)
 
 
 def _is_list(path: FieldPath, kind: str) -> bool:

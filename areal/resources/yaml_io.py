@@ -32,6 +32,7 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DROPPED = "\0"  # not a valid anchor: marks a list or map in place of a key, which is dropped when it closes
 _CONTAINER_TAGS = {None, "!", "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_MARK = re.compile("^\ufeff", re.MULTILINE)  # a byte order mark, which files that are joined each begin with
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
@@ -101,6 +102,7 @@ def load_documents(text: str, file: str, problems: Problems, *, at: Pos | None =
     """Returns the non-empty documents of ``text``. Faults are added to ``problems``; loading stops at a syntax error.
     ``at``: position of the text on a command line, which is then a single line."""
     builder = _Builder(file, problems, at)
+    text = _MARK.sub("", text)
     unprintable = _UNPRINTABLE.search(text)
     if unprintable is not None:
         offset = unprintable.start()
@@ -126,7 +128,7 @@ def load_value(text: str, pos: Pos, problems: Problems) -> Node | None:
         problems.add(pos, "", "several YAML documents where one value belongs")
     if problems.met > before:
         return None
-    return documents[0] if documents else ScalarNode("", pos)
+    return documents[0] if documents else ScalarNode(None if text.strip() else "", pos)
 
 
 class _TooLarge(Exception):

@@ -285,9 +285,27 @@ def test_set_wins_over_an_overlay_and_a_later_one_over_an_earlier(tmp_path: Path
     assert render(request).resources[0].spec["replicas"] == 4
 
 
+@pytest.mark.parametrize("null", ["null", "~", "Null"])
+def test_set_to_null_removes_the_field_as_in_an_overlay(null: str) -> None:
+    text = (
+        f"{HEAD}kind: Model\nmetadata: {{name: m}}\nspec: {{backend: vllm, path: x, replicas: 2, engineArgs: {{a: 1}}}}"
+    )
+
+    def spec(setting: str) -> dict[str, Any]:
+        return _spec(setting, text=text)["Model/m"]
+
+    whole = {"backend": "vllm", "path": "x", "replicas": 2, "engineArgs": {"a": 1}}
+    assert spec(f"spec.replicas={null}") == {key: value for key, value in whole.items() if key != "replicas"}
+    assert spec(f"spec.engineArgs.a={null}") == {**whole, "engineArgs": {}}
+    assert spec(f"spec.engineArgs.b={null}") == spec(f"spec.resources.gpus={null}") == whole, "nothing to remove"
+    assert spec("spec.engineArgs.a=") == {**whole, "engineArgs": {"a": ""}}
+
+
 @pytest.mark.parametrize(
     ("setting", "fault"),
     [
+        ("spec.gatway.port=null", "--set:1:1: spec.gatway.port: there is nothing to remove, and no such field"),
+        ("spec.gateway.prt=~", "--set:1:1: spec.gateway.prt: there is nothing to remove, and no such field"),
         ("x", '--set:1:1: "x" is not PATH=VALUE'),
         ("=1", "--set:1:1: a path begins with spec, metadata or values"),
         ("spce.x=1", '--set:1:1: spce.x: a path begins with spec, metadata or values (did you mean "spec"?)'),

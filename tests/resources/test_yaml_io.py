@@ -262,3 +262,12 @@ def test_dump_escapes_what_would_be_an_expression() -> None:
     }
     (found,) = rendered(dump_documents([manifest], manifests=True)).resources
     assert found.spec == manifest["spec"]
+
+
+def test_byte_order_mark_before_any_document_is_no_part_of_it() -> None:
+    """As where files that each begin with one are joined."""
+    problems = Problems()
+
+    documents = load_documents("\ufeffa: 1\n---\n\ufeffb: 2\n\ufeff---\nc: |\n  \ufeffkept\n", "f", problems)
+
+    assert not problems and [plain(each) for each in documents] == [{"a": 1}, {"b": 2}, {"c": "\ufeffkept\n"}]
