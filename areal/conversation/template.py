@@ -1,26 +1,21 @@
 """Chat templates: a dialect of Jinja that models ship, compiled once, equal to ``apply_chat_template`` of transformers.
 
-A template is not trusted: it runs in an immutable sandbox without access to attributes of Python objects. It is asked
-once, with probes, which forms of content and calls it shows. What a conversation holds and the text does not show is an
+A template is not trusted: it runs in a sandbox (``areal.conversation.sandbox``). It is asked once, with probes, which
+forms of content and calls it shows. What a conversation holds and the text does not show is an
 error: nothing is left out silently, except thoughts, which templates drop on purpose.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import jinja2
-from jinja2 import meta, nodes
-from jinja2.ext import Extension
-from jinja2.ext import loopcontrols as LoopControls
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from areal.conversation.messages import Conversation, ConversationError
+from areal.conversation.sandbox import CompiledTemplate, to_json
 
 RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
 THOUGHT_END = "</think>"
@@ -32,18 +27,12 @@ class Template:
     """A compiled chat template. Raises ``jinja2.TemplateSyntaxError``."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, LoopControls])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self._names = meta.find_undeclared_variables(environment.parse(source))
+        self._template = CompiledTemplate(source)
         self.source = source
-        self._template = environment.from_string(source)
-        self._template.globals = dict(self._template.globals)  # a plain dict: each rendering copies it
         self._special_tokens = dict(special_tokens)
 
     def uses(self, variable: str) -> bool:
-        return variable in self._names
+        return variable in self._template.names
 
     @property
     def knows_developer(self) -> bool:
@@ -85,8 +74,8 @@ class Template:
         """Render messages exactly as they are. Raises ConversationError when the template refuses them."""
         values = {"add_generation_prompt": False, "documents": None, **self._special_tokens, **variables}
         try:
-            return self._template.render(messages=messages, tools=tools, **values)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            return self._template.render({"messages": messages, "tools": tools, **values})
+        except jinja2.TemplateError as error:
             raise ConversationError("messages", f"are refused by the chat template: {error}") from error
 
     def shaped(self, conversation: Conversation) -> list[Mapping[str, Any]]:
@@ -190,7 +179,7 @@ def _shows(text: str, part: str) -> bool:
 def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function["arguments"]
-    text = arguments if isinstance(arguments, str) else _to_json(arguments)
+    text = arguments if isinstance(arguments, str) else to_json(arguments)
     return {**call, "function": {**function, "arguments": text}}
 
 
@@ -203,46 +192,10 @@ def _with_calls_as_text(conversation: Conversation) -> Conversation:
         if broken:
             content = message.get("content", "")
             texts = [content] if isinstance(content, str) else [part["text"] for part in content]
-            texts += [f'{{"name": {_to_json(each["name"])}, "arguments": {each["arguments"]}' for each in broken]
+            texts += [f'{{"name": {to_json(each["name"])}, "arguments": {each["arguments"]}' for each in broken]
             kept = [call for call in calls if not isinstance(call["function"]["arguments"], str)]
             message = {**message, "content": "\n".join(filter(None, texts)), "tool_calls": kept}
             if not kept:
                 del message["tool_calls"]
         messages.append(message)
     return Conversation(tuple(messages), conversation.tools)
-
-
-class _Generation(Extension):
-    """``{% generation %}``, with which training marks the assistant's tokens. Its body is a scope of its own, as in
-    transformers."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Looks up attributes of JSON objects directly, since this is the most frequent operation of templates. Names of
-    dict methods are left to the sandbox."""
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute not in _DICT_NAMES:
-            found = obj.get(attribute, _MISSING)
-            return found if found is not _MISSING else self.undefined(obj=obj, name=attribute)
-        return super().getattr(obj, attribute)
-
-
-_DICT_NAMES = frozenset(dir(dict))
-_MISSING = object()
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which would change the prompt."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -25,6 +25,7 @@ from typing import Any, Protocol, TypeVar
 import jinja2
 from tokenizers import Tokenizer
 
+from areal.conversation.budget import Budget, TakesLonger
 from areal.errors import UsageFault
 from areal.hub import model_folder
 from areal.services.inference.data_proxy.template import ChatTemplate
@@ -372,27 +373,43 @@ DECODE_US = 0.1  # a token
 _INLINE_US = 600.0  # the most that runs on the event loop
 
 
+_INLINE = Budget(units=2**20, of_input=0, seconds=0.005, first_try=True)
+_IN_POOL = Budget(of_input=16, seconds=0.25, first_try=True)
+
+
 class CodecPool:
-    """Runs codec work, in a thread if it takes long."""
+    """Runs codec work, in a thread if it takes long.
+
+    A chat template may take far longer than the length of the messages says. So each try is bounded: on the event loop,
+    then in a thread that other work waits for, then in a thread for such templates alone."""
 
     def __init__(self, threads: int = 2) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="codec")
+        self._slow = ThreadPoolExecutor(1, thread_name_prefix="slow-template")
 
     async def run(self, work: Callable[[], _T], cost_us: float) -> _T:
         """Run ``work``, which takes about ``cost_us``. When the caller is cancelled, queued work is dropped and running
         work stops at its next ``check_wanted``."""
-        if cost_us <= _INLINE_US:
-            return work()
+        try:
+            if cost_us <= _INLINE_US:
+                with _INLINE.used():
+                    return work()
+            return await self._in_thread(self._executor, work, _IN_POOL)
+        except TakesLonger:
+            return await self._in_thread(self._slow, work, Budget())
+
+    async def _in_thread(self, executor: ThreadPoolExecutor, work: Callable[[], _T], budget: Budget) -> _T:
         left = threading.Event()
 
         def watched() -> _T:
             _abandoned.set(left)
             try:
-                return work()
+                with budget.used():
+                    return work()
             finally:
                 _abandoned.set(None)
 
-        future = self._executor.submit(watched)
+        future = executor.submit(watched)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
