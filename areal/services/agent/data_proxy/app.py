@@ -16,7 +16,7 @@ import orjson
 
 from areal.http import headers as names
 from areal.http.client import HttpClient
-from areal.services.agent.data_proxy.inference import RlSessions
+from areal.services.agent.data_proxy.inference import CallNames, RlSessions
 from areal.services.agent.data_proxy.journal import (
     AgentJournal,
     RlSession,
@@ -30,7 +30,7 @@ from areal.services.agent.data_proxy.worker import PairWorker, TurnFailed, event
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.lease import RouterLease
-from areal.services.http.messages import AnyResponse, Request, Response, idempotency_key, query_int, read_body
+from areal.services.http.messages import AnyResponse, Request, Response, query_int, read_body
 from areal.services.http.process import ServeOptions, save_settings
 from areal.services.http.service import Service, json_response, to_response
 from areal.services.http.tasks import background, uninterrupted, until_beat
@@ -284,6 +284,7 @@ class PairRoutes:
         that turn; with that of a recorded turn, it gets the recorded events. A turn that failed through no fault of the
         agent is not recorded under its key: a retry runs it again. Raises 422 for a key used with another message."""
         asked = await read_body(request, TurnRequest, self._max_body_bytes)
+        read_at = time.perf_counter()
         _check_metadata(asked.metadata)
         session = self._named(request)
         if asked.inference is not None:
@@ -300,10 +301,13 @@ class PairRoutes:
                     await session.journal.check_writable()
                     session = self._named(request)
                 turn = self._runner.add(session, asked, caller)
+            caller.out.headers[names.OVERHEAD] = str(int((time.perf_counter() - read_at) * 1e6))
             return await self._answer(session, turn, caller)
 
     async def _answer(self, session: SessionEntry, turn: SessionTurn, caller: TurnCaller) -> AnyResponse:
         caller.accepted = _accepted(turn.run_id)
+        if caller.live and turn.said:  # it joins
+            caller.pass_on(b"".join(event + b"\n" for event in turn.said))
         timer = asyncio.get_running_loop().call_later(_ACCEPTED_S, caller.begin) if caller.stream else None
         try:
             await caller.ended.wait()
@@ -316,7 +320,7 @@ class PairRoutes:
         told_all = recorded_events(turn.recorded) if turn.recorded is not None and not caller.live else turn.last
         last = caller.failed or told_all
         if not caller.out.prepared:
-            return Response(body=caller.accepted + last, content_type=EVENTS)
+            return Response(body=caller.accepted + last, headers=caller.out.headers)
         caller.out.end = last
         return caller.out
 
@@ -328,7 +332,7 @@ class PairRoutes:
         turn, message = found
         assert message.request is not None
         _check_same(message.request, key)
-        caller.live, caller.message = False, message
+        caller.live, caller.message = turn.said is not None, message
         turn.callers.append(caller)
         return turn
 
@@ -355,7 +359,7 @@ class PairRoutes:
     async def reward(self, request: Request) -> Response:
         session = self._named(request)
         body = await read_body(request, RewardSession, _BODY_BYTES)
-        reply = await self._rl.reward(session, body, idempotency_key(request.headers))
+        reply = await self._rl.reward(session, body, CallNames.of(request))
         self._rewards.inc(int(reply.status == 200))
         return to_response(reply)
 
@@ -364,14 +368,14 @@ class PairRoutes:
         body = await read_body(request, ExportSession, _BODY_BYTES)
         if self._runner.queue(session) is not None:
             raise ApiError(409, "a turn runs: an export takes the session's model calls", code="turn_running")
-        reply = await self._rl.export(session, body, idempotency_key(request.headers))
+        reply = await self._rl.export(session, body, CallNames.of(request))
         self._rewards.inc(int(body.reward is not None and reply.status == 200))
         return to_response(reply)
 
     async def acknowledge(self, request: Request) -> Response:
         session = self._named(request)
         body = await read_body(request, AcknowledgeExport, _BODY_BYTES)
-        return to_response(await self._rl.acknowledge(session, body.export_id))
+        return to_response(await self._rl.acknowledge(session, body.export_id, CallNames.of(request)))
 
 
 def session_ended() -> ApiError:

@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
@@ -21,9 +22,11 @@ import orjson
 
 from areal.errors import UsageFault
 from areal.http.client import CallFailed, HttpClient, HttpReply
+from areal.http.headers import REQUEST_ID
 from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
 from areal.services.http.errors import ApiError, bad_request
+from areal.services.http.messages import Request, idempotency_key
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import InferenceAccess
@@ -43,6 +46,22 @@ _TRUSTED_S = 60.0  # an RL session that was last known to record longer ago than
 _REMOVED = b',"removed":true}'  # the end of the response to an export that removed its whole RL session
 _TASK = "agent"
 _LONGEST_TASK = 256
+
+
+@dataclass(frozen=True)
+class CallNames:
+    """What a request goes by: its id, which is that of an error too, and its Idempotency-Key."""
+
+    request_id: str
+    key: str | None = None
+
+    @staticmethod
+    def of(request: Request) -> CallNames:
+        return CallNames(request.id, idempotency_key(request.headers))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {REQUEST_ID: self.request_id} | ({IDEMPOTENCY_KEY: self.key} if self.key is not None else {})
 
 
 class RlSessions:
@@ -155,10 +174,9 @@ class RlSessions:
             return rl
         return RlSession(self._access.addr, rl.api_key, self._access.model, rl.session_id)
 
-    async def reward(self, session: SessionEntry, reward: RewardSession, key: str | None) -> HttpReply:
-        """``key``: the request's Idempotency-Key."""
-        rl = await self._place(session, key, "reward", vars(reward))
-        headers = {**_bearer(rl), **_named(key)}
+    async def reward(self, session: SessionEntry, reward: RewardSession, names: CallNames) -> HttpReply:
+        rl = await self._place(session, names.key, "reward", vars(reward))
+        headers = {**_bearer(rl), **names.headers}
         reply = await self._send("POST", rl.base_url, "/rl/set_reward", headers, vars(reward))
         if reply.status == 401:  # the refused key is the RL session's: the caller's admin key was accepted before
             raise _rl_session_ended(rl)
@@ -172,7 +190,7 @@ class RlSessions:
         asked = orjson.dumps([what, body], option=orjson.OPT_SORT_KEYS)
         return self._own(await session.journal.rl_session_of(session, _digest(key.encode()), _digest(asked), current))
 
-    async def export(self, session: SessionEntry, export: ExportSession, key: str | None = None) -> HttpReply:
+    async def export(self, session: SessionEntry, export: ExportSession, names: CallNames) -> HttpReply:
         """Export training rows, which may remove the RL session: the next turn waits for the end of the export, and
         starts another RL session if needed. Raises 400 for a caller's RL session, 409 for one that has ended."""
         await _exported(session)
@@ -180,13 +198,13 @@ class RlSessions:
         self._of(session)
         session.exporting = asyncio.Event()
         try:
-            rl = await self._place(session, key, "export", vars(export))
+            rl = await self._place(session, names.key, "export", vars(export))
             if rl.session_id is None:
                 message = "the session records into an RL session of its caller: export that at the inference service"
                 raise bad_request(message, code="not_our_rl_session")
             session.checked_at = -math.inf
             body = {"session_ids": [rl.session_id], **vars(export)}
-            reply = await self._send_as_admin("POST", rl.base_url, _EXPORT, body, _EXPORT_TIMEOUT_S, _named(key))
+            reply = await self._send_as_admin("POST", rl.base_url, _EXPORT, body, _EXPORT_TIMEOUT_S, names.headers)
         finally:
             session.exporting.set()
             session.exporting = None
@@ -197,10 +215,10 @@ class RlSessions:
             session.exported = held
         return reply
 
-    async def acknowledge(self, session: SessionEntry, export_id: str) -> HttpReply:
+    async def acknowledge(self, session: SessionEntry, export_id: str, names: CallNames) -> HttpReply:
         """Acknowledge an export: the inference service deletes it."""
-        base = self._of(session).base_url
-        return await self._send_as_admin("POST", base, f"{_EXPORT}/ack", {"export_id": export_id})
+        base, body = self._of(session).base_url, {"export_id": export_id}
+        return await self._send_as_admin("POST", base, f"{_EXPORT}/ack", body, headers=names.headers)
 
     async def end(self, rl: RlSession | None, exported: RlSession | None = None) -> None:
         """End an RL session that the data proxy started. If that fails, the RL session expires by its time to live."""
@@ -262,10 +280,6 @@ async def _exported(session: SessionEntry) -> None:
     """Wait until no export of the session runs."""
     while (exporting := session.exporting) is not None:
         await exporting.wait()
-
-
-def _named(key: str | None) -> dict[str, str]:
-    return {IDEMPOTENCY_KEY: key} if key is not None else {}
 
 
 def _digest(data: bytes) -> bytes:

@@ -44,13 +44,14 @@ from areal.wire.processes import AgentDataProxyConfig
 
 _log = logging.getLogger(__name__)
 _WORKER_AWAY_S = 60.0
-_NOT_PARSED = (b'{"type":"delta"', b'{"type":"data"')
+_NOT_PARSED = b'{"type":"delta"'
 _OWN_STREAM = b'{"type":"response"'  # cannot occur within a JSON string, where its quotation marks are escaped
 _OWN_EVENTS = (_OWN_STREAM, b'{"type":"data"')
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
 _MOST_OWN_BYTES = 4 * 1024 * 1024  # of the agent's own stream, for retries
+_MOST_SAID_BYTES = 4 * 1024 * 1024  # of a running turn's events, for retries that join it
 
 
 # -- queues
@@ -70,8 +71,9 @@ class TurnMessage:
 class TurnCaller:
     """The HTTP request of one message, whose response has the turn's events as they are emitted.
 
-    ``live`` false: the request repeats that of a turn which waits or runs, and gets all events at the end. ``stream``
-    false: the events are held until the turn's end, unless they exceed ``_HELD_BYTES`` or start the agent's own stream.
+    ``live`` false: the request repeats that of a turn which runs, whose events so far were too many to be kept, and
+    gets all events at the end. ``stream`` false: the events are held until the turn's end, unless they exceed
+    ``_HELD_BYTES`` or start the agent's own stream.
     ``behind``: bytes written since the caller fell behind; ``failed``: the event that ends its stream when those are
     too many, or its message is withdrawn. ``ended``: there is a last event for this caller."""
 
@@ -119,7 +121,8 @@ class TurnCaller:
 class SessionTurn:
     """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
     if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers.
-    ``own_events``: the events of the agent's own stream, if a request has an Idempotency-Key."""
+    ``own_events``: the events of the agent's own stream, if a request has an Idempotency-Key; ``said``: all events so
+    far then, None if they are too many."""
 
     run_id: str
     mode: QueueMode
@@ -130,6 +133,8 @@ class SessionTurn:
     writing: bool = False
     own_events: list[bytes] = field(default_factory=list)
     own_bytes: int = 0
+    said: list[bytes] | None = field(default_factory=list)
+    said_bytes: int = 0
     recorded: TurnEntry | None = None
     last: bytes = b""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -148,12 +153,19 @@ class SessionTurn:
         return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
 
     def keep(self, events: Iterable[bytes]) -> None:
-        """Keep events of the agent's own stream for retries, up to ``_MOST_OWN_BYTES``."""
+        """Keep events for retries: of the agent's own stream up to ``_MOST_OWN_BYTES``, of all those so far up to
+        ``_MOST_SAID_BYTES``."""
         for event in events:
-            self.own_events.append(event)
-            self.own_bytes += len(event)
+            if event.startswith(_OWN_EVENTS):
+                self.own_events.append(event)
+                self.own_bytes += len(event)
+            if self.said is not None:
+                self.said.append(event)
+                self.said_bytes += len(event)
         if self.own_bytes > _MOST_OWN_BYTES:
             self.own_events.clear()
+        if self.said_bytes > _MOST_SAID_BYTES:
+            self.said = None
 
     @property
     def stream(self) -> bytes | None:
@@ -505,7 +517,7 @@ class TurnRunner:
             if last is None and sum(map(len, held)) > longest:
                 last = too_long
             if keyed:
-                turn.keep(line for line in passed if line.startswith(_OWN_EVENTS))
+                turn.keep(passed)
             if passed:
                 passed.append(b"")
                 await _relay_events(turn, b"\n".join(passed))

@@ -11,6 +11,7 @@ import orjson
 
 from areal.http.client import CallFailed, HttpClient, PendingCall
 from areal.services.agent.data_proxy.journal import Outcome, TurnEntry
+from areal.services.agent.own_stream import OwnStreamText
 from areal.services.http.tasks import happens
 from areal.wire.agents import Failure
 from areal.wire.processes import AgentDataProxyConfig
@@ -104,16 +105,24 @@ class PairWorker:
 
 class Transcript:
     """Collects a turn's events as chat messages that a model accepts as history: tool calls made together share one
-    assistant message with their text, and the tool messages of their results follow. ``room``: its limit in bytes."""
+    assistant message with their text, and the tool messages of their results follow. ``room``: its limit in bytes.
+    ``streamed``: the texts of the agent's own stream."""
 
     def __init__(self, message: str, room: int) -> None:
         self._message = message
         self._room = room - len(message)
         self._groups: list[tuple[list[str], dict[str, dict[str, Any]]]] = []  # text, and calls by id
         self._results: dict[str, str] = {}
+        self._own = OwnStreamText()
+        self.streamed: list[str] = []
 
     def add(self, event: Mapping[str, Any], size: int) -> None:
         """Add an event. Raises TurnFailed beyond the size limit, KeyError for a missing field."""
+        if event["type"] in ("response", "data"):
+            self.streamed.append(text := self._own.take(event))
+            size = len(text)
+        elif event["type"] == "complete":
+            self.streamed.append(self._own.end())
         self._room -= size
         if self._room < 0:
             raise TurnFailed("agent", "the agent's tool calls and answer are larger than a turn may be")
@@ -183,6 +192,7 @@ def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFail
             return None
         if not isinstance(event["summary"], str) or not isinstance(event["metadata"], dict):
             raise TypeError(event)
+        event["summary"] += "".join(transcript.streamed)
         return event
     except TurnFailed as error:
         return error

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from areal.http.client import HttpClient
+from areal.http.headers import OVERHEAD
 from areal.services.agent.gateway.openai import (
     CompletionAnswer,
     ResponsesAnswer,
@@ -17,8 +18,9 @@ from areal.services.agent.gateway.openai import (
 )
 from areal.services.agent.gateway.sessions import AgentSessionRoutes, AgentSessions, key_in_header, require_session_key
 from areal.services.agent.gateway.sockets import SocketRoutes
-from areal.services.agent.gateway.turns import TurnCall, TurnDispatcher, TurnMetrics, new_run_id
+from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, TurnMetrics, new_run_id
 from areal.services.http.auth import Access
+from areal.services.http.errors import ApiError
 from areal.services.http.messages import AnyResponse, Request, idempotency_key, read_object
 from areal.services.http.process import ServeOptions
 from areal.services.http.service import Handler, Service
@@ -63,7 +65,19 @@ class TurnRoutes:
                 start = StartAgentSession(model=self._sessions.service, inference=inference)
                 key = (await self._sessions.start(start, request.id)).key
             answer = answers(request, body, key, self._sessions.service)
-            return await answer.end(await self._runner.run(TurnCall(key, turn, request.id), answer.event))
+            call = TurnCall(key, turn, request.id)
+
+            async def sink(event: Event) -> None:
+                answer.overhead(call.overhead_us)
+                await answer.event(event)
+
+            try:
+                complete = await self._runner.run(call, sink)
+            except ApiError as error:
+                error.headers = {**error.headers, OVERHEAD: str(call.overhead_us)}
+                raise
+            answer.overhead(call.overhead_us)
+            return await answer.end(complete)
 
         return handle
 

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import quote
 
-from areal.http.headers import EVENT_STREAM, IGNORED
+from areal.http.headers import EVENT_STREAM, IGNORED, OVERHEAD
 from areal.services.agent.gateway.sessions import ROUTING_FIELDS, caller_metadata
 from areal.services.agent.gateway.turns import Event
+from areal.services.agent.own_stream import OwnStreamText
 from areal.services.dialects import (
     DONE,
     CallArguments,
@@ -155,7 +156,7 @@ def _last_message(items: Any, where: str) -> str:
 
 # Answers, whole or streamed. A Responses answer has the agent's tool calls, their results and its text as items. A chat
 # completion has only the text: a client would execute tool calls itself. A stream that the agent returns is forwarded
-# unchanged to callers of Chat Completions; callers of Responses get the agent's summary as the text.
+# unchanged to callers of Chat Completions; callers of Responses get its text.
 
 _NOT_PASSED_ON = frozenset(
     ("connection", "content-encoding", "content-length", "date", "keep-alive", "server", "transfer-encoding", "upgrade")
@@ -171,12 +172,18 @@ class TurnAnswer(ABC):
         self._model = body.model or service
         self._headers = {SESSION_KEY_HEADER: key} | ({IGNORED: ", ".join(body.ignored)} if body.ignored else {})
         self._out = StreamingResponse(headers={**EVENT_STREAM, **self._headers})
+        self._own = OwnStreamText()
 
     @abstractmethod
     async def event(self, event: Event) -> None: ...
 
     @abstractmethod
     async def end(self, complete: Event) -> AnyResponse: ...
+
+    def overhead(self, microseconds: int) -> None:
+        """Set the header of the service's own time, unless the answer has begun."""
+        if not self._out.prepared:
+            self._headers[OVERHEAD] = self._out.headers[OVERHEAD] = str(microseconds)
 
     async def _write(self, data: bytes) -> None:
         """Write to a streamed response, and begin it if needed. Raises ConnectionResetError if the caller has left."""
@@ -230,7 +237,9 @@ class ResponsesAnswer(TurnAnswer):
                 self._writer.whole_only = not self._body.stream
                 await self._write(self._writer.opening(0))
             case "delta":
-                await self._write(self._writer.pieces((Content(event["text"]),)))
+                await self._say(event["text"])
+            case "response" | "data":
+                await self._say(self._own.take(event))
             case "tool_call":
                 number = self._calls
                 self._calls += 1
@@ -240,7 +249,12 @@ class ResponsesAnswer(TurnAnswer):
             case "tool_result":
                 await self._write(self._writer.output(event["id"], event["result"]))
 
+    async def _say(self, text: str) -> None:
+        if text:
+            await self._write(self._writer.pieces((Content(text),)))
+
     async def end(self, complete: Event) -> AnyResponse:
+        await self._say(self._own.end())
         events, response = self._writer.completed(complete["summary"], complete["metadata"])
         if not self._body.stream:
             return self._whole(response)
@@ -275,9 +289,11 @@ class CompletionAnswer(TurnAnswer):
                 self._out.begin(self._request)
             case "data" if self._passed_on:
                 await self._write(base64.b64decode(event["data"]))
+            case "response" | "data":  # after deltas
+                await self._say(self._own.take(event))
 
     async def _say(self, text: str) -> None:
-        if not self._body.stream:
+        if not self._body.stream or not text:
             return
         first = {"role": "assistant"} if not self._said else {}
         self._said.append(text)
@@ -290,6 +306,7 @@ class CompletionAnswer(TurnAnswer):
     async def end(self, complete: Event) -> AnyResponse:
         if self._passed_on:
             return self._out
+        await self._say(self._own.end())
         summary, said = complete["summary"], "".join(self._said)
         if not self._body.stream:
             message = {"role": "assistant", "content": summary, "refusal": None}

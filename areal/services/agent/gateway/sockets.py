@@ -6,7 +6,8 @@
     res    {id, ok, payload: {runId, sessionKey, status: accepted | complete | failed, summary?, error?}}
     event  {event: "agent", payload: {runId, delta | toolCall | toolResult}}
 
-An invalid frame gets a ``res`` with the error. A caller without the admin key in a header or in ``?token=`` must send
+The messages of a session, and cancels of its turn, reach it in the order in which the connection brought them. An
+invalid frame gets a ``res`` with the error. A caller without the admin key in a header or in ``?token=`` must send
 an ``auth`` frame first. A caller that disconnects cancels its turns.
 """
 
@@ -28,6 +29,7 @@ from areal.services.agent.gateway.sessions import (
     require_session_key,
 )
 from areal.services.agent.gateway.turns import Event, TurnCall, TurnDispatcher, new_run_id
+from areal.services.agent.own_stream import OwnStreamText
 from areal.services.http.auth import Access, Authenticator
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, body_as, decode_object
@@ -103,6 +105,7 @@ class _SocketTurns:
         self._socket = socket
         self._request = request
         self._turns: set[asyncio.Task[None]] = set()
+        self._newest: dict[str, asyncio.Event] = {}  # of each session: its newest message is there
 
     async def run(self, *, known: bool) -> None:
         try:
@@ -148,6 +151,8 @@ class _SocketTurns:
                     await self._answer(frame_id, {"status": "authenticated"})
                 case "cancel":
                     given = _params(_CancelParams, params)
+                    if (before := self._newest.get(given.sessionKey)) is not None:
+                        await before.wait()
                     cancel = self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
                     await self._answer(frame_id, await cancel)
                 case "agent":
@@ -171,12 +176,34 @@ class _SocketTurns:
             metadata=caller_metadata(given.metadata),
             inference=self._of.sessions.model_access(params),
         )
-        work = self._turn(frame_id, given.sessionKey, turn, request_id)
+        key, before, reached = given.sessionKey, None, asyncio.Event()
+        if key is not None:
+            before, self._newest[key] = self._newest.get(key), reached
+        work = self._turn(frame_id, key, turn, request_id, before, reached)
         self._turns.add(task := asyncio.create_task(work, name="socket-turn"))
-        task.add_done_callback(self._turns.discard)
 
-    async def _turn(self, frame_id: Any, key: str | None, turn: TurnRequest, request_id: str) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._turns.discard(task)
+            reached.set()
+            if key is not None and self._newest.get(key) is reached:
+                del self._newest[key]
+
+        task.add_done_callback(ended)
+
+    async def _turn(
+        self,
+        frame_id: Any,
+        key: str | None,
+        turn: TurnRequest,
+        request_id: str,
+        before: asyncio.Event | None,
+        reached: asyncio.Event,
+    ) -> None:
+        """Run the turn, once the session's message ``before`` has reached it; set ``reached`` when this one has."""
         about: dict[str, Any] = {}
+        own = OwnStreamText()
+        if before is not None:
+            await before.wait()
         try:
             if key is None:
                 start = StartAgentSession(model=self._of.sessions.service, inference=turn.inference)
@@ -185,9 +212,10 @@ class _SocketTurns:
 
             async def sink(event: Event) -> None:
                 if event["type"] == "accepted":
+                    reached.set()
                     about["runId"] = event["run_id"]
                     await self._answer(frame_id, {**about, "status": "accepted"})
-                elif (fields := _frame_fields(event)) is not None:
+                elif fields := _frame_fields(event, own):
                     payload = {"runId": about["runId"], **fields}
                     await self._send({"type": "event", "event": "agent", "payload": payload})
 
@@ -223,13 +251,15 @@ def _params(cls: type[Any], params: object) -> Any:
     return body_as(cls, params, "params")
 
 
-def _frame_fields(event: Event) -> Event | None:
-    """The payload of an event frame. None for events of the agent's own stream: callers get its summary at the end."""
+def _frame_fields(event: Event, own: OwnStreamText) -> Event:
+    """The payload of an event frame; empty for an event that has none. ``own``: reads the agent's own stream."""
     match event["type"]:
         case "delta":
             return {"delta": event["text"]}
+        case "response" | "data":
+            return {"delta": text} if (text := own.take(event)) else {}
         case "tool_call":
             return {"toolCall": {"id": event["id"], "name": event["name"], "args": event["arguments"]}}
         case "tool_result":
             return {"toolResult": {"id": event["id"], "name": event["name"], "result": event["result"]}}
-    return None
+    return {}

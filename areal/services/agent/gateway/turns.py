@@ -66,6 +66,13 @@ class TurnCall:
     started: float = field(default_factory=time.perf_counter)
     said: bool = False  # an event came after ``accepted``
     writing: bool = False
+    waited: float = 0.0  # seconds for data proxies, agents, and the caller
+    theirs_us: int = 0  # the data proxy's own time, until the turn was queued
+
+    @property
+    def overhead_us(self) -> int:
+        """The service's own time up to now, without the agent's and that in queues."""
+        return int((time.perf_counter() - self.started - self.waited) * 1e6) + self.theirs_us
 
 
 class TurnDispatcher:
@@ -135,10 +142,14 @@ class TurnDispatcher:
         """The turn's last event, or the error of a data proxy that did not start the turn."""
         path = path_of(call.key, "/turn")
         headers = {**self._headers, names.REQUEST_ID: call.request_id, names.JOURNAL: tag}
+        sent_at = time.perf_counter()
         try:
             # The deadline is suspended while the caller lags, too.
             watched = self._follower.watchdog(self._sessions.service, worker.addr, lambda: call.writing)
             async with watched as watchdog, self._http.call("POST", worker.addr, path, headers, body) as answer:
+                call.waited += time.perf_counter() - sent_at
+                theirs = answer.headers.get(names.OVERHEAD, "")
+                call.theirs_us = int(theirs) if theirs.isdecimal() else 0
                 if answer.status != 200:
                     return refusal(HttpReply(answer.status, answer.headers, await answer.whole()), "a data proxy")
                 self._table.trust(worker.addr)
@@ -152,7 +163,9 @@ class TurnDispatcher:
 
     async def _read(self, call: TurnCall, answer: Connection, sink: Sink, watchdog: Watchdog) -> Event:
         """Pass events to ``sink``, and return the last one. Raises ResponseLost for a response that ends early."""
+        waiting_since = time.perf_counter()
         async for line in AnswerLines(answer):
+            call.waited += time.perf_counter() - waiting_since
             watchdog.kick()
             event: Event = orjson.loads(line)
             kind = event["type"]
@@ -165,6 +178,7 @@ class TurnDispatcher:
             await sink(event)
             call.writing = False
             watchdog.kick()
+            waiting_since = time.perf_counter()
         raise ResponseLost("its answer ended before the turn")
 
     async def _worker(self, tag: str, refused: set[str], since: float) -> WorkerEntry:

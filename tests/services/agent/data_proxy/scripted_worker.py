@@ -100,6 +100,8 @@ class ScriptedWorker:
                     data = base64.b64encode(b"x" * 1000).decode()
                     for _ in range(int(message.split()[1])):
                         yield {"type": "data", "data": data}
+                yield {"type": "complete", "summary": "", "metadata": {}}
+                return
             case "quiet":
                 call_event = {"type": "tool_call", "id": "call-q", "name": "q", "arguments": "{}"}
                 yield {"type": "delta", "text": "more"}
@@ -119,6 +121,8 @@ class ScriptedWorker:
             case "flood":
                 for _ in range(int(message.split()[1])):
                     yield {"type": "delta", "text": "x" * 1000}
+                if message.endswith("wait"):
+                    await self.released.wait()
             case "model":
                 access = call["metadata"]["areal_inference"]
                 status = await self.ask_model(access)

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from areal.http.client import HttpClient
-from areal.services.agent.data_proxy.inference import RlSessions
+from areal.services.agent.data_proxy.inference import CallNames, RlSessions
 from areal.services.agent.data_proxy.journal import AgentJournal, SessionEntry, open_agent_journal
 from areal.services.http.errors import ApiError
 from areal.services.journal.store import JournalStore, open_journal_store
@@ -91,7 +91,7 @@ async def test_turn_waits_for_an_export_and_has_an_rl_session_that_is_not_export
     first, held = session.inference, Held()
     session.checked_at = asyncio.get_running_loop().time()
     api.hooks[EXPORT] = held
-    export = asyncio.create_task(rl.export(session, ExportSession()), name="export")
+    export = asyncio.create_task(rl.export(session, ExportSession(), CallNames("r")), name="export")
     await asyncio.wait_for(held.reached.wait(), 20)
     turn = asyncio.create_task(rl.prepare(session), name="turn")
     await asyncio.sleep(0.05)
@@ -110,7 +110,8 @@ async def test_exports_of_a_session_run_one_after_the_other(
 ) -> None:
     held = Held()
     api.hooks[EXPORT] = held
-    exports = [asyncio.create_task(rl.export(session, ExportSession()), name=f"export-{n}") for n in range(2)]
+    exporting = [rl.export(session, ExportSession(), CallNames(f"r{number}")) for number in range(2)]
+    exports = [asyncio.create_task(each, name="export") for each in exporting]
     await asyncio.wait_for(held.reached.wait(), 20)
     assert len(api.bodies(EXPORT)) == 1
     api.replies[EXPORT] = (404, {"error": {"code": "session_not_found", "message": "gone"}})

@@ -306,6 +306,39 @@ def test_retry_joins_the_turn_that_runs_or_waits(pair: Pair) -> None:
     assert len(pair.calls(session)) == 2
 
 
+def test_retry_that_joins_a_turn_gets_what_was_said_and_what_follows(pair: Pair) -> None:
+    session = pair.start()
+    events = iter(pair.stream(session, "wait", idempotency_key="k"))
+    said = [next(events) for _ in range(2)]
+    assert kinds(said) == ["accepted", "delta"]
+    again = iter(pair.stream(session, "wait", idempotency_key="k"))
+    assert [next(again) for _ in range(2)] == said  # while the turn runs
+    whole = pair.later(session, "wait", idempotency_key="k", stream=False)
+    wait_until(lambda: pair.show(session)["state"] == "running")
+    pair.release()
+    rest = list(events)
+    assert rest[-1]["summary"] == "wait 0" and list(again) == rest
+    assert whole.result() == [*said, *rest]
+
+
+def test_retry_that_joins_a_turn_which_has_said_much_gets_its_end(pair: Pair) -> None:
+    session = pair.start()
+    events = iter(pair.stream(session, "flood 5000 wait", idempotency_key="k"))
+    for _ in range(5001):
+        next(events)
+    again = pair.later(session, "flood 5000 wait", idempotency_key="k")
+    wait_until(lambda: pair.show(session)["state"] == "running")
+    pair.release()
+    assert again.result()[-1] == list(events)[-1] and len(again.result()) == 2
+
+
+def test_own_stream_of_the_agent_is_in_the_conversation(pair: Pair) -> None:
+    session = pair.start()
+    assert pair.say(session, "stream") == "own"
+    assert pair.say(session, "a") == "a 2"
+    assert [message["content"] for message in pair.show(session)["history"]] == ["stream", "own", "a", "a 2"]
+
+
 def test_turn_with_an_idempotency_key_outlives_its_caller(pair: Pair) -> None:
     session = pair.start()
     stream = pair.stream(session, "wait", idempotency_key="k")

@@ -51,6 +51,32 @@ def test_stream_is_of_utf_8_events(service: AgentService, path: str) -> None:
     list(stream.events())
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_own_stream_of_an_agent_is_the_output_and_in_the_history(service: AgentService, streamed: bool) -> None:
+    session = f"own-stream-{streamed}"
+    sdk = service.sdk()
+    if streamed:
+        events = list(sdk.responses.create(input="stream", user=session, stream=True))
+        assert [event.delta for event in events if event.type == "response.output_text.delta"] == ["one", "\ntwo"]
+        answer = events[-1].response  # type: ignore[union-attr]
+    else:
+        answer = sdk.responses.create(input="stream", user=session)
+    assert answer.output_text == "one\ntwo"
+    history = service.call("GET", f"/sessions/{session}").json()["history"]
+    assert history == [{"role": "user", "content": "stream"}, {"role": "assistant", "content": "one\ntwo"}]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions"])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_reply_tells_the_services_own_time(service: AgentService, path: str, streamed: bool) -> None:
+    for message, status in (("hello", 200), ("fail", 500)):
+        body = {"input": message, "messages": [{"role": "user", "content": message}], "stream": streamed}
+        answer = service.call("POST", path, body)
+        if status == 200 or not streamed:
+            assert answer.status == status
+        assert int(answer.headers["x-areal-overhead-us"]) > 0
+
+
 def test_calls_and_results_are_items(service: AgentService) -> None:
     output = service.respond("tools").json()["output"]
     kinds = [item["type"] for item in output]

@@ -71,6 +71,17 @@ def test_reward_and_export_of_what_the_agent_asked_its_model(
     assert b"sk-" not in seen
 
 
+def test_error_of_a_reward_or_export_has_the_replys_request_id(
+    processes: Processes, tmp_path: Path, tokenizer: Path
+) -> None:
+    service, _ = start(processes, tmp_path, tokenizer, "summarise")
+    service.call("POST", "/sessions", {"session_key": "learner"})
+    for verb, body in (("reward", {"reward": 1.0}), ("export", {}), ("export", {"trajectory_id": 7})):
+        answer = service.call("POST", f"/sessions/learner/{verb}", body)
+        assert answer.status >= 400
+        assert answer.json()["error"]["request_id"] == answer.headers["x-request-id"], (verb, answer.body)
+
+
 def test_repeated_reward_of_one_idempotency_key_is_not_given_to_the_next_trajectory(
     processes: Processes, tmp_path: Path, tokenizer: Path
 ) -> None:

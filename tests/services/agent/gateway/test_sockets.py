@@ -69,10 +69,53 @@ def test_tool_calls_and_results_are_events(service: AgentService) -> None:
         assert payloads[6]["summary"] == "Sunny."
 
 
-def test_own_stream_of_an_agent_is_its_summary(service: AgentService) -> None:
+def test_own_stream_of_an_agent_is_deltas_and_its_summary(service: AgentService) -> None:
     with connect(service) as caller:
         caller.agent(1, "stream")
-        assert [caller.next()["payload"]["status"] for _ in range(2)] == ["accepted", "complete"]
+        payloads = [caller.next()["payload"] for _ in range(4)]
+    assert [payload.get("delta") for payload in payloads] == [None, "one", "\ntwo", None]
+    assert (payloads[-1]["status"], payloads[-1]["summary"]) == ("complete", "one\ntwo")
+
+
+def request(frame_id: int, method: str, session: str, **params: Any) -> dict[str, Any]:
+    return {"type": "req", "id": frame_id, "method": method, "params": {"sessionKey": session, **params}}
+
+
+@pytest.mark.parametrize("mode", ["followup", "collect"])
+def test_messages_sent_at_once_to_a_new_session_keep_their_order(service: AgentService, mode: str) -> None:
+    words = [f"word-{place}" for place in range(6)]
+    for number in range(10):
+        session = f"at-once-{mode}-{number}"
+        frames = [request(place, "agent", session, message=word, queueMode=mode) for place, word in enumerate(words)]
+        with connect(service) as caller:
+            caller.send(*frames)
+            ended: set[object] = set()
+            while len(ended) < len(words):
+                frame = caller.answer_any()
+                ended |= {frame["id"]} if frame["payload"]["status"] == "complete" else set()
+        history = service.call("GET", f"/sessions/{session}").json()["history"]
+        said = [message["content"] for message in history if message["role"] == "user"]
+        assert "\n\n".join(said).split("\n\n") == words
+
+
+def test_cancel_right_behind_a_message_cancels_it(service: AgentService) -> None:
+    for number in range(10):
+        session = f"cancelled-at-once-{number}"
+        with connect(service) as caller:
+            caller.send(request(1, "agent", session, message="wait"), request(2, "cancel", session))
+            answers = {frame["id"]: frame["payload"] for frame in (caller.answer_any() for _ in range(3))}
+            assert answers[2].get("cancelled") is True, answers
+            assert answers[1]["error"]["code"] == "turn_cancelled"
+
+
+def test_messages_that_wait_for_their_session_hold_no_other_session(service: AgentService) -> None:
+    with connect(service) as caller:
+        waiting = [request(place, "agent", "held", message="x", queueMode="followup") for place in range(2, 6)]
+        caller.send(request(1, "agent", "held", message="wait"), *waiting, request(9, "agent", "free", message="hello"))
+        assert caller.answer(9, "complete")["ok"]
+        service.wait_running(1)
+        service.release()
+        assert caller.answer(5, "complete")["ok"]
 
 
 def test_turns_of_several_sessions_run_at_once(service: AgentService) -> None:

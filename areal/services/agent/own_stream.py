@@ -1,0 +1,101 @@
+"""The text of an agent's own stream (``StreamResponse``), as far as it is known how to read it."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from areal.http.events import EventReader
+
+_MOST_JSON = 4 * 1024 * 1024
+
+
+class OwnStreamText:
+    """Reads the events ``response`` and ``data`` of a turn (``areal.wire.agents``).
+
+    The deltas of OpenAI's and Anthropic's APIs are text, and so is the data of other server-sent events, a line each; a
+    whole JSON answer of those APIs is its text; other texts are themselves. Bytes of any other content type, and those
+    of an error, are none.
+    """
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._events = EventReader()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._json = b""
+        self._lines = False  # a line of text was read, from which the next one is kept apart
+
+    def take(self, event: Mapping[str, Any]) -> str:
+        """The text that the event adds."""
+        if event["type"] == "response":
+            fields = {name.lower(): value for name, value in event["headers"].items()}
+            kind = str(fields.get("content-type", "")).partition(";")[0].strip().lower()
+            self._kind = kind if event["status"] < 300 else ""
+            return ""
+        data = base64.b64decode(event["data"])
+        if self._kind == "text/event-stream":
+            return self._of_events(data)
+        if self._kind.startswith("text/"):
+            return self._decoder.decode(data)
+        if self._kind == "application/json" and len(self._json) + len(data) <= _MOST_JSON:
+            self._json += data
+        return ""
+
+    def end(self) -> str:
+        """The text that the end of the stream adds."""
+        if not self._json:
+            return self._decoder.decode(b"", final=True)
+        text = _known_text(self._json)
+        return self._json.decode(errors="replace") if text is None else text
+
+    def _of_events(self, data: bytes) -> str:
+        try:
+            events = self._events.feed(data)
+        except ValueError:  # an event that is too long: there is no text in it or after it
+            self._kind = ""
+            return ""
+        texts = []
+        for event in events:
+            if not event.data or event.data == b"[DONE]":
+                continue
+            text = _known_text(event.data)
+            if text is None:
+                text = ("\n" if self._lines else "") + event.data.decode(errors="replace")
+                self._lines = True
+            texts.append(text)
+        return "".join(texts)
+
+
+def _known_text(data: bytes) -> str | None:
+    """The text in an event or a whole answer of OpenAI's and Anthropic's APIs. None for anything else."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    match found:
+        case {"choices": [{"delta": {"content": str(text)}}, *_]}:
+            return text
+        case {"choices": [{"message": {"content": str(text)}}, *_]}:
+            return text
+        case {"choices": [{"text": str(text)}, *_]}:
+            return text
+        case {"type": "response.output_text.delta", "delta": str(text)}:
+            return text
+        case {"type": "content_block_delta", "delta": {"text": str(text)}}:
+            return text
+        case {"object": "response", "output": list(items)}:
+            return "".join(_texts(item.get("content")) for item in items if isinstance(item, dict))
+        case {"type": "message", "content": list(parts)}:
+            return _texts(parts)
+        case {"choices": list()} | {"type": str()}:
+            return ""
+    return None
+
+
+def _texts(parts: object) -> str:
+    found = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return "".join(text for text in found if isinstance(text, str))
