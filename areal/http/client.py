@@ -68,6 +68,7 @@ class Window:
 
 _HIGH_WATER = 256 * 1024
 _MOST_HEADER_BYTES = 64 * 1024
+_LONGEST_LINE = 64 * 1024 * 1024
 _SIZES: dict[int, bytes] = {}
 _MOST_SIZES = 4096
 _NO_SIZE = b"\n"  # for lengths that no chunk has: no chunk begins so
@@ -204,6 +205,12 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         self.closed = True
         self._transport.abort()
+
+    def forget(self) -> None:
+        """Free what is buffered and break reference cycles: an error that was raised holds the frames of its reader."""
+        self._error = self._sink = self._framed = None
+        self._parts.clear()
+        self._deferred.clear()
 
     async def _wait(self) -> None:
         if self._error is not None:
@@ -493,6 +500,7 @@ class HttpClient:
         self._busy.discard(connection)
         if not connection.reusable:
             connection.abort()
+            connection.forget()
             return
         connection.idle_since, connection.on_lost = self._loop.time(), self._on_lost
         self._idle.setdefault(address, []).append(connection)
@@ -533,7 +541,8 @@ class HttpClient:
 
 
 class Lines:
-    """Splits the parts of a body into complete lines without their newlines; empty ones are skipped."""
+    """Splits the parts of a body into complete lines without their newlines; empty ones are skipped. A line of more
+    than 64 MiB is ResponseLost."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -544,6 +553,8 @@ class Lines:
 
     def feed(self, part: bytes) -> list[bytes]:
         *lines, self._rest = (self._rest + part).split(b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            raise ResponseLost(f"a line of the answer has more than {_LONGEST_LINE} bytes")
         return [line for line in lines if line]
 
 

@@ -17,6 +17,7 @@ import orjson
 
 from areal.http.headers import REQUEST_ID, Headers, unique_id
 from areal.services.http.errors import ApiError, ErrorFormat, bad_request
+from areal.services.http.limits import BodyBudget
 from areal.wire.bodies import IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_PROBLEM, is_idempotency_key
 from areal.wire.fields import FieldError, read_fields
 
@@ -29,6 +30,7 @@ class ServerConnection(Protocol):
     """The connection that a request came on. Methods that send raise ConnectionResetError when the caller is gone."""
 
     last_part: bytes  # the newest bytes of the stream that is being written
+    budget: BodyBudget
 
     @property
     def writable(self) -> bool: ...
@@ -55,9 +57,14 @@ class ServerConnection(Protocol):
 
 
 class Upgraded(Protocol):
-    """Takes the input of a connection that was upgraded to another protocol."""
+    """Takes the input of a connection that was upgraded to another protocol. ``lingers``: at its end, the caller gets
+    time to stop sending."""
+
+    lingers: bool
 
     def received(self, data: bytes) -> None: ...
+
+    def lost(self) -> None: ...
 
     def go_away(self) -> None: ...
 
@@ -91,6 +98,7 @@ class Request:
     query_string: str = field(init=False)
     _parts: list[bytes] = field(init=False)
     _limit: int | None = None  # bytes of the body, once a handler reads it
+    _held: int = 0  # bytes of the body that the connection's budget counts
     _waiter: asyncio.Future[None] | None = None
     _refusal: ApiError | None = None
 
@@ -140,10 +148,28 @@ class Request:
     def received(self, data: bytes) -> None:
         self.size += len(data)
         if self._limit is not None and self.size > self._limit:
-            self._parts.clear()
+            self._drop_body()
             self.refuse(_too_large(self._limit))
         elif self._refusal is None:
+            try:
+                self.connection.budget.take(len(data), self.size)
+            except ApiError as error:
+                self._drop_body()
+                self.refuse(error)
+                return
+            self._held += len(data)
             self._parts.append(data)
+
+    def _drop_body(self) -> None:
+        self._parts.clear()
+        self.connection.budget.give(self._held)
+        self._held = 0
+
+    def release(self) -> None:
+        """Free the body and break reference cycles: the request is answered, or its caller is gone."""
+        self._drop_body()
+        self._refusal = self.stream = None
+        self._limit = 0
 
     @property
     def backlog(self) -> int:

@@ -13,13 +13,13 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import NoReturn, cast
 
 import httptools
 
 from areal.http.headers import Headers, add_field, is_single, unique_id
 from areal.services.http.errors import OPENAI, ApiError
+from areal.services.http.limits import BodyBudget, ServerLimits
 from areal.services.http.messages import (
     AnyResponse,
     FlowControl,
@@ -77,6 +77,7 @@ class RequestReader:
     def end(self) -> None:
         """Break the reference cycles, which would wait for the garbage collector."""
         del self._parser, self._connection
+        self.incoming = self._refusal = None
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse a request for an upgrade again without its Upgrade header: the parser takes the bytes after its head
@@ -168,6 +169,7 @@ Application = Callable[[Request], Awaitable[AnyResponse]]
 
 _log = logging.getLogger(__name__)
 _CLOSE = "Connection: close\r\n"
+_LEFT = (7, 8)  # TCP_CLOSE, TCP_CLOSE_WAIT of <netinet/tcp.h>
 _TWO_WRITES = 64 * 1024  # bytes of a body from which it is not copied behind the head
 
 
@@ -176,6 +178,7 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, server: HttpServer) -> None:
         self._server = server
+        self.budget = server.budget
         self._limits = server.limits
         self._loop = server.loop
         self._reader = RequestReader(self, server.limits.header_count, server.limits.header_bytes)
@@ -190,6 +193,7 @@ class HttpConnection(asyncio.Protocol):
         self._source: FlowControl | None = None
         self._drained: asyncio.Future[None] | None = None
         self._upgraded: Upgraded | None = None
+        self._discarded = 0  # bytes
         self._unread: tuple[float, int] = (0.0, 0)  # loop time since which so many bytes wait for the caller
         self.last_part = b""  # the newest bytes of a stream
         self.writable = True
@@ -205,6 +209,9 @@ class HttpConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._discarding:
+            self._discarded += len(data)
+            if self._discarded > self._limits.linger_bytes:
+                self._transport.abort()
             return
         if self._upgraded is not None:
             self._upgraded.received(data)
@@ -220,13 +227,21 @@ class HttpConnection(asyncio.Protocol):
         """Return None: the transport closes, since a caller that stops sending has left."""
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Free what the connection holds and break its reference cycles: the garbage collector runs rarely."""
         self._lost = True
         self._server.remove(self)
-        self._waiting.clear()
         self._reader.end()
+        for request in (self._current, *self._waiting):
+            if isinstance(request, Request):
+                request.release()
+        self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
+        if self._upgraded is not None:
+            self._upgraded.lost()
+        self._current = self._task = self._upgraded = None
         self.resume_writing()
+        self._source, self.last_part = None, b""
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -267,6 +282,8 @@ class HttpConnection(asyncio.Protocol):
         except Exception:  # noqa: BLE001 - the process boundary: the answer cannot be written
             _log.exception("%s %s could not be answered [%s]", request.method, request.path, request.id)
             self.abort()
+        finally:
+            request.release()
 
     def _finish(self, request: Request, response: AnyResponse) -> None:
         """End the answer and start the next request."""
@@ -278,11 +295,10 @@ class HttpConnection(asyncio.Protocol):
                 response.begin(request)
             if not self._transport.is_closing():
                 self._transport.write(_part(request, response.end) + (b"0\r\n\r\n" if request.chunked else b""))
-            request.stream = None  # breaks a reference cycle
         self._current = self._task = self._source = None
         self._idle_since = self._loop.time()
         if request.closes or self._server.draining:
-            self._close(linger=not request.complete or self._upgraded is not None)
+            self._close(linger=self._upgraded.lingers if self._upgraded is not None else not request.complete)
         elif self._waiting:
             self._start_next()
 
@@ -313,6 +329,7 @@ class HttpConnection(asyncio.Protocol):
     def _fail(self, error: ApiError) -> None:
         """Refuse further input, once everything before it is answered."""
         self._discarding = True
+        self.hold_input(True)
         if self._reader.incoming is not None:
             self._reader.incoming.refuse(error)
         elif self._current is not None:
@@ -452,7 +469,9 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now: float) -> None:
         """Disconnect a caller that has kept the server waiting for too long."""
         limits = self._limits
-        if self._closing:
+        if self._read_paused and self._has_left():
+            self._transport.abort()
+        elif self._closing:
             self._sweep_slow(now, limits.linger_s)
         elif not self.writable:
             self._sweep_slow(now, limits.stalled_s)
@@ -468,6 +487,11 @@ class HttpConnection(asyncio.Protocol):
                 self._fail(ApiError(408, "the request's header did not come", code="request_timeout"))
         elif now > self._idle_since + limits.keep_alive_s:
             self._close(linger=False)
+
+    def _has_left(self) -> bool:
+        """Whether the caller has closed its side. While reading is paused the event loop does not tell."""
+        sock = self._transport.get_extra_info("socket")
+        return sock is not None and sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in _LEFT
 
     def _sweep_body(self, request: Request, now: float) -> None:
         if self._read_paused or self._discarding:
@@ -492,27 +516,6 @@ def _part(request: Request, data: bytes) -> bytes:
     return data if request.method != "HEAD" else b""
 
 
-@dataclass(frozen=True)
-class ServerLimits:
-    """Limits of one connection in seconds and bytes.
-
-    A body may take ``body_grace_s``, and longer while its average rate is at least ``body_bytes_per_s``. Of a body
-    without a reader ``buffered_bytes`` are buffered.
-    """
-
-    keep_alive_s: float = 120.0  # longer than POOL_IDLE_S of our clients
-    header_s: float = 15.0
-    header_bytes: int = 64 * 1024
-    header_count: int = 128
-    body_grace_s: float = 30.0
-    body_bytes_per_s: float = 1024.0
-    buffered_bytes: int = 256 * 1024
-    pipelined: int = 64
-    linger_s: float = 10.0  # for a caller to stop sending and to read its last answer
-    stalled_s: float = 900.0  # for a caller to read any byte of the answer
-    sweep_s: float = 2.0
-
-
 _BACKLOG = 4096
 _JUST_ACCEPTED_S = 0.25
 
@@ -524,6 +527,7 @@ class HttpServer:
     def __init__(self, application: Application, limits: ServerLimits | None = None) -> None:
         self.application = application
         self.limits = limits or ServerLimits()
+        self.budget = BodyBudget(self.limits.bodies_bytes)
         self.loop = asyncio.get_running_loop()
         self.connections: set[HttpConnection] = set()
         self.draining = False

@@ -19,15 +19,19 @@ from wsproto.utilities import generate_accept_token
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, ServerConnection, encode_head
 
-NORMAL, GOING_AWAY, TEXT_ONLY, TOO_LARGE = 1000, 1001, 1003, 1009
+NORMAL, GOING_AWAY, TEXT_ONLY, TOO_LARGE, TRY_AGAIN_LATER = 1000, 1001, 1003, 1009, 1013
 _VERSION = "13"
 _MOST_WAITING = 16  # messages without a receiver, at which reading pauses
+_MOST_WAITING_BYTES = 256 * 1024
+_FIRST_BYTES = 8 * 1024
 _PING_S = 30.0
 _SILENCE_S = 75.0
 
 
-def accept(request: Request, most_chars: int) -> WebSocket:
-    """Answer ``request`` with a WebSocket. Raises 400, and 426 for a request that asks for anything else."""
+def accept(request: Request, most_bytes: int, *, trusted: bool = True) -> WebSocket:
+    """Answer ``request`` with a WebSocket, whose messages have at most ``most_bytes``. Of a caller that is not
+    ``trusted`` the first one has at most 8 KiB, and its connection ends at once with the handler. Raises 400, and 426
+    for a request that asks for anything else."""
     if request.upgrade.lower() != b"websocket" or request.headers.get("Sec-WebSocket-Version") != _VERSION:
         headers = {"Upgrade": "websocket", "Sec-WebSocket-Version": _VERSION}
         message = f"this is a WebSocket of version {_VERSION}"
@@ -41,22 +45,26 @@ def accept(request: Request, most_chars: int) -> WebSocket:
         raise bad_request("Sec-WebSocket-Key must be 16 bytes of base64", param="Sec-WebSocket-Key")
     framing = "Upgrade: websocket\r\nConnection: Upgrade\r\n"
     head = encode_head(101, {"Sec-WebSocket-Accept": generate_accept_token(key.encode()).decode()}, framing)
-    socket = WebSocket(request.connection, most_chars)
+    socket = WebSocket(request.connection, most_bytes, trusted=trusted)
     request.connection.upgrade(request, head, socket)
     return socket
 
 
 class WebSocket:
-    """``leaving``: the server drains. No more messages are received; those received may still be answered."""
+    """``leaving``: the server drains. No more messages are received; those received may still be answered.
+    ``lingers``: the handler trusts the caller."""
 
-    def __init__(self, connection: ServerConnection, most_chars: int) -> None:
+    def __init__(self, connection: ServerConnection, most_bytes: int, *, trusted: bool = True) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
-        self._most_chars = most_chars
+        self._most_bytes = most_bytes
+        self._first_bytes: int | None = None if trusted else 0  # received, until the first message of a stranger
+        self.lingers = trusted
         self._protocol = Connection(ConnectionType.SERVER)
         self._parts: list[str] = []
-        self._chars = 0
-        self._messages: deque[str] = deque()
+        self._size = 0  # bytes of the parts
+        self._messages: deque[tuple[str, int]] = deque()  # with their bytes
+        self._waiting_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
         self._sending = asyncio.Lock()
@@ -74,9 +82,15 @@ class WebSocket:
                 await self._waiter
             finally:
                 self._waiter = None
-        message = self._messages.popleft()
-        self._connection.hold_input(len(self._messages) >= _MOST_WAITING)
+        message, size = self._messages.popleft()
+        self._waiting_bytes -= size
+        self._connection.budget.give(size)
+        self._hold_input()
         return message
+
+    def _hold_input(self) -> None:
+        full = len(self._messages) >= _MOST_WAITING or self._waiting_bytes >= _MOST_WAITING_BYTES
+        self._connection.hold_input(full)
 
     async def send(self, text: str) -> None:
         """Send a message, once the caller keeps up. Raises ConnectionResetError when the connection has ended."""
@@ -113,6 +127,10 @@ class WebSocket:
             self._handle(event)
             if self._protocol.state is not ConnectionState.OPEN:
                 return
+        if self._first_bytes is not None:
+            self._first_bytes += len(data)
+            if self._first_bytes > 2 * _FIRST_BYTES:  # frames without an end, or without content
+                self._refuse_size(_FIRST_BYTES)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -127,24 +145,48 @@ class WebSocket:
                 self.close(event.code, event.reason or "")
 
     def _handle_text(self, text: str, *, whole: bool) -> None:
-        self._chars += len(text)
-        if self._chars > self._most_chars:
-            self.close(TOO_LARGE, f"a message has at most {self._most_chars} characters")
+        count = len(text) if text.isascii() else len(text.encode())
+        most = self._most_bytes if self._first_bytes is None else _FIRST_BYTES
+        if self._size + count > most:
+            self._refuse_size(most)
             return
+        try:
+            self._connection.budget.take(count, self._size + count)
+        except ApiError as error:
+            self.close(TRY_AGAIN_LATER, error.message)
+            return
+        self._size += count
         if text:
             self._parts.append(text)
         if not whole or self._ended:
             return
-        self._messages.append("".join(self._parts))
+        self._messages.append(("".join(self._parts), self._size))
+        self._waiting_bytes += self._size
         self._parts.clear()
-        self._chars = 0
-        self._connection.hold_input(len(self._messages) >= _MOST_WAITING)
+        self._size, self._first_bytes = 0, None
+        self._hold_input()
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
+    def _refuse_size(self, most: int) -> None:
+        self.close(TOO_LARGE, f"a message has at most {most} bytes")
+
+    def _drop_messages(self) -> None:
+        self._connection.budget.give(self._waiting_bytes)
+        self._waiting_bytes = 0
+        self._messages.clear()
+
+    def lost(self) -> None:
+        """Free what the caller has sent: the connection has ended."""
+        self._drop_messages()
+        self._connection.budget.give(self._size)
+        self._size = 0
+        self._parts.clear()
+        self._end()
+
     def go_away(self) -> None:
         self.leaving = True
-        self._messages.clear()
+        self._drop_messages()
         self._end()
 
     def is_gone(self, now: float) -> bool:

@@ -86,7 +86,7 @@ class SocketRoutes:
         if not known and token is not None:
             _check_token(self.authenticator, token)
             known = True
-        socket = accept(request, self._table.limits.max_body_bytes)
+        socket = accept(request, self._table.limits.max_body_bytes, trusted=known)
         await _SocketTurns(self, socket, request).run(known=known)
         return Response(101)
 
@@ -148,6 +148,7 @@ class _SocketTurns:
             match method:
                 case "auth":
                     _check_token(self._of.authenticator, _params(_AuthParams, params).token)
+                    self._socket.lingers = True
                     await self._answer(frame_id, {"status": "authenticated"})
                 case "cancel":
                     given = _params(_CancelParams, params)

@@ -377,6 +377,19 @@ def test_first_frame_that_does_not_come_closes_the_connection(service: AgentServ
         assert caller.close_code() == 4001
 
 
+def test_stranger_that_sends_on_is_disconnected_and_callers_are_served(service: AgentService) -> None:
+    frame = b"\x01\xff" + (2**32).to_bytes(8, "big") + bytes(4) + b"x" * 2**20
+    sent = 0
+    with Caller(service.gateway.port) as stranger:
+        with pytest.raises(OSError):
+            while sent < 2**30:
+                sent += stranger.socket.send(frame[min(sent, len(frame) - 2**16) :])
+    assert sent < 64 * 2**20, "what the sockets' buffers hold"
+    with connect(service) as caller:
+        caller.agent(1, "hello")
+        assert caller.answer(1, "complete")["ok"]
+
+
 def test_page_of_another_site_is_refused_without_a_key(processes: Processes) -> None:
     router = processes.router()
     gateway = processes.service("agent.gateway", "--router-url", router.url, keyed=False)

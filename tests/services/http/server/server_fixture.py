@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from areal.services.http.errors import OPENAI, ApiError
+from areal.services.http.limits import ServerLimits
 from areal.services.http.messages import AnyResponse, Request, Response, error_response
-from areal.services.http.server import Application, HttpServer, ServerLimits
+from areal.services.http.server import Application, HttpServer
 
 QUICK = ServerLimits(
     keep_alive_s=0.2, header_s=0.2, body_grace_s=0.2, body_bytes_per_s=1e6, linger_s=0.3, stalled_s=0.3, sweep_s=0.02

@@ -9,6 +9,7 @@ import pytest
 from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Ping, TextMessage
 
+from areal.services.http.limits import BodyBudget
 from areal.services.http.messages import ServerConnection
 from areal.services.http.websocket import WebSocket
 
@@ -20,6 +21,7 @@ class Transport:
         self.writable = True
         self.lost = False
         self.held: list[bool] = []
+        self.budget = BodyBudget(2**20)
         self.caller = Connection(ConnectionType.CLIENT)
 
     def write_raw(self, data: bytes) -> None:
