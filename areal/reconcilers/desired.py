@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.errors import Conflict
+from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.plan import FieldChange
+from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
-from areal.resources.validation import references, spec_model, update_class, validate
+from areal.resources.validation import effective, references, spec_model, update_class, validate
 from areal.state.records import APPLY, Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
 
 _DERIVED = "derived"  # in the source of a manifest: fields that were filled in when it was applied
@@ -100,12 +102,39 @@ def is_derived(stored: StoredObject, path: FieldPath, *, unnoted: bool) -> bool:
 
 
 def field_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
-    """Leaves that differ between two sparse specs, each with its update class, in path order."""
+    """Leaves that differ between two sparse specs, each with the update class of its field, in path order."""
     found = [
         FieldChange(path_text(("spec", *change.path)), change.old, change.new, update_class(kind, change.path))
         for change in changes(dict(old), dict(new))
     ]
     return tuple(sorted(found, key=lambda change: change.path))
+
+
+def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with its defaults; of a Model, with its number of replicas apart from its backend."""
+    full: dict[str, Any] = effective(kind, spec).model_dump(by_alias=True, mode="json")
+    if full.get("backend"):
+        full["backend"] = str(replace(inference_part(full["backend"]), data=1))
+        full["replicas"] = controller_of(kind).replicas(spec)
+    return full
+
+
+def _effective_changes(kind: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[FieldChange, ...]:
+    """``field_changes``, each with the class of its effect: META where the value in force stays, because one of the two
+    specs leaves a default out, or because another field decides."""
+    found = field_changes(kind, old, new)
+    if all(change.update is UpdateClass.META for change in found) or validate(kind, old):
+        return found  # an earlier version's spec, which this one refuses, has no values in force
+    moved = [change.path for change in changes(in_full(kind, old), in_full(kind, new))]
+
+    def has_effect(path: FieldPath) -> bool:
+        return any(path[: len(other)] == other[: len(path)] for other in moved)
+
+    effects: dict[str, UpdateClass] = {}
+    for path in (change.path for change in changes(dict(old), dict(new)) if not has_effect(change.path)):
+        is_count = path == ("backend",) and has_effect(("replicas",))
+        effects[path_text(("spec", *path))] = update_class(kind, ("replicas",)) if is_count else UpdateClass.META
+    return tuple(replace(change, update=effects.get(change.path, change.update)) for change in found)
 
 
 def target_for(
@@ -257,7 +286,7 @@ def _compared(
     if after == stored:
         return Target(stored, "unchanged")
     _require_valid(after, where)
-    found = field_changes(stored.kind, stored.spec, after.spec)
+    found = _effective_changes(stored.kind, stored.spec, after.spec)
     frozen = [change for change in found if change.update is UpdateClass.IMMUTABLE]
     if frozen:
         replaceable = spec_model(stored.kind).REPLACEABLE

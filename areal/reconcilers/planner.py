@@ -19,7 +19,7 @@ from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import called_by, controller_of, host_of
 from areal.reconcilers.observe import Observed
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
-from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanScope, Policy, unseen
+from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanNotes, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
 from areal.runtime.backends.base import RunSpec
 
@@ -30,6 +30,7 @@ _HOW = {
     UpdateClass.RECREATE: "processes are replaced",
     UpdateClass.IMMUTABLE: "deleted and created again",
 }
+_STARTS = "its processes start with it"
 _HINT = "delete it where it runs"
 
 
@@ -66,7 +67,7 @@ def make_plan(
     return Plan(
         objects=tuple(
             replace(
-                _object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes.refused.get(t.ref)),
+                _object_plan(t, ops_of(t.ref), drifted.get(t.ref, ()), notes),
                 unseen=notes.unseen.get(t.ref, ""),
             )
             for t in shown
@@ -106,13 +107,19 @@ def _folder(spec: RunSpec) -> str:
     return f"runs/{spec.uid}" if spec.backend == "local" else f"clusters/{spec.backend}/runs/{spec.uid}"
 
 
-def _object_plan(target: Target, ops: Sequence[Op], drifts: Sequence[Drift], refusal: Refusal | None) -> ObjectPlan:
+def _object_plan(target: Target, ops: Sequence[Op], drifts: Sequence[Drift], notes: PlanNotes) -> ObjectPlan:
     action, cause, decided = target.action, target.cause, ""
-    if refusal is not None:
+    if (refusal := notes.refused.get(target.ref)) is not None:
         return ObjectPlan(target.ref, "blocked", refusal.message, refusal=refusal)
+    replaced = notes.replaced.get(target.ref)
     if action == "configure" and target.decisive is not None:
-        decided = target.decisive.path
-        cause = cause or _HOW[target.decisive.update]
+        update, decided = target.decisive.update, target.decisive.path
+        if replaced is not None and update < UpdateClass.ROLL:  # for what an earlier command left undone
+            update, decided = UpdateClass.ROLL, replaced.removesuffix(" changed")
+        elif replaced is None and update >= UpdateClass.ROLL:  # no process is there that depends on it
+            starts = any(op.verb is Verb.SPAWN for op in ops)
+            cause = cause or (_STARTS if starts else _HOW[UpdateClass.META])
+        cause = cause or _HOW[update]
     elif action == "configure":
         cause = cause or "metadata"
     if action == "unchanged" and ops:

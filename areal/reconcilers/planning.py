@@ -13,16 +13,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 from areal.errors import NoCapacity
-from areal.reconcilers.desired import Target
+from areal.reconcilers.desired import Target, in_full
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
 from areal.reconcilers.plan import DoesNotFit, Drift, GpuPool, PlanBuilder, Refusal, Verb
-from areal.resources.backend import Part, parse_backend
 from areal.resources.kinds import KINDS
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
@@ -142,17 +141,8 @@ def _changed_field(kind: str, fields: tuple[str, ...], had: str, wanted: str) ->
 
 
 def _relevant(kind: str, fields: tuple[str, ...], sparse: str) -> dict[str, Any]:
-    full = effective(kind, json.loads(sparse)).model_dump(by_alias=True, mode="json")
-    kept = {name: full[name] for name in fields if name in full}
-    if kept.get("backend"):  # its data-parallel dimension is only a number of replicas
-        kept["backend"] = str(replace(inference_part(kept["backend"]), data=1))
-    return kept
-
-
-def inference_part(backend: str) -> Part:
-    part = parse_backend(backend).inference
-    assert part is not None, f"validated backends name an inference engine: {backend}"
-    return part
+    full = in_full(kind, json.loads(sparse))
+    return {name: full[name] for name in fields if name in full}
 
 
 def key_input(service: InferenceServiceSpec | AgentServiceSpec) -> dict[str, str]:
@@ -247,6 +237,7 @@ class PlanNotes:
     unknown: list[str] = field(default_factory=list)
     unseen: dict[str, str] = field(default_factory=dict)  # by object: a process of it that cannot be seen, and why
     refused: dict[str, Refusal] = field(default_factory=dict)  # by object
+    replaced: dict[str, str] = field(default_factory=dict)  # by object: why a process of it gets a successor
 
     def cannot_see(self, ref: str, runs: Iterable[ObservedRun]) -> None:
         """Note runs that may be alive elsewhere. No operation touches them."""
@@ -426,6 +417,8 @@ class ObjectWork:
         elif decision.action is Action.KICK:
             needs = (add(Verb.KICK, ref, target, decision.cause, needs=needs, run=run),)
         elif decision.action in (Action.SPAWN, Action.REPLACE):
+            if decision.action is Action.REPLACE:
+                self.notes.replaced.setdefault(ref, decision.cause)
             needs = (*needs, *self.swept.get(target, ()))
             for old in superseded(self.observed.of(ref, component.name, component.replica)):
                 add(Verb.FORGET, ref, target, "an older record", needs=needs, run=old.uid)

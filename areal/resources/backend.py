@@ -139,6 +139,13 @@ def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool
     return Allocation(tuple(parts))
 
 
+def inference_part(backend: str) -> Part:
+    """The inference engine of a backend that has been validated."""
+    part = parse_backend(backend).inference
+    assert part is not None, f"validated backends name an inference engine: {backend}"
+    return part
+
+
 def _parse_part(piece: str, column: int, before: list[Part], engines: Collection[str]) -> Part:
     if not piece:
         raise BackendError("an engine is missing, for example sglang:d4t2", column)

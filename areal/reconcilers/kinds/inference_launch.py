@@ -40,9 +40,8 @@ from areal.reconcilers.launch import (
     source_file,
 )
 from areal.reconcilers.plan import Op
-from areal.reconcilers.planning import inference_part
 from areal.resources.addresses import is_loopback
-from areal.resources.backend import flag_name
+from areal.resources.backend import flag_name, inference_part
 from areal.resources.kinds import Ref, parse_ref, service_ref
 from areal.resources.paths import looks_local, resolve_model_path
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec, ModelSpec, TrainJobSpec

@@ -24,8 +24,7 @@ from typing import Any
 from areal.client.http import AdminClient
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
 from areal.reconcilers.kinds import StageReporter
-from areal.reconcilers.planning import inference_part
-from areal.resources.backend import engine_arg_faults
+from areal.resources.backend import engine_arg_faults, inference_part
 from areal.resources.kinds import Ref
 from areal.resources.nodes import Diagnostic
 from areal.resources.resource import Resource

@@ -10,7 +10,8 @@ from areal.reconcilers.kinds.replica_plan import close_replicas, end_replicas, o
 from areal.reconcilers.kinds.replicas import Replica, ReplicaWork
 from areal.reconcilers.kinds.service_plan import ServiceView
 from areal.reconcilers.plan import Verb
-from areal.reconcilers.planning import KindPlan, Planning, inference_part
+from areal.reconcilers.planning import KindPlan, Planning
+from areal.resources.backend import inference_part
 from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
 from areal.resources.specs import InferenceServiceSpec, ModelSpec

@@ -133,7 +133,6 @@ def test_job_applied_again_keeps_what_it_has_and_another_run_keeps_the_port(tmp_
     [
         ("rollout", {"service": "default", "model": "qwen"}),
         ("scheduler", {"type": "slurm"}),
-        ("resources", {"nodes": 1}),
         ("resources", {"processesPerNode": 2}),
     ],
 )
