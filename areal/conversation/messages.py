@@ -46,7 +46,7 @@ def normalise(messages: object, tools: object = None) -> Conversation:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ConversationError("messages", "must be a list with at least one message")
     read = tuple(_message(item, f"messages[{index}]") for index, item in enumerate(messages))
-    return Conversation(read, _tools(tools))
+    return Conversation(read, read_tools(tools))
 
 
 def _message(value: object, where: str) -> Mapping[str, Any]:
@@ -105,7 +105,8 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _tools(value: object) -> tuple[Mapping[str, Any], ...]:
+def read_tools(value: object) -> tuple[dict[str, Any], ...]:
+    """Read tool schemas, or the JSON text of them. Raises ConversationError."""
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None

@@ -18,7 +18,7 @@ def test_families_of_the_wheel_are_all_there() -> None:
 def test_family_folder_loads_with_its_end_ids_and_equal_tokens(name: str, tmp_path: Path) -> None:
     family = families()[name]
     codec = load_codec(str(family.write_folder(tmp_path)))
-    assert codec.template is not None
+    assert codec.chat is not None
     assert codec.end_ids >= {family.id_of(family.ends.eos), *family.generation_ends}
     text = "and the rain" + "".join(family.special) + " 日本 🙂"
     ids = codec.encode(text, add_special_tokens=False)

@@ -293,7 +293,6 @@ class GenerationCall:
     timeout_s: float  # without progress
     timer: CallTimer
     recorder: CallRecorder
-    prompt_text: str | None
 
     def headers(self) -> dict[str, str]:
         headers = {names.OVERHEAD: str(self.timer.overhead_us())}

@@ -45,86 +45,18 @@ from areal.services.inference.data_proxy.tokenizer import DECODE_US, ENCODE_US, 
 from areal.services.inference.engines.base import Capabilities, EngineCall, EngineDelta, FinishReason, PromptLogprobs
 from areal.services.inference.recorder.records import (
     ConversationDigest,
-    PrefixMatch,
     TokenSample,
     TokenTurn,
-    begins_with,
-    text_digest,
     token_array,
 )
 from areal.wire.processes import DataProxyConfig
 from areal.wire.sampling import SamplingParams
 
-# Prompts. A turn that continues a recorded turn keeps that turn's tokens unchanged, and only the text after them is
-# encoded. The model then sees the tokens that it sampled, and a conversation is one row of training data: encoding a
-# response's text again may split it into other tokens. If the new text begins with the recorded text, its remainder is
-# encoded. If not (the client does not send the reasoning back; the template writes a call differently than the model
-# did), the text that the template adds after the recorded response is encoded. The whole prompt is encoded if no end
-# token ended that response, or the template rewrites earlier messages (some drop the reasoning of earlier turns).
-
-
-class PromptBuilder:
-    """Makes the token ids of a request's prompts."""
-
-    def __init__(self, codec: TextCodec, pool: CodecPool) -> None:
-        self._codec = codec
-        self._pool = pool
-
-    async def build(
-        self, generation: GenerationRequest, recorder: CallRecorder | None, size: int, limit: int | None
-    ) -> tuple[Sequence[list[int]], str | None]:
-        """Return the token ids of each prompt, and the text of a chat's one prompt. ``recorder`` None: no recorded turn
-        is continued. ``size``: bytes of the request. ``limit``: the context length in tokens. Raises ApiError 400 when
-        the template rejects the chat, or a prompt exceeds the limit."""
-        try:
-            if generation.text is None:
-                prompts = generation.prompts
-                return await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US), None
-            text = await self._pool.run(generation.text, size * RENDER_US)
-            before, rest = await self._continued(generation, recorder, text, size) if recorder else ([], text)
-            encoded = await self._pool.run(
-                lambda: self._codec.encode(rest, add_special_tokens=False, most=limit), len(rest) * ENCODE_US
-            )
-            return [before + encoded if before else encoded], text
-        except TooLong:
-            message = f"this model's context is {limit} tokens; you asked for more in the prompt"
-            raise _context_exceeded(generation, message) from None
-
-    async def _continued(
-        self, generation: GenerationRequest, recorder: CallRecorder, text: str, size: int
-    ) -> tuple[list[int], str]:
-        """Return the tokens of the recorded turn that this chat continues, if any, and the text left to encode."""
-        known = await recorder.match_prefix(generation.messages)
-        if known is None:
-            return [], text
-        if begins_with(text, known.text):
-            return known.tokens.tolist(), text[known.text[0] :]
-        answered = await recorder.match_last_answer()
-        rest = await self._text_after(generation, answered, size) if answered is not None else None
-        return (answered.tokens.tolist(), rest) if answered is not None and rest is not None else ([], text)
-
-    async def _text_after(self, generation: GenerationRequest, answered: PrefixMatch, size: int) -> str | None:
-        """Return the prompt's text after a recorded response. None if no end token ended that response, or if the
-        template rewrites it."""
-        last, codec = answered.tokens[-1], self._codec
-        follow = generation.trailing_text
-        if follow is None or last not in codec.end_ids:
-            return None
-        end, cost_us = codec.token_text(last), 3 * size * RENDER_US + len(answered.tokens) * DECODE_US
-        return await self._pool.run(lambda: follow(codec.decode(answered.tokens, skip_special=False), end), cost_us)
-
-    async def count(self, generation: GenerationRequest, size: int) -> int:
-        """Count the tokens of a chat of any length. A long chat is counted in pieces, which gives a few too many."""
-        assert generation.text is not None
-        text = await self._pool.run(generation.text, size * RENDER_US)
-        return await self._pool.run(lambda: self._codec.count(text), len(text) * ENCODE_US)
-
 
 def samples_of(
-    state: ResponseState, temperature: float, conversation: ConversationDigest | None, prompt_text: str | None
+    state: ResponseState, temperature: float, conversation: ConversationDigest | None, place: int | None
 ) -> list[TokenSample]:
-    """Return the records of a finished response, one for each choice. ``prompt_text`` is the prompt of a chat, which
-    the next turn continues."""
+    """Return the records of a finished response, one for each choice. ``place``: the number of a chat's messages."""
     prompts = [token_array(prompt) for prompt in state.prompts]
     each, samples = state.per_prompt, []
     for choice in state.choices:
@@ -148,23 +80,11 @@ def samples_of(
                 finish_reason=choice.finish_reason.value,
                 temperature=temperature,
                 after=conversation.after(assistant_message(reply)) if conversation is not None else None,
-                text=None if prompt_text is None else text_digest(prompt_text + _template_text(choice, state.codec)),
+                place=place,
                 extra=extra,
             )
         )
     return samples
-
-
-def _template_text(choice: Choice, codec: TextCodec) -> str:
-    """The response's text as a template will write it into the next prompt: the text that the client received and the
-    end token, without other special tokens, which the client never saw. A response with reasoning, calls or a stop
-    string counts as it was sampled."""
-    raw, reply = codec.decode(choice.token_ids, skip_special=False), choice.reply
-    if reply.calls or reply.reasoning or choice.stop is not None or raw == reply.content:
-        return raw
-    last = choice.token_ids[-1:]
-    ended = bool(last) and last[0] in codec.end_ids
-    return reply.content + (codec.decode(last, skip_special=False) if ended else "")
 
 
 def replay_turn(choice: Choice, turn: TokenTurn) -> ChoiceUpdate:
@@ -283,7 +203,6 @@ class ModelCalls:
         self._timeout_s = config.request_timeout
         self._codec = codec
         self._pool = CodecPool(config.tokenizer_threads)
-        self._prompts = PromptBuilder(codec, self._pool)
         self._parsers = parsers
         self._generator = generator
         self._capabilities = capabilities
@@ -323,7 +242,29 @@ class ModelCalls:
             return self._translated(anthropic.translate(fields, self._template_uses, counting=True), "msg_")
 
         parsed = self._parse(decode_object(body), parse)
-        return json_response({"input_tokens": await self._prompts.count(parsed.generation, len(body))})
+        prompt = parsed.generation.chat
+        assert prompt is not None
+        text = await self._pool.run(prompt.text, len(body) * RENDER_US)
+        # A long chat is counted in pieces, which gives a few too many.
+        count = await self._pool.run(lambda: self._codec.count(text), len(text) * ENCODE_US)
+        return json_response({"input_tokens": count})
+
+    async def _prompts(
+        self, generation: GenerationRequest, recorder: CallRecorder | None, size: int, limit: int | None
+    ) -> Sequence[list[int]]:
+        """Return the token ids of each prompt. ``recorder`` None: no recorded turn is continued. ``size``: bytes of the
+        request. ``limit``: the context length in tokens. Raises ApiError 400 when the template rejects the chat, or a
+        prompt exceeds the limit."""
+        chat, prompts = generation.chat, generation.prompts
+        try:
+            if chat is None:
+                return await self._pool.run(lambda: [prompt(limit) for prompt in prompts], size * ENCODE_US)
+            known = await recorder.match_prefix(generation.messages) if recorder is not None else None
+            cost_us = size * (RENDER_US + ENCODE_US) + len(known.tokens if known is not None else ()) * DECODE_US
+            return [await self._pool.run(lambda: chat.token_ids(known, limit), cost_us)]
+        except TooLong:
+            message = f"this model's context is {limit} tokens; you asked for more in the prompt"
+            raise _context_exceeded(generation, message) from None
 
     def _parse(self, data: dict[str, Any], parse: Parse) -> ParsedRequest:
         fields = Fields(data)
@@ -335,7 +276,7 @@ class ModelCalls:
         return read_chat(fields, self._codec, self._capabilities, self._parsers)
 
     def _template_uses(self, variable: str) -> bool:
-        return self._codec.template is not None and self._codec.template.uses(variable)
+        return self._codec.chat is not None and self._codec.chat.template.uses(variable)
 
     def _translated(self, translation: ChatTranslation, id_prefix: str) -> ParsedRequest:
         with dialect_field_names(translation.names):
@@ -366,7 +307,7 @@ class ModelCalls:
         with dialect_field_names(parsed.names) if parsed.names else _NO_DIALECT:
             if is_recorded or generation.options.tells_logprobs:
                 check_logprobs(generation.sampling, generation.options, self._capabilities)
-            prompts, text = await self._prompts.build(generation, recorder if is_recorded else None, size, limit)
+            prompts = await self._prompts(generation, recorder if is_recorded else None, size, limit)
             lengths = [len(prompt) for prompt in prompts]
             room = _room(generation, max(lengths), limit)
             if room is not None and generation.sampling.min_new_tokens > room:
@@ -388,7 +329,6 @@ class ModelCalls:
             timeout_s=timeout_s,
             timer=timer,
             recorder=recorder,
-            prompt_text=text,
         )
         held = sum(lengths) + (room or 0) * len(state.choices)
         self.tokens_in_flight += held
@@ -410,7 +350,7 @@ class ModelCalls:
         state.scores = [PromptLogprobs(*turn.extra["scores"]) for turn in turns if "scores" in turn.extra]
         serializer = parsed.serializer(state)
         updates = [replay_turn(choice, turn) for choice, turn in zip(state.choices, turns, strict=True)]
-        call = GenerationCall(request, generation, state, serializer, (), 0.0, timer, recorder, None)
+        call = GenerationCall(request, generation, state, serializer, (), 0.0, timer, recorder)
         if not generation.options.stream:
             return Response(body=serializer.whole(), content_type="application/json", headers=call.headers())
         out = call.open_stream()
@@ -475,19 +415,20 @@ class ModelCalls:
 
     async def _record(self, call: GenerationCall) -> None:
         """Store a complete response on disk, before its last byte is sent."""
-        recorder, state, sampling = call.recorder, call.state, call.generation.sampling
+        recorder, state, generation = call.recorder, call.state, call.generation
+        place = len(generation.messages) if generation.chat is not None else None
         self._metrics.count(state, call.timer)
-        if not recorder.records(call.generation.store):
+        if not recorder.records(generation.store):
             return
         samples = await self._pool.run(
-            lambda: samples_of(state, sampling.temperature, recorder.conversation, call.prompt_text),
+            lambda: samples_of(state, generation.sampling.temperature, recorder.conversation, place),
             DECODE_US * sum(len(choice.token_ids) for choice in state.choices),
         )
         await recorder.record(state.answer_id, state.model, state.created, samples)
 
 
 def _context_exceeded(generation: GenerationRequest, message: str) -> ApiError:
-    param = "prompt" if generation.text is None else "messages"
+    param = "prompt" if generation.chat is None else "messages"
     return bad_request(message, param=param, code="context_length_exceeded")
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from areal.conversation import RESERVED, Template
+from areal.conversation.messages import read_tools
 from areal.errors import UsageFault
 from areal.services.http.errors import bad_request, unsupported
 from areal.services.inference.data_proxy.fields import (
@@ -35,14 +37,7 @@ from areal.services.inference.data_proxy.parsers.registry import (
     tool_format,
     whole_format,
 )
-from areal.services.inference.data_proxy.template import (
-    RESERVED,
-    ChatTemplate,
-    TemplateInput,
-    check_tools,
-    read_messages,
-    text_after_answer,
-)
+from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation, template_refusals, text_of
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
 from areal.wire.sampling import SamplingParams
@@ -147,12 +142,13 @@ _CHOICES = ("auto", "none", "required")
 _TOOL_FIELDS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 
 
-def read_tool_use(fields: Fields, template: ChatTemplate, parsers: Parsers, capabilities: Capabilities) -> ToolUse:
+def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabilities: Capabilities) -> ToolUse:
     """Read a request's tools and tool choice. Raises 400 naming the field."""
     unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if fields.has_none(_TOOL_FIELDS):
         return unused
-    tools = check_tools(fields.items("tools"))
+    with template_refusals():
+        tools = list(read_tools(fields.items("tools")))
     choice = fields.take("tool_choice", "auto")
     one_call = not fields.flag("parallel_tool_calls", True)
     if one_call and parsers.tools is None:
@@ -252,13 +248,12 @@ MakePrompt = Callable[[int | None], list[int]]
 class GenerationRequest:
     """A parsed request of any API.
 
-    ``prompts`` make the token ids of completions; for a chat, ``text`` renders its one prompt. Both run off the event
-    loop if they take long. Without ``sampling.max_new_tokens`` the response may have ``default_max_tokens``, or as many
+    ``prompts`` make the token ids of completions, ``chat`` those of a chat. Both run off the event loop if they take
+    long. Without ``sampling.max_new_tokens`` the response may have ``default_max_tokens``, or as many
     tokens as the context holds. ``store`` false: the call is not recorded. ``echo``: the texts of the prompts, which
     precede the responses; None for a prompt of token ids. ``prompt_logprobs``: how many alternatives to each prompt
-    token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``trailing_text`` takes the text
-    up to and including the chat's last response, and the text of its end token; it returns the text that the template
-    adds, or None if the template does not continue that text. ``adapter``: the LoRA adapter that samples."""
+    token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``adapter``: the LoRA adapter
+    that samples."""
 
     sampling: SamplingParams
     options: ResponseOptions
@@ -271,8 +266,7 @@ class GenerationRequest:
     default_max_tokens: int | None = None
     parsing: ResponseParsing = ResponseParsing()
     messages: Sequence[Mapping[str, Any]] = ()
-    text: Callable[[], str] | None = None
-    trailing_text: Callable[[str, str], str | None] | None = None
+    chat: ChatPrompt | None = None
     adapter: str | None = None
 
     @property
@@ -284,18 +278,18 @@ class GenerationRequest:
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> GenerationRequest:
     """Read a request for a chat completion. Raises 400 naming the field."""
-    template = codec.template
-    if template is None:
+    chat = codec.chat
+    if chat is None:
         message = "this model has no chat template: use /v1/completions, or give the model one"
         raise bad_request(message, param="messages", code="no_chat_template")
     fields.refuse(_NOT_IN_CHAT)
     if fields.take("modalities", ["text"]) != ["text"]:
         raise unsupported("modalities", "the model writes text only")
     client_messages = fields.take("messages")
-    messages = read_messages(client_messages, template)
-    tools = read_tool_use(fields, template, parsers, capabilities)
-    continued = _continues_last_message(fields, messages, forced=bool(tools.primer))
-    variables = _template_variables(fields, template)
+    conversation = read_conversation(client_messages)
+    tools = read_tool_use(fields, chat.template, parsers, capabilities)
+    continued = _continues_last_message(fields, conversation.messages, forced=bool(tools.primer))
+    variables = _template_variables(fields, chat.template)
     parsing = ResponseParsing(None if continued else parsers.reasoning, tools)
     wants_logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, capabilities.max_top_logprobs)
     if top is not None and not wants_logprobs:
@@ -306,17 +300,16 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     if tools.response_format is not None and options.response_format is None:
         options = replace(options, response_format=tools.response_format)
 
-    def text() -> str:
-        rendered = (template.render_open if continued else template.render_messages)(messages, tools.shown, variables)
-        return rendered + parsing.prompt_end(rendered)
-
-    def trailing_text(recorded: str, end: str) -> str | None:
-        if continued:
-            return None
-        given = TemplateInput(messages, tools.shown, variables)
-        rest = text_after_answer(template, given, recorded, end, has_reasoning=parsing.has_reasoning)
-        return None if rest is None else rest + parsing.prompt_end(rest)
-
+    prompt = ChatPrompt(
+        codec,
+        chat,
+        replace(conversation, tools=tuple(tools.shown or ())),
+        variables,
+        parsing.prompt_end,
+        add_generation_prompt=variables.pop("add_generation_prompt"),
+        is_open=continued,
+        has_reasoning=parsing.has_reasoning,
+    )
     store, ignored = _read_rest(fields)
     return GenerationRequest(
         sampling,
@@ -325,8 +318,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         store,
         parsing=parsing,
         messages=client_messages,
-        text=text,
-        trailing_text=trailing_text,
+        chat=prompt,
     )
 
 
@@ -346,14 +338,14 @@ def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, Any]
     if not fields.flag(name):
         return False
     last = messages[-1]
-    if last["role"] != "assistant" or not last["content"].strip() or "tool_calls" in last:
+    if last["role"] != "assistant" or not text_of(last).strip() or "tool_calls" in last:
         raise bad_request(f"{name} needs the last message to be the assistant's, with text and no calls", param=name)
     if forced:
         raise bad_request(f"{name} does not go with a tool_choice that forces a call", param="tool_choice")
     return True
 
 
-def _template_variables(fields: Fields, template: ChatTemplate) -> dict[str, Any]:
+def _template_variables(fields: Fields, template: Template) -> dict[str, Any]:
     variables = fields.mapping("chat_template_kwargs")
     if reserved := RESERVED & variables.keys():
         name = f"chat_template_kwargs.{min(reserved)}"

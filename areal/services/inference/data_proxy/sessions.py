@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from areal.http import headers as names
@@ -161,12 +161,6 @@ class CallRecorder:
         if self._caller is None:
             return None
         return await self._caller.journal.match_prefix(self._caller.session, self.set_conversation(messages))
-
-    async def match_last_answer(self) -> PrefixMatch | None:
-        """Return the recorded turn whose response is the last one in the chat. Call ``match_prefix`` before."""
-        assert self._caller is not None and self.conversation is not None
-        last = replace(self.conversation, answered=self.conversation.answered[-1:])
-        return await self._caller.journal.match_prefix(self._caller.session, last)
 
     async def record(self, answer_id: str, model: str, created: int, samples: Sequence[Sample]) -> None:
         """Record the call; the record is durable on return."""

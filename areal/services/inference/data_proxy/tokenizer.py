@@ -25,10 +25,10 @@ from typing import Any, Protocol, TypeVar
 import jinja2
 from tokenizers import Tokenizer
 
+from areal.conversation import Chat, Template
 from areal.conversation.budget import Budget, TakesLonger
 from areal.errors import UsageFault
 from areal.hub import model_folder
-from areal.services.inference.data_proxy.template import ChatTemplate
 
 # The exact bytes of each token. Byte-level BPE writes each byte as one printable character, by the table of GPT-2 that
 # all byte-level tokenizers share: printable Latin-1 stands for itself, the other bytes are moved up from U+0100 in
@@ -262,15 +262,12 @@ class TextCodec:
         self,
         tokenizer: Tokenizer,
         *,
-        template: ChatTemplate | None,
+        template: Template | None,
         end_ids: Sequence[int],
         max_positions: int | None,
         vocab_size: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
-        self.template = template
-        self.end_ids = frozenset(end_ids)
-        self.sorted_end_ids = tuple(sorted(self.end_ids))
         self.max_positions = max_positions
         self.vocab_size = max(tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
         added = tokenizer.get_added_tokens_decoder()
@@ -279,6 +276,19 @@ class TextCodec:
         self.bytes_of: Callable[[int], bytes] = lru_cache(maxsize=65536)(self._bytes_of)
         self._visible: Callable[[int], bytes] = lru_cache(maxsize=65536)(
             lambda token_id: b"" if token_id in self._special else self._bytes_of(token_id)
+        )
+        self.chat = self._chat(template, end_ids, frozenset(added)) if template is not None else None
+        with _INLINE.used():
+            self.end_ids = frozenset(end_ids) if self.chat is None else self.chat.end_ids
+        self.sorted_end_ids = tuple(sorted(self.end_ids))
+
+    def _chat(self, template: Template, end_ids: Sequence[int], added_ids: frozenset[int]) -> Chat:
+        return Chat(
+            template,
+            encode=lambda text: self.encode(text, add_special_tokens=False),
+            decode=lambda ids: self.decode(ids, skip_special=False),
+            eos_ids=end_ids,
+            added_ids=added_ids,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool, most: int | None = None) -> list[int]:
@@ -449,12 +459,12 @@ def _read_json(file: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _template(root: Path, config: dict[str, Any], given: str | None) -> ChatTemplate | None:
+def _template(root: Path, config: dict[str, Any], given: str | None) -> Template | None:
     source = _template_source(root, config, given)
     if source is None:
         return None
     try:
-        return ChatTemplate(source, _special_tokens(config))
+        return Template(source, _special_tokens(config))
     except jinja2.TemplateSyntaxError as error:
         raise UsageFault(f"the chat template is not valid: line {error.lineno}: {error.message}") from error
 
@@ -477,7 +487,7 @@ def _template_source(root: Path, config: dict[str, Any], given: str | None) -> s
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
     """``bos_token`` and the like, each given as a string or as an object with ``content``."""
     tokens = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+    for name in ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"):
         value = config.get(name)
         content = value.get("content") if isinstance(value, dict) else value
         if isinstance(content, str):

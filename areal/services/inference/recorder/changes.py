@@ -450,8 +450,7 @@ def _row(number: int, turns: TurnIndex, seq: int, call: ModelCall, choice: int, 
         header["call"] = call.call_id
     if isinstance(sample, TokenSample) and prompt is not None:
         output = token_array(sample.output_ids)
-        text = [sample.text[0], sample.text[1].hex()] if sample.text else None
-        header |= {"versions": version_runs(sample.versions), "text": text, "temperature": sample.temperature}
+        header |= {"versions": version_runs(sample.versions), "temperature": sample.temperature, "place": sample.place}
         data = pack(header, prompt[parent.shared :] if parent else prompt, output, array("f", sample.logprobs))
         total, digest = len(prompt) + len(output), token_digest(prompt, output)
     else:

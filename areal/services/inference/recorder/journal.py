@@ -124,9 +124,9 @@ class SessionJournal(Journal):
         recorded = await self._commit(lambda now: changes.record(self._write, self.cache, session, call, now, limit))
         for place, sample in enumerate(call.samples):
             row = recorded.first + place
-            if isinstance(sample, TokenSample) and sample.text is not None:
+            if isinstance(sample, TokenSample) and sample.place is not None:
                 tokens = token_array(sample.prompt_ids) + token_array(sample.output_ids)
-                self._recent.put(row, PrefixMatch(tokens, sample.text))
+                self._recent.put(row, PrefixMatch(tokens, sample.place))
             else:  # the row may have been another turn's, of a trajectory that was released since
                 self._recent.drop(row)
         self.on_news()  # the call may have sealed the previous trajectory

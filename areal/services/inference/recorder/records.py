@@ -108,15 +108,6 @@ def token_digest(*parts: array[int]) -> bytes:
     return state.digest()
 
 
-def text_digest(text: str) -> tuple[int, bytes]:
-    """Length and digest of a text, by which ``begins_with`` tells whether a longer text begins with it."""
-    return len(text), blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
-
-
-def begins_with(text: str, mark: tuple[int, bytes]) -> bool:
-    return len(text) >= mark[0] and text_digest(text[: mark[0]]) == mark
-
-
 TRUNCATED = ("length", "abort")  # the finish reasons of answers that were cut off
 
 
@@ -124,9 +115,9 @@ TRUNCATED = ("length", "abort")  # the finish reasons of answers that were cut o
 class TokenSample:
     """One choice with the engine's own tokens. ``output_ids``, ``logprobs`` and ``versions`` have equal lengths.
 
-    ``after`` is the digest of the conversation including this answer. ``text`` is the ``text_digest`` of prompt and
-    answer; a next turn whose prompt text begins with that text reuses these tokens. ``temperature`` is that of sampling
-    and log-probabilities, 0 for greedy decoding.
+    ``after`` is the digest of the conversation including this answer, and ``place`` the number of messages before it: a
+    next turn that continues the conversation may reuse these tokens. ``temperature`` is that of sampling and
+    log-probabilities, 0 for greedy decoding.
     """
 
     prompt_ids: Sequence[int]
@@ -136,7 +127,7 @@ class TokenSample:
     finish_reason: str
     temperature: float = 1.0
     after: bytes | None = None
-    text: tuple[int, bytes] | None = None
+    place: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # further data that a replay needs, as JSON
 
 
@@ -312,10 +303,10 @@ _MOST_TOKENS = 2**21
 
 @dataclass(frozen=True)
 class PrefixMatch:
-    """All tokens of a turn, prompt and answer, and the ``text_digest`` of their text."""
+    """All tokens of a turn, prompt and answer. ``place``: the number of messages before the answer."""
 
     tokens: array[int]
-    text: tuple[int, bytes]
+    place: int
 
 
 class RecentTurns:

@@ -298,9 +298,9 @@ class SessionTables:
 
     def match_prefix(self, row: int) -> PrefixMatch | None:
         """All tokens of the turn in ``row``, including those stored with its ancestors. None if the turn has been
-        deleted, or has no text digest by which a next turn could continue it."""
+        deleted, or was no chat (or one of a version that did not record the place of its answer)."""
         parts: list[array[int]] = []
-        text: tuple[int, bytes] | None = None
+        place: int | None = None
         at: int | None = row
         while at is not None:
             found = self.db.execute("SELECT name, data FROM interactions WHERE id=?", (at,)).fetchone()
@@ -308,17 +308,16 @@ class SessionTables:
                 return None
             packed = unpack(found[1], f"interaction {found[0]}")
             if at == row:
-                marked = packed.header.get("text")
-                if not marked:
+                place = packed.header.get("place")
+                if place is None:
                     return None
-                text = (marked[0], bytes.fromhex(marked[1]))
             parts += [packed.output, packed.prompt]
             at = row_id(row // SEQUENCES, packed.header["parent"]) if packed.shared else None
-        assert text is not None
+        assert place is not None
         tokens = array("i")
         for part in reversed(parts):
             tokens.extend(part)
-        return PrefixMatch(tokens, text)
+        return PrefixMatch(tokens, place)
 
     def _turns(
         self, session: SessionRecord, low: int, high: int, rewards: Mapping[int, float]

@@ -66,9 +66,9 @@ def test_template_of_the_folder_its_file_and_the_flag_are_taken_in_this_order(tm
     given.write_text("from the flag")
     rendered = []
     for flag in (None, str(given)):
-        template = load_codec(str(tmp_path), flag).template
-        assert template is not None
-        rendered.append(template.render_messages(USER, None, {}))
+        chat = load_codec(str(tmp_path), flag).chat
+        assert chat is not None
+        rendered.append(chat.template.text(USER, None, {}))
     assert rendered == ["from the file", "from the flag"]
 
 
@@ -76,8 +76,8 @@ def test_template_among_several_by_name_is_the_default_one(tmp_path: Path) -> No
     write_tokenizer(tmp_path)
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    template = load_codec(str(tmp_path)).template
-    assert template is not None and template.render_messages(USER, None, {}) == "plain"
+    chat = load_codec(str(tmp_path)).chat
+    assert chat is not None and chat.template.text(USER, None, {}) == "plain"
 
 
 def test_template_that_is_not_valid_is_refused_with_its_line(tmp_path: Path) -> None:

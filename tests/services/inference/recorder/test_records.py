@@ -17,13 +17,11 @@ from areal.services.inference.recorder import session as names
 from areal.services.inference.recorder.records import (
     CallIdentity,
     CallsInFlight,
-    begins_with,
     check_call_id,
     digest_conversation,
     pack,
     prefix_digests,
     read_retry_count,
-    text_digest,
     token_digest,
     unpack,
     version_runs,
@@ -67,12 +65,6 @@ def test_tool_call_arguments_may_come_as_text_or_decoded() -> None:
 def test_token_prefixes_are_those_of_the_tokens(tokens: list[int], lengths: list[int]) -> None:
     found = prefix_digests(array("i", tokens), lengths)
     assert found == {length: token_digest(array("i", tokens[:length])) for length in lengths if length <= len(tokens)}
-
-
-@given(st.text(), st.text())
-def test_text_mark_knows_its_continuations(text: str, more: str) -> None:
-    assert begins_with(text + more, text_digest(text))
-    assert not begins_with("x" + text, text_digest("y" + text))
 
 
 @given(st.lists(st.integers(0, 3)))

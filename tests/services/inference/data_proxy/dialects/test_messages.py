@@ -209,7 +209,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content must be"),
         ({"messages": [{"role": "user", "content": []}]}, "messages[0].content must not be empty"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages: this model takes text only, not 'image_url'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages is 'image_url': this model takes text only"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [USER, CALLED]}, "no tool_result"),
         (

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from areal.conversation import Template
 from areal.errors import UsageFault
 from areal.services.dialects import CallArguments, CallStart, Content
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Choice
 from areal.services.inference.data_proxy.openai import Parsers, ResponseParsing, ToolUse, load_parsers, read_tool_use
-from areal.services.inference.data_proxy.template import ChatTemplate
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities, EngineDelta, FinishReason
 from tests.services.inference.data_proxy.dialects.talks import TEMPLATE
@@ -57,7 +57,7 @@ def test_parsers_of_a_format_that_is_the_whole_answer_stand_alone() -> None:
 
 
 def test_a_format_that_is_the_whole_answer_is_read_without_tools() -> None:
-    use = read_tool_use(Fields({}), ChatTemplate(TEMPLATE, {}), load_parsers("gpt_oss", None, None), Capabilities())
+    use = read_tool_use(Fields({}), Template(TEMPLATE, {}), load_parsers("gpt_oss", None, None), Capabilities())
     reader = ResponseParsing(None, use).new_reader("")
     assert reader.push("<|channel|>final<|message|>Hi") == (Content("Hi"),)
 
@@ -126,7 +126,7 @@ def test_one_call_ends_the_choice_at_the_token_that_completes_it(talking_tokeniz
 def test_forced_arguments_are_held_to_the_schema_by_engines_with_grammars() -> None:
     fields = Fields({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}})
     parsers = load_parsers("hermes", None, None)
-    use = read_tool_use(fields, ChatTemplate(TEMPLATE, {}), parsers, Capabilities(response_format=True))
+    use = read_tool_use(fields, Template(TEMPLATE, {}), parsers, Capabilities(response_format=True))
     assert use.response_format == {"type": "json_schema", "json_schema": {"name": "f", "schema": {"type": "object"}}}
     assert use.primer.endswith('"arguments":')
 
@@ -134,7 +134,7 @@ def test_forced_arguments_are_held_to_the_schema_by_engines_with_grammars() -> N
 def test_forced_arguments_in_other_markup_are_the_models_own() -> None:
     fields = Fields({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}})
     parsers = load_parsers("qwen3_coder", None, None)
-    use = read_tool_use(fields, ChatTemplate(TEMPLATE, {}), parsers, Capabilities(response_format=True))
+    use = read_tool_use(fields, Template(TEMPLATE, {}), parsers, Capabilities(response_format=True))
     assert use.response_format is None and use.primer == "<tool_call>\n<function=f>\n"
 
 
@@ -148,22 +148,22 @@ def test_forced_arguments_in_other_markup_are_the_models_own() -> None:
 )
 def test_what_a_format_cannot_force_is_refused(parser: str, body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match="is not supported"):
-        read_tool_use(Fields(body), ChatTemplate(TEMPLATE, {}), load_parsers(parser, None, None), Capabilities())
+        read_tool_use(Fields(body), Template(TEMPLATE, {}), load_parsers(parser, None, None), Capabilities())
 
 
 @pytest.mark.parametrize("body", [{"tools": TOOLS, "tool_choice": "required"}, {"parallel_tool_calls": False}])
 def test_tools_without_a_parser_are_refused_with_the_field_to_set(body: dict[str, Any]) -> None:
     with pytest.raises(ApiError, match=r"set spec\.toolCallParser"):
-        read_tool_use(Fields(body), ChatTemplate(TEMPLATE, {}), load_parsers("none", None, None), Capabilities())
+        read_tool_use(Fields(body), Template(TEMPLATE, {}), load_parsers("none", None, None), Capabilities())
 
 
 def test_tools_without_a_place_in_the_template_are_refused() -> None:
     with pytest.raises(ApiError, match="no place for them"):
-        template = ChatTemplate("{{ messages }}", {})
+        template = Template("{{ messages }}", {})
         read_tool_use(Fields({"tools": TOOLS}), template, load_parsers("hermes", None, None), Capabilities())
 
 
 def test_tools_without_a_parser_reach_the_template_and_leave_the_text_alone() -> None:
-    use = read_tool_use(Fields({"tools": TOOLS}), ChatTemplate(TEMPLATE, {}), Parsers(), Capabilities())
+    use = read_tool_use(Fields({"tools": TOOLS}), Template(TEMPLATE, {}), Parsers(), Capabilities())
     assert use.shown == TOOLS and use.form is None
     assert ResponseParsing(None, use).new_reader("").push("<tool_call>") == (Content("<tool_call>"),)

@@ -1,0 +1,104 @@
+"""The prompt of a chat: what the chat template writes, or a recorded turn's tokens and what the template adds to them.
+
+A turn that continues a recorded turn keeps its tokens unchanged: the model sees the tokens that it sampled, and a
+conversation is one row of training data. Where the template writes the conversation otherwise, it is a new prompt
+(``areal.conversation``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
+from areal.services.http.errors import bad_request
+from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong
+from areal.services.inference.recorder.records import PrefixMatch
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+@contextmanager
+def template_refusals() -> Iterator[None]:
+    """Make what a conversation or a chat template refuses the client's error, 400 naming the field."""
+    try:
+        yield
+    except ConversationError as error:
+        raise bad_request(str(error), param=error.field or "messages") from error
+
+
+def read_conversation(messages: object) -> Conversation:
+    """Read a request's messages. Raises 400 naming the message and the part."""
+    with template_refusals():
+        conversation = normalise(messages)
+    for index, message in enumerate(conversation.messages):
+        if message["role"] not in _ROLES:
+            where = f"messages[{index}].role"
+            raise bad_request(f"{where} must be one of {', '.join(_ROLES)}", param=where)
+    return conversation
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    content: Any = message.get("content", "")
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """The prompt of one chat. ``end``: what the service adds to a prompt, given its end. ``is_open``: the response
+    continues the last message. ``has_reasoning``: reasoning is separated from the content, so that a client may not
+    send it back."""
+
+    codec: TextCodec
+    chat: Chat
+    conversation: Conversation
+    variables: Mapping[str, Any]
+    end: Callable[[str], str]
+    add_generation_prompt: bool = True
+    is_open: bool = False
+    has_reasoning: bool = False
+
+    def text(self) -> str:
+        """Render the prompt. Raises ApiError 400 when the template refuses the conversation."""
+        with template_refusals():
+            begins = self.add_generation_prompt and not self.is_open
+            text = self.chat.template.render(self.conversation, begins, **self.variables)
+        return self._opened(text) if self.is_open else text + self.end(text)
+
+    def _opened(self, prompt: str) -> str:
+        """Return the prompt up to the end of the last message's text."""
+        last = text_of(self.conversation.messages[-1])
+        at = prompt.rfind(last.strip())
+        if at < 0:
+            raise bad_request("the chat template does not let the last message be continued", param="messages")
+        end = at + len(last.strip())
+        space = last[len(last.rstrip()) :]
+        return prompt[:end] + (space if prompt.startswith(space, end) else "")
+
+    def token_ids(self, recorded: PrefixMatch | None, most: int | None) -> list[int]:
+        """Return the tokens of the prompt, which begin with a recorded turn's if the conversation continues it. Raises
+        ApiError 400, and TooLong for surely more than ``most`` tokens."""
+        added = self._added(recorded) if recorded is not None and self.add_generation_prompt else None
+        if recorded is None or added is None:
+            return self.codec.encode(self.text(), add_special_tokens=False, most=most)
+        if most is not None and len(recorded.tokens) + len(added) > most:
+            raise TooLong
+        return recorded.tokens.tolist() + added
+
+    def _added(self, recorded: PrefixMatch) -> list[int] | None:
+        """The tokens to add to a recorded turn; None if the template does not continue it."""
+        before = self.conversation.head(recorded.place)
+        if self.is_open or before.messages == self.conversation.messages:
+            return None
+        tokens = recorded.tokens.tolist()
+        with template_refusals():
+            added = self.chat.continuation(
+                tokens, before, self.conversation, reasoning=self.has_reasoning, **self.variables
+            )
+        if isinstance(added, Branch):
+            return None
+        text = self.chat.decode(added)
+        end = self.end(text)
+        return self.chat.encode_after(text + end) if end else added

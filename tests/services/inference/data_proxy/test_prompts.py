@@ -1,0 +1,217 @@
+"""A chat's prompt: the client's mistakes are named, a recorded turn is continued exactly where the template does."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.conversation import Conversation
+from areal.services.http.errors import ApiError
+from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation
+from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong, load_codec
+from areal.services.inference.recorder.records import PrefixMatch
+from tests.services.tokenizer_folder import CHATML, write_tokenizer
+
+USER = {"role": "user", "content": "hi"}
+QUESTION = {"role": "user", "content": "Rome?"}
+ANSWER = {"role": "assistant", "content": "Dry."}
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "31"}
+TOOLS = ({"type": "function", "function": {"name": "f"}},)
+END = "<|im_end|>"
+
+
+@pytest.fixture(scope="module")
+def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
+    sources = {"chatml": CHATML, "forgetful": FORGETFUL, "moving": MOVING, "plain": "{{ messages[0].content }}"}
+    found = {}
+    for name, source in sources.items():
+        folder = tmp_path_factory.mktemp(name)
+        write_tokenizer(folder)
+        (folder / "chat_template.jinja").write_text(source)
+        found[name] = load_codec(str(folder))
+    return found
+
+
+def prompt_of(
+    codec: TextCodec, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), **more: Any
+) -> ChatPrompt:
+    assert codec.chat is not None
+    conversation = Conversation(read_conversation(list(messages)).messages, tuple(tools))
+    return ChatPrompt(codec, codec.chat, conversation, more.pop("variables", {}), more.pop("end", _no_end), **more)
+
+
+def _no_end(prompt: str) -> str:
+    return ""
+
+
+# Like Qwen3's: reasoning before the last user message is dropped.
+FORGETFUL = """\
+{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}
+{%- if m.reasoning_content and loop.index0 > ns.last %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+{{- m.content }}
+{%- for c in m.tool_calls or [] %}{{ '<call>' + c.function.name + (c.function.arguments|tojson) }}{% endfor %}
+{{- '<|im_end|>\n' }}{% endfor %}
+{%- if tools %}{{ tools|tojson }}{% endif %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+# Like Mistral's: the system prompt stands in the last user message.
+MOVING = """\
+{%- set ns = namespace(last=0) %}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
+{%- for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' + m.role + '\n' }}
+{%- if messages[0].role == 'system' and loop.index0 == ns.last %}{{ messages[0].content + '\n' }}{% endif %}
+{{- m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def text_after(
+    codec: TextCodec,
+    messages: Sequence[Mapping[str, Any]],
+    sampled: str,
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tools_before: Sequence[Mapping[str, Any]] | None = None,
+    **more: Any,
+) -> str | None:
+    """The text that is added to the first response's tokens; None for a new prompt."""
+    place = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
+    before = prompt_of(codec, messages[:place], tools if tools_before is None else tools_before).token_ids(None, None)
+    # A response in single bytes, as no tokenizer would write it.
+    response = [codec.encode(char, add_special_tokens=False) for char in sampled] + [[codec.special_id(END) or 0]]
+    tokens = array("i", [*before, *(token for ids in response for token in ids)])
+    prompt = prompt_of(codec, messages, tools, **more)
+    found = prompt.token_ids(PrefixMatch(tokens, place), None)
+    if found[: len(tokens)] != tokens.tolist():
+        assert found == prompt.token_ids(None, None)
+        return None
+    return codec.decode(found[len(tokens) :], skip_special=False)
+
+
+def test_next_question_comes_after_the_answer_as_it_was_sampled(codecs: dict[str, TextCodec]) -> None:
+    added = text_after(codecs["chatml"], [QUESTION, ANSWER, QUESTION], "Dry.")
+    assert added == "\n<|im_start|>user\nRome?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_reasoning_that_the_template_drops_makes_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
+    codec, sampled = codecs["forgetful"], "<think>hm</think>Dry."
+    assert text_after(codec, [QUESTION, ANSWER, QUESTION], sampled, has_reasoning=True) is None
+    assert text_after(codec, [QUESTION, {**ANSWER, "reasoning_content": "hm"}, QUESTION], sampled) is None
+
+
+def test_reasoning_that_the_template_keeps_stays_as_it_was_sampled(codecs: dict[str, TextCodec]) -> None:
+    codec, sampled = codecs["forgetful"], "<think>hm</think><call>f{}"
+    added = text_after(codec, [QUESTION, CALLED, RESULT], sampled, has_reasoning=True)
+    assert added == "\n<|im_start|>tool\n31<|im_end|>\n<|im_start|>assistant\n"
+    assert text_after(codec, [QUESTION, CALLED, RESULT], sampled) is None, "the model's reasoning is content"
+
+
+def test_call_that_the_template_writes_otherwise_makes_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
+    called = {**CALLED, "tool_calls": [{**CALL, "function": {"name": "f", "arguments": '{"a":1}'}}]}
+    codec = codecs["forgetful"]
+    assert text_after(codec, [QUESTION, called, RESULT], '<call>f{"a": 1}') is not None
+    assert text_after(codec, [QUESTION, called, RESULT], '<call>f{"a":1}') is None
+
+
+def test_other_tools_make_a_new_prompt(codecs: dict[str, TextCodec]) -> None:
+    other = [{"type": "function", "function": {"name": "g"}}]
+    messages = [QUESTION, ANSWER, QUESTION]
+    assert text_after(codecs["chatml"], messages, "Dry.", tools=TOOLS) is not None
+    assert text_after(codecs["chatml"], messages, "Dry.", tools=other, tools_before=TOOLS) is None
+    assert text_after(codecs["forgetful"], messages, "Dry.", tools=TOOLS) is None, "tools that move"
+
+
+def test_system_prompt_that_moves_stands_once(codecs: dict[str, TextCodec]) -> None:
+    system, codec = {"role": "system", "content": "Be brief."}, codecs["moving"]
+    messages = [system, QUESTION, ANSWER, QUESTION]
+    assert text_after(codec, messages, "Dry.") is None
+    assert prompt_of(codec, messages).text().count("Be brief.") == 1
+    assert text_after(codec, messages[1:], "Dry.") is not None
+
+
+def test_start_of_a_forced_call_comes_after_a_continued_turn(codecs: dict[str, TextCodec]) -> None:
+    seen = []
+
+    def end(prompt: str) -> str:
+        seen.append(prompt)
+        return "<call>f("
+
+    added = text_after(codecs["chatml"], [QUESTION, ANSWER, QUESTION], "Dry.", end=end)
+    assert added is not None and added.endswith("<|im_start|>assistant\n<call>f(")
+    assert seen[0].endswith("<|im_start|>assistant\n")
+
+
+def test_prompt_beyond_the_limit_is_too_long_where_it_is_continued_too(codecs: dict[str, TextCodec]) -> None:
+    codec = codecs["chatml"]
+    prompt = prompt_of(codec, [USER, ANSWER, USER])
+    tokens = prompt_of(codec, [USER, ANSWER], add_generation_prompt=False).token_ids(None, None)[:-1]
+    assert prompt.token_ids(PrefixMatch(array("i", tokens), 1), 4096)[: len(tokens)] == tokens
+    with pytest.raises(TooLong):
+        prompt.token_ids(PrefixMatch(array("i", tokens), 1), len(tokens))
+
+
+def test_prompt_that_is_open_ends_with_the_last_message_as_it_was_written(codecs: dict[str, TextCodec]) -> None:
+    begun = {"role": "assistant", "content": "hi there "}
+    assert prompt_of(codecs["chatml"], [USER, begun], is_open=True).text().endswith("assistant\nhi there ")
+    assert prompt_of(codecs["plain"], [USER], is_open=True).text() == "hi", "the text may be all there is"
+    with pytest.raises(ApiError) as caught:
+        prompt_of(codecs["plain"], [USER, ANSWER], is_open=True).text()
+    assert (caught.value.status, caught.value.param) == (400, "messages[1].content")
+
+
+def test_template_variables_reach_it(codecs: dict[str, TextCodec]) -> None:
+    assert prompt_of(codecs["chatml"], [USER], variables={"enable_thinking": False}).text().endswith("<think></think>")
+    assert prompt_of(codecs["chatml"], [USER], add_generation_prompt=False).text().endswith("<|im_end|>\n")
+
+
+def test_template_that_refuses_is_the_callers_mistake(codecs: dict[str, TextCodec]) -> None:
+    with pytest.raises(ApiError, match="a tool cannot come first") as caught:
+        prompt_of(codecs["chatml"], [{"role": "tool", "content": "x"}]).text()
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+def test_tools_and_messages_without_a_place_in_the_template_are_the_callers_mistake(
+    codecs: dict[str, TextCodec],
+) -> None:
+    for messages, tools, param in (([USER], TOOLS, "tools"), ([USER, ANSWER], (), "messages[1].content")):
+        with pytest.raises(ApiError, match="no place in the chat template") as caught:
+            prompt_of(codecs["plain"], messages, tools).text()
+        assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ("hi", "messages"),
+        ([], "messages"),
+        (["hi"], "messages[0]"),
+        ([{"content": "x"}], "messages[0].role"),
+        ([{"role": "king", "content": "x"}], "messages[0].role"),
+        ([USER, {"role": "user"}], "messages[1].content"),
+        ([{"role": "user", "content": 7}], "messages[0].content"),
+        ([{"role": "user", "content": [7]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "assistant", "content": "x", "tool_calls": 7}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
+    ],
+)
+def test_messages_that_are_none_are_refused_by_name(messages: object, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_conversation(messages)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def test_template_folder_without_a_template_has_no_chat(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
+    assert load_codec(str(tmp_path)).chat is None
