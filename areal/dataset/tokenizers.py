@@ -19,8 +19,15 @@ def load_hf_tokenizer(model_name_or_path: str, fast_tokenizer: bool = True, padd
     model_name_or_path = _folder(model_name_or_path)
     more = {"padding_side": padding_side} if padding_side is not None else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_name_or_path, use_fast=fast_tokenizer, **more)
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_name_or_path, use_fast=fast_tokenizer, trust_remote_code=False, **more
+        )
     except (ValueError, OSError) as error:  # for a missing tokenizer, transformers names packages to install
+        if "trust_remote_code" in str(error):
+            raise UsageFault(
+                f"the tokenizer in {model_name_or_path} is code of the model's own, which is not run",
+                hint="tokenizer_path: a folder whose tokenizer transformers knows",
+            ) from error
         raise NotFound(
             f"no tokenizer can be read from {model_name_or_path}", hint="tokenizer_path: a folder that has one"
         ) from error
@@ -37,7 +44,9 @@ def load_hf_processor_and_tokenizer(
 
     tokenizer = load_hf_tokenizer(model_name_or_path, fast_tokenizer, padding_side)
     try:
-        processor = AutoProcessor.from_pretrained(_folder(model_name_or_path))  # type: ignore[no-untyped-call]
+        processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]
+            _folder(model_name_or_path), trust_remote_code=False
+        )
     except (ValueError, OSError):  # the model has no processor
         return None, tokenizer
     return (processor if hasattr(processor, "image_processor") else None), tokenizer

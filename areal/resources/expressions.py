@@ -30,13 +30,12 @@ from areal.resources.operations import (
     to_text,
     type_name,
 )
+from areal.resources.secrets import is_secret_name, is_secret_value
 from areal.resources.tree import ABSENT
 
 MAX_LENGTH = 2_000
 MAX_DEPTH = 40
 OPENING = "${{"
-
-_SECRET_ENDINGS = {"KEY", "KEYS", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS"}
 
 
 class ExpressionError(ValueError):
@@ -376,10 +375,11 @@ def _lookup(node: ast.Attribute | ast.Subscript, scope: Scope) -> Any:
     if isinstance(holder, EnvironmentVariables):
         if not isinstance(key, str):
             raise ExpressionError("an environment variable is looked up by its name", column)
-        if key.upper().rsplit("_", 1)[-1] in _SECRET_ENDINGS:
+        value = None if is_secret_name(key) else holder.get(key)
+        if is_secret_name(key) or (value is not None and is_secret_value(value)):
             stored = "manifests are stored in clear: use envFrom or apiKeyFrom"
-            raise ExpressionError(f"env.{key} looks like a secret, and {stored}", column)
-        value = holder.get(key)
+            what = "looks like a secret" if is_secret_name(key) else "has a value that looks like a secret"
+            raise ExpressionError(f"env.{key} {what}, and {stored}", column)
         return value if value is not None else Unset(f"the environment variable {key} is not set", column)
     if isinstance(holder, Mapping):
         if not isinstance(key, str):

@@ -61,7 +61,7 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
     if config.init_from_scratch:
         with torch.random.fork_rng():  # a reference of the actor as it begins is the same model
             torch.manual_seed(torch.initial_seed())
-            model = loader.from_config(about, dtype=dtype, **settings)  # type: ignore[no-untyped-call]
+            model = loader.from_config(about, dtype=dtype, trust_remote_code=False, **settings)  # type: ignore[no-untyped-call]
     else:
         folder = Path(path).expanduser()
         if folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
@@ -69,7 +69,9 @@ def load_model(config: TrainEngineConfig, ranks: Ranks) -> nn.Module:
                 f"the model folder {path} has no weights (*.safetensors)",
                 hint="init_from_scratch: true makes new ones",
             )
-        loaded: Any = loader.from_pretrained(path, config=about, dtype=dtype, output_loading_info=True, **settings)
+        loaded: Any = loader.from_pretrained(
+            path, config=about, dtype=dtype, output_loading_info=True, trust_remote_code=False, **settings
+        )
         model, read = loaded
         # transformers makes up what is missing. Only a critic's head may be new.
         base = f"{model.base_model_prefix}."
@@ -289,7 +291,7 @@ def _model_path(path: str) -> str:
 
 def _load_config(loader: Any, path: str) -> Any:
     try:
-        return loader.from_pretrained(path)
+        return loader.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:  # neither a local model nor one that the hub serves
         raise NotFound(f"{path} is no model: {str(error).splitlines()[0]}") from error
 

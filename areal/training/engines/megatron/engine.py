@@ -56,7 +56,7 @@ class MegatronEngine(EngineBase):
             raise UsageFault(fault)
         require_layout(ranks, self.part, "the model's")
         folder = model_folder(config.path)
-        about = AutoConfig.from_pretrained(folder)
+        about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         self._configs = [about, _generation(folder, about)]
         self.architecture = architecture(about)
         building.check(self.architecture, self.part)

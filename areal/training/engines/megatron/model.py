@@ -279,7 +279,7 @@ def reader(path: Path, about: Any, stack: ExitStack, *, from_scratch: bool) -> C
 
         # Every rank makes the same model, because torch's seed is the same.
         path = Path(stack.enter_context(TemporaryDirectory(prefix="areal-model-")))
-        model = AutoModelForCausalLM.from_config(about, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        model = AutoModelForCausalLM.from_config(about, dtype=torch.float32, trust_remote_code=False)  # type: ignore[no-untyped-call]
         model.save_pretrained(path)
     files = sorted(path.glob("*.safetensors"))
     if not files:

@@ -231,7 +231,7 @@ def _load(path: Path, dtype: torch.dtype, like: Any = None) -> Any:
     library: Any = transformers  # its annotations say less than it does
     library.utils.logging.disable_progress_bar()
     library.utils.logging.set_verbosity_error()
-    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True}
+    options = {"dtype": dtype, "local_files_only": True, "output_loading_info": True, "trust_remote_code": False}
     try:
         if like is not None and path.is_file():
             tensors = load(path.read_bytes())  # a copy: the file is written again
