@@ -176,7 +176,17 @@ def chat_delta(piece: Piece) -> dict[str, Any] | None:
 # numbered from 0. https://platform.openai.com/docs/api-reference/responses-streaming
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
-_ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_"}
+_ID_PREFIXES = {"message": "msg_", "reasoning": "rs_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """How the call of a tool is answered, where the model knows the tool by another name. ``is_custom``: its input is a
+    text, not an object; the model writes it as the argument ``input``."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
 
 
 def _text_item(kind: str, status: str, text: str, item_id: str) -> dict[str, Any]:
@@ -188,9 +198,21 @@ def _text_item(kind: str, status: str, text: str, item_id: str) -> dict[str, Any
     return {**item, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
 
-def _call(status: str, call_id: str, name: str, arguments: str, item_id: str) -> dict[str, Any]:
-    item = {"id": item_id, "type": "function_call", "status": status}
-    return {**item, "call_id": call_id, "name": name, "arguments": arguments}
+def _call(status: str, call_id: str, form: CallForm, arguments: str, item_id: str) -> dict[str, Any]:
+    item = {"id": item_id, "type": "custom_tool_call" if form.is_custom else "function_call", "status": status}
+    item |= {"call_id": call_id, "name": form.name}
+    if form.namespace is not None:
+        item["namespace"] = form.namespace
+    return {**item, "input" if form.is_custom else "arguments": arguments}
+
+
+def _custom_input(arguments: str) -> str:
+    """The input of a custom tool in the model's arguments; what is no object with that text is the input itself."""
+    try:
+        value = orjson.loads(arguments)["input"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return arguments
+    return value if isinstance(value, str) else arguments
 
 
 @dataclass(frozen=True)
@@ -205,21 +227,35 @@ class ResponseSummary:
 
 
 class ResponsesWriter:
-    """Items are named after the answer and their place in it: a replayed answer has the same ids."""
+    """Items are named after the answer and their place in it: a replayed answer has the same ids. ``forms``: of tools
+    that the model knows by another name."""
 
-    def __init__(self, answer_id: str, model: str, created: int, *, echoed: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        created: int,
+        *,
+        echoed: Mapping[str, Any],
+        forms: Mapping[str, CallForm] = {},
+    ) -> None:
         self._id = answer_id
         self._model = model
         self._echoed = echoed
+        self._forms = forms
         self._created = created
         self._number = -1
         self._items: list[dict[str, Any]] = []
         self._open: dict[str, Any] | None = None  # the item that is being written
+        self._open_form = CallForm("")  # of that item, if it is a call
         self._text: list[str] = []  # of that item
 
     def _event(self, kind: str, **data: Any) -> bytes:
         self._number += 1
         return sse_event(kind, {"sequence_number": self._number, **data})
+
+    def _form(self, name: str) -> CallForm:
+        return self._forms.get(name) or CallForm(name)
 
     def _item_id(self, kind: str, place: int) -> str:
         return f"{_ID_PREFIXES[kind]}{self._id.removeprefix('resp_')}_{place}"
@@ -262,13 +298,19 @@ class ResponsesWriter:
             case Reasoning(text):
                 return self._in("reasoning") + self._delta("response.reasoning_text.delta", text, content_index=0)
             case CallStart(_, call_id, name):
-                done = self._done("completed")
-                item_id = self._item_id("function_call", len(self._items))
-                return done + self._add(_call("in_progress", call_id, name, "", item_id))
+                done, form = self._done("completed"), self._form(name)
+                self._open_form = form
+                return done + self._add(_call("in_progress", call_id, form, "", self._call_id(form, len(self._items))))
+            case CallArguments(_, fragment) if self._open_form.is_custom:
+                self._text.append(fragment)  # its input can be read from the whole
+                return b""
             case CallArguments(_, fragment):
                 return self._delta("response.function_call_arguments.delta", fragment)
             case CallEnd():
                 return self._done("completed")
+
+    def _call_id(self, form: CallForm, place: int) -> str:
+        return self._item_id("custom_tool_call" if form.is_custom else "function_call", place)
 
     def _at(self) -> dict[str, Any]:
         assert self._open is not None
@@ -299,8 +341,15 @@ class ResponsesWriter:
         if item is None:
             return b""
         text, kind, at = "".join(self._text), item["type"], self._at()
-        if kind == "function_call":
-            whole = _call(status, item["call_id"], item["name"], text or "{}", item["id"])
+        if kind == "custom_tool_call":
+            given = _custom_input(text)
+            whole = _call(status, item["call_id"], self._open_form, given, item["id"])
+            events = [
+                self._event("response.custom_tool_call_input.delta", **at, delta=given),
+                self._event("response.custom_tool_call_input.done", **at, input=given),
+            ]
+        elif kind == "function_call":
+            whole = _call(status, item["call_id"], self._open_form, text or "{}", item["id"])
             more = {"name": item["name"], "arguments": whole["arguments"]}
             events = [self._event("response.function_call_arguments.done", **at, **more)]
         else:
@@ -329,8 +378,9 @@ class ResponsesWriter:
         if reply.content:
             output.append(_text_item("message", "completed", reply.content, self._item_id("message", len(output))))
         for call in reply.calls:
-            item_id = self._item_id("function_call", len(output))
-            output.append(_call("completed", call.id, call.name, call.arguments or "{}", item_id))
+            form = self._form(call.name)
+            arguments = _custom_input(call.arguments) if form.is_custom else call.arguments or "{}"
+            output.append(_call("completed", call.id, form, arguments, self._call_id(form, len(output))))
         cut = _INCOMPLETE.get(summary.finish)
         status = "incomplete" if cut else "completed"
         if cut and output:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import io
 import re
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -119,8 +122,8 @@ class Request:
         return None if text is None else int(text)
 
     async def read(self, limit: int) -> bytes:
-        """The whole body. Raises 413 as soon as it is known to exceed ``limit`` bytes, 408 when the rest does not
-        arrive in time."""
+        """The whole body, which is decompressed. Raises 413 as soon as it is known to exceed ``limit`` bytes, 408 when
+        the rest does not arrive in time, 415 for an encoding other than gzip."""
         if (self.content_length or 0) > limit or self.size > limit:
             raise _too_large(limit)
         self._limit = limit
@@ -136,7 +139,25 @@ class Request:
                 raise self._refusal
         if len(self._parts) != 1:
             self._parts = [b"".join(self._parts)]
+        if (encoding := self.headers.raw.pop(b"content-encoding", b"identity").strip().lower()) != b"identity":
+            self._parts = [await self._decompressed(encoding, self._parts[0], limit)]
         return self._parts[0]
+
+    async def _decompressed(self, encoding: bytes, data: bytes, limit: int) -> bytes:
+        if encoding not in (b"gzip", b"x-gzip"):
+            message = (
+                f"Content-Encoding {encoding.decode(errors='replace')} is not read: send the body as it is, or gzip"
+            )
+            raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "gzip"})
+        try:
+            plain = await asyncio.to_thread(lambda: gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1))
+        except (OSError, EOFError, zlib.error) as error:
+            raise ApiError(400, f"the request body is not valid gzip: {error}", code="invalid_gzip") from error
+        if len(plain) > limit:
+            raise _too_large(limit)
+        self.connection.budget.take(len(plain), self.size + len(plain))
+        self._held += len(plain)
+        return plain
 
     async def answer(self, response: Response) -> None:
         """Send ``response`` before the handler returns. Raises ConnectionResetError when the caller is gone."""

@@ -43,6 +43,7 @@ _REFUSED = {
     "functions": "it is the old form of tools",
     "function_call": "it is the old form of tool_choice",
 }
+_NEUTRAL = {"function_call": ("auto", "none")}
 _MOST_IGNORED = 50
 
 
@@ -132,7 +133,7 @@ def read_chat(data: Mapping[str, Any]) -> TurnBody:
 
 def _refuse(data: Mapping[str, Any]) -> None:
     for name in data.keys() & _REFUSED.keys():
-        if data[name] is not None:
+        if data[name] not in (None, [], {}, "", *_NEUTRAL.get(name, ())):
             raise unsupported(name, _REFUSED[name])
 
 

@@ -24,8 +24,8 @@ from areal.services.dialects import (
     sse_event,
     string_of,
 )
-from areal.services.http.errors import ApiError, bad_request, unsupported
-from areal.services.inference.data_proxy.fields import Fields
+from areal.services.http.errors import ApiError, bad_request
+from areal.services.inference.data_proxy.fields import Fields, left_out_tool
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 from areal.wire.sampling import MAX_STOPS
 
@@ -141,11 +141,16 @@ def _input(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-_NO_EFFECT = ("cache_control", "user_profile_id")
-_REFUSED = {
-    "container": "there is no code execution",
-    "mcp_servers": "the service connects to no tool servers; name tools instead",
+_NO_EFFECT = ("cache_control", "user_profile_id", "workspace_id")
+_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+    "container": (),  # of code that the provider runs
+    "mcp_servers": (),  # to which the provider connects
+    "context_management": (),
+    "betas": (),
 }
+"""Fields without an effect, and the values that ask for none."""
 _NAMES = {
     "messages": "messages",
     "stop": "stop_sequences",
@@ -158,7 +163,7 @@ _THINKING_SWITCHES = ("enable_thinking", "thinking")  # template variables that 
 def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> ChatTranslation:
     """Translate a request body. ``uses``: which variables the chat template has. ``counting``: nothing is generated, so
     ``max_tokens`` is optional. Raises 400 naming the field."""
-    fields.refuse(_REFUSED)
+    fields.leave_out(_LEFT_OUT)
     chat: dict[str, Any] = {"messages": chat_messages(fields.take("system"), fields.take("messages"))}
     if chat["messages"][-1]["role"] == "assistant":
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -202,10 +207,14 @@ def _output_config(fields: Fields, uses: TemplateUses, chat: dict[str, Any]) -> 
 
 
 def _tools(fields: Fields) -> dict[str, Any]:
-    tools = fields.items("tools")
+    tools = [
+        _tool(tool, f"tools[{index}]")
+        for index, tool in enumerate(fields.items("tools"))
+        if not left_out_tool(fields, {"type": "custom", **tool} if isinstance(tool, Mapping) else tool, ("custom",))
+    ]
     choice = Fields(fields.mapping("tool_choice"))
     kind, name = choice.text("type") or "auto", choice.text("name")
-    chat: dict[str, Any] = {"tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]}
+    chat: dict[str, Any] = {"tools": tools}
     if choice.flag("disable_parallel_tool_use"):
         chat["parallel_tool_calls"] = False
     match kind:
@@ -221,8 +230,6 @@ def _tools(fields: Fields) -> dict[str, Any]:
 def _tool(tool: object, where: str) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
         raise bad_request(f"{where} must be an object", param=where)
-    if tool.get("type", "custom") != "custom":
-        raise unsupported(f"{where}.type", f"there is no {tool['type']!r} here, only tools that the caller runs")
     name, schema = tool.get("name"), tool.get("input_schema")
     if not isinstance(name, str) or not name:
         raise bad_request(f"{where}.name must be a string", param=f"{where}.name")

@@ -1,14 +1,14 @@
 """Reads request fields: each one is honored, refused by name, or reported as ignored.
 
 ``null`` counts as absent. Fields that no reader took are unknown to the API and are named in the header
-``x-areal-ignored``; no unknown field is dropped silently.
+``x-areal-ignored``, as are known ones that are left out; no field is dropped silently.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,6 +31,7 @@ class Fields:
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._left = {name: value for name, value in data.items() if value is not None}
+        self._left_out: list[str] = []
 
     def take(self, name: str, default: Any = None) -> Any:
         return self._left.pop(name, default)
@@ -40,7 +41,7 @@ class Fields:
 
     @property
     def is_empty(self) -> bool:
-        return not self._left
+        return not self._left and not self._left_out
 
     def has_none(self, names: frozenset[str]) -> bool:
         """Whether none of ``names`` is given: most calls have few fields, and reading each one costs time."""
@@ -88,7 +89,7 @@ class Fields:
 
     def texts(self, name: str, at_most: int) -> tuple[str, ...]:
         """Take one string or a list of strings; empty strings are refused."""
-        value = self.take(name, [])
+        value = self.take(name) or []
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
             raise bad_request(f"{name} must be a string or a list of strings, not empty ones", param=name)
@@ -108,20 +109,46 @@ class Fields:
             self.take(name)
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Refuse known fields that cannot be honored. Raises 400 for the first that is given and not false."""
+        """Refuse known fields that cannot be honored. Raises 400 for the first that asks for something."""
         if reasons.keys().isdisjoint(self._left):
             return
         for name, why in reasons.items():
-            if self.take(name, False) is not False:
+            if not _asks_for_nothing(self.take(name)):
                 raise unsupported(name, why)
 
+    def leave_out(self, defaults: Mapping[str, Collection[Any]]) -> None:
+        """Take known fields that have no effect here. One that asks for something but its ``defaults`` is named."""
+        for name, values in defaults.items():
+            value = self.take(name)
+            if not _asks_for_nothing(value) and value not in values:
+                self.name_left_out(name)
+
+    def name_left_out(self, name: str) -> None:
+        """Name a part of the body that has no effect here."""
+        self._left_out.append(name)
+
     def ignored(self) -> tuple[str, ...]:
-        """Return the names of the fields that no reader took, encoded for a header."""
-        if not self._left:
+        """Return the names of the fields that were left out or that no reader took, encoded for a header."""
+        if self.is_empty:
             return ()
-        names = sorted(quote(name, safe="") for name in self._left)
+        names = sorted({quote(name, safe="[]") for name in (*self._left, *self._left_out)})
         more = len(names) - _MOST_IGNORED_NAMES
         return tuple(names) if more <= 0 else (*names[:_MOST_IGNORED_NAMES], f"and {more} more")
+
+
+def _asks_for_nothing(value: object) -> bool:
+    """Whether a field's value is one with which clients write that they want nothing of it."""
+    return value is None or value is False or value in ("", [], {})
+
+
+def left_out_tool(fields: Fields, tool: object, known: Collection[str]) -> bool:
+    """Whether a tool is of another type than the ``known`` ones: its provider would run it, or has taught it to its own
+    models. It is left out and named."""
+    kind = tool.get("type", "function") if isinstance(tool, Mapping) else None
+    if not isinstance(kind, str) or kind in known:
+        return False
+    fields.name_left_out(f"tools.{kind}")
+    return True
 
 
 def is_token_ids(value: object, vocab_size: int) -> bool:
@@ -284,8 +311,8 @@ def _usage_options(fields: Fields, stream: bool) -> tuple[bool, bool]:
     options.accept(("include_obfuscation",))
     if include and not stream:
         raise bad_request("stream_options needs stream: true", param="stream_options")
-    if unknown := options.ignored():
-        raise bad_request(f"unknown stream option {unknown[0]}", param=f"stream_options.{unknown[0]}")
+    for unknown in options.ignored():
+        fields.name_left_out(f"stream_options.{unknown}")
     return include, include and continuous
 
 

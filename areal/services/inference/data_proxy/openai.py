@@ -19,6 +19,7 @@ from areal.services.inference.data_proxy.fields import (
     Fields,
     ResponseOptions,
     is_token_ids,
+    left_out_tool,
     read_response_options,
     read_sampling,
 )
@@ -147,12 +148,11 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
     unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if fields.has_none(_TOOL_FIELDS):
         return unused
+    given = [tool for tool in fields.items("tools") if not left_out_tool(fields, tool, ("function",))]
     with template_refusals():
-        tools = list(read_tools(fields.items("tools")))
+        tools = list(read_tools(given))
     choice = fields.take("tool_choice", "auto")
     one_call = not fields.flag("parallel_tool_calls", True)
-    if one_call and parsers.tools is None:
-        raise unsupported("parallel_tool_calls", _NO_PARSER)
     tools, mode, name = _choice(choice, tools)
     if mode == "required":
         if parsers.tools is None:
@@ -164,6 +164,8 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
             raise unsupported("tool_choice", why)
     if not tools or mode == "none":
         return unused
+    if one_call and parsers.tools is None:
+        raise unsupported("parallel_tool_calls", _NO_PARSER)
     if not template.uses("tools"):
         raise unsupported("tools", "this model's chat template has no place for them")
     if mode == "required" and parsers.tools is not None:
@@ -227,15 +229,18 @@ MAX_PROMPTS = 1024
 DEFAULT_COMPLETION_TOKENS = 16  # the completions API's default
 
 _NO_EFFECT = (
-    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
+_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+    "prediction": (),  # it changes no text
+    "moderation": (),
+}
+"""Fields without an effect, and the values that ask for none."""
 _NOT_IN_CHAT = {
     "functions": "it is the old form of tools",
-    "function_call": "it is the old form of tool_choice",
     "audio": "the model writes text only",
-    "prediction": "the engine has no predicted outputs",
-    "web_search_options": "there is no web search",
-    "verbosity": "the model has no such switch",
     "prompt_logprobs": "completions tell them, of a prompt that the caller knows",
 }
 _NOT_IN_COMPLETIONS = {"suffix": "the model only continues a text"}
@@ -283,7 +288,12 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         message = "this model has no chat template: use /v1/completions, or give the model one"
         raise bad_request(message, param="messages", code="no_chat_template")
     fields.refuse(_NOT_IN_CHAT)
-    if fields.take("modalities", ["text"]) != ["text"]:
+    if fields.take("function_call", "auto") not in ("auto", "none"):
+        raise unsupported("function_call", "it is the old form of tool_choice")
+    if fields.given("web_search_options"):  # an empty object asks for a search too
+        fields.accept(("web_search_options",))
+        fields.name_left_out("web_search_options")
+    if fields.take("modalities", ["text"]) not in (["text"], []):
         raise unsupported("modalities", "the model writes text only")
     client_messages = fields.take("messages")
     conversation = read_conversation(client_messages)
@@ -292,7 +302,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
     variables = _template_variables(fields, chat.template)
     parsing = ResponseParsing(None if continued else parsers.reasoning, tools)
     wants_logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, capabilities.max_top_logprobs)
-    if top is not None and not wants_logprobs:
+    if top and not wants_logprobs:
         raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
     options = read_response_options(fields, (top or 0) if wants_logprobs else None, capabilities)
     old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
@@ -329,6 +339,7 @@ def _read_rest(fields: Fields) -> tuple[bool, tuple[str, ...]]:
     fields.mapping("metadata")
     store = fields.flag("store", True)
     fields.accept(_NO_EFFECT)
+    fields.leave_out(_LEFT_OUT)
     return store, fields.ignored()
 
 

@@ -6,13 +6,15 @@ each request has the whole conversation. https://platform.openai.com/docs/api-re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from areal.services.dialects import ResponsesWriter, joined_text, string_of
+import orjson
+
+from areal.services.dialects import CallForm, ResponsesWriter, joined_text, string_of
 from areal.services.http.errors import bad_request, unsupported
-from areal.services.inference.data_proxy.fields import Fields
+from areal.services.inference.data_proxy.fields import Fields, left_out_tool
 from areal.services.inference.data_proxy.serializers import ChatTranslation, TemplateUses
 
 _NOT_KEPT = "responses are not kept: send the whole conversation as input"
@@ -20,11 +22,21 @@ _REFUSED = {
     "previous_response_id": _NOT_KEPT,
     "conversation": _NOT_KEPT,
     "prompt": "there are no stored prompts",
-    "moderation": "there is no moderation",
+    "background": _NOT_KEPT,
 }
 _NO_EFFECT = (
     "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
 )  # fmt: skip
+_LEFT_OUT: dict[str, tuple[Any, ...]] = {
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),  # input that is too long is refused
+    "store": (),
+    "top_logprobs": (0,),  # this API's responses have none here; chat completions have
+    "max_tool_calls": (),  # of tools that a provider runs
+    "context_management": (),
+    "moderation": (),
+}
+"""Fields without an effect, and the values that ask for none."""
 _INCLUDABLE = ("reasoning.encrypted_content",)  # reasoning is sent as plain text, so there is nothing to encrypt
 _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
 
@@ -32,25 +44,18 @@ _NAMES = {"max_tokens": "max_output_tokens", "response_format": "text.format", "
 def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     """Translate a request body. ``uses``: which variables the chat template has. Raises 400 naming the field."""
     fields.refuse(_REFUSED)
-    if fields.flag("background"):
-        raise unsupported("background", _NOT_KEPT)
-    if fields.flag("store"):
-        raise unsupported("store", _NOT_KEPT)
-    if fields.take("truncation", "disabled") != "disabled":
-        raise unsupported("truncation", "input that is too long is refused")
-    _check_include(fields)
-    instructions = fields.text("instructions")
-    chat: dict[str, Any] = {"messages": _messages(instructions, fields.take("input")), "stream": fields.flag("stream")}
+    fields.leave_out(_LEFT_OUT)
+    _read_include(fields)
+    instructions, given = fields.text("instructions"), fields.items("tools")
+    tools = _Tools(fields, given)
+    messages = _messages(fields, tools, instructions, fields.take("input"))
+    chat: dict[str, Any] = {"messages": messages, "stream": fields.flag("stream")}
     stream_options = Fields(fields.mapping("stream_options"))
     stream_options.accept(("include_obfuscation",))
-    tools = fields.items("tools")
     choice = fields.take("tool_choice", "auto")
-    chat |= {
-        "tools": [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
-        "tool_choice": _choice(choice),
-    }
+    chat |= {"tools": tools.functions, "tool_choice": tools.choice(choice)}
     parallel = fields.flag("parallel_tool_calls", True)
-    if tools and not parallel:
+    if tools.functions and not parallel:
         chat["parallel_tool_calls"] = False
     chat["max_tokens"] = fields.whole("max_output_tokens", 1, 2**31 - 1)
     sampling = {name: fields.take(name) for name in ("temperature", "top_p")}
@@ -67,22 +72,22 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
         "metadata": chat["metadata"],
         "parallel_tool_calls": parallel,
         "tool_choice": choice,
-        "tools": tools,
+        "tools": given,
         **{name: 1.0 if value is None else value for name, value in sampling.items()},
     }
-    return ChatTranslation(chat, partial(ResponsesWriter, echoed=echoed), (*fields.ignored(), *ignored), _NAMES)
+    writer = partial(ResponsesWriter, echoed=echoed, forms=tools.forms)
+    return ChatTranslation(chat, writer, (*fields.ignored(), *ignored), _NAMES)
 
 
-def _check_include(fields: Fields) -> None:
-    if fields.take("top_logprobs", 0) != 0:
-        raise unsupported("top_logprobs", "this API's answers carry none here; chat completions have them")
+def _read_include(fields: Fields) -> None:
     for name in fields.texts("include", 16):
         if name not in _INCLUDABLE:
-            raise unsupported("include", f"there is no {name!r} here")
+            fields.name_left_out(f"include.{name}")
 
 
 def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
     config = Fields(fields.mapping("text"))
+    config.leave_out({"verbosity": ("medium",)})
     wanted = config.mapping("format")
     match wanted.get("type", "text"):
         case "text":
@@ -98,28 +103,116 @@ def _text(fields: Fields, chat: dict[str, Any]) -> list[str]:
     return [f"text.{name}" for name in config.ignored()]
 
 
-def _tool(tool: object, where: str) -> dict[str, Any]:
-    if not isinstance(tool, Mapping):
-        raise bad_request(f"{where} must be an object", param=where)
-    if tool.get("type") != "function":
-        raise unsupported(f"{where}.type", f"there is no {tool.get('type')!r} here, only functions")
-    if not isinstance(tool.get("name"), str):
-        raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
+class _Tools:
+    """The tools of a request, as functions for the chat template. ``forms``: how calls of those are answered that the
+    template knows by another name, or as a function that they are not. The tools of a namespace have its name before
+    their own, and the input of a custom tool is an argument of that name. Tools of other types are left out, and named.
+    """
 
+    def __init__(self, fields: Fields, tools: Sequence[object]) -> None:
+        self._fields = fields
+        self.functions: list[dict[str, Any]] = []
+        self.forms: dict[str, CallForm] = {}
+        for index, tool in enumerate(tools):
+            self._add(tool, f"tools[{index}]")
 
-def _choice(choice: object) -> object:
-    """Return a ``tool_choice`` in the form of chat completions, whose reader rejects a malformed one."""
-    if not isinstance(choice, Mapping):
+    def _add(self, tool: object, where: str) -> None:
+        if not isinstance(tool, Mapping):
+            raise bad_request(f"{where} must be an object", param=where)
+        if tool.get("type") != "namespace":
+            self._add_one(tool, where, None)
+            return
+        inner = tool.get("tools")
+        if not isinstance(inner, list):
+            raise bad_request(f"{where}.tools must be a list", param=f"{where}.tools")
+        name = _name(tool, where)
+        for index, each in enumerate(inner):
+            place = f"{where}.tools[{index}]"
+            if not isinstance(each, Mapping):
+                raise bad_request(f"{place} must be an object", param=place)
+            about = ": ".join(filter(None, (tool.get("description"), each.get("description"))))
+            self._add_one({**each, "description": about or None}, place, name)
+
+    def _add_one(self, tool: Mapping[str, Any], where: str, namespace: str | None) -> None:
+        if not isinstance(tool.get("type"), str):
+            raise bad_request(f"{where}.type must be a string", param=f"{where}.type")
+        if left_out_tool(self._fields, tool, ("function", "custom")):
+            return
+        form = CallForm(_name(tool, where), namespace, tool["type"] == "custom")
+        shown, number = _joined_name(form.name, namespace), 1
+        while shown in self.forms or ((number > 1 or namespace) and self._is_taken(shown)):
+            number += 1
+            shown = f"{_joined_name(form.name, namespace)}_{number}"
+        if shown != form.name or form.is_custom:
+            self.forms[shown] = form
+        names = ("description", "parameters", "strict")
+        function = {name: tool[name] for name in names if tool.get(name) is not None}
+        if form.is_custom:
+            function = {"description": _custom_description(tool), "parameters": _CUSTOM_PARAMETERS}
+        self.functions.append({"type": "function", "function": {"name": shown, **function}})
+
+    def _is_taken(self, shown: str) -> bool:
+        return any(each["function"]["name"] == shown for each in self.functions)
+
+    def shown(self, name: str, namespace: object) -> str:
+        """The name by which the template knows a tool."""
+        space = namespace if isinstance(namespace, str) else None
+        found = (shown for shown, form in self.forms.items() if (form.name, form.namespace) == (name, space))
+        return next(found, _joined_name(name, space))
+
+    def choice(self, choice: object) -> object:
+        """Return a ``tool_choice`` in the form of chat completions, whose reader rejects a malformed one. Raises 400
+        for a tool that was left out."""
+        if not isinstance(choice, Mapping):
+            return choice
+        match choice.get("type"):
+            case "function" | "custom":
+                name = choice.get("name")
+                shown = self.shown(name, choice.get("namespace")) if isinstance(name, str) else name
+                return {"type": "function", "function": {"name": shown}}
+            case "allowed_tools":
+                listed = choice.get("tools")
+                if not isinstance(listed, list):
+                    return {"type": "allowed_tools", "allowed_tools": choice}
+                here = [each for each in listed if not _is_left_out(each)]
+                if not here:
+                    return "none" if choice.get("mode") == "auto" else "required"
+                allowed = {"mode": choice.get("mode"), "tools": [self.choice(each) for each in here]}
+                return {"type": "allowed_tools", "allowed_tools": allowed}
+            case kind if _is_left_out(choice):
+                raise unsupported("tool_choice", f"there is no {kind!r} here, only tools that the caller runs")
         return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools":
-        tools = choice.get("tools")
-        listed = [_choice(tool) for tool in tools] if isinstance(tools, list) else tools
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode"), "tools": listed}}
-    return choice
+
+
+_CUSTOM_PARAMETERS = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def _custom_description(tool: Mapping[str, Any]) -> str:
+    given, form = str(tool.get("description") or ""), tool.get("format")
+    if not isinstance(form, Mapping) or form.get("type") != "grammar":
+        return given
+    return f"{given}\n\nThe input follows this {form.get('syntax')} grammar:\n{form.get('definition')}".strip()
+
+
+def _joined_name(name: str, namespace: str | None) -> str:
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _name(tool: Mapping[str, Any], where: str) -> str:
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"{where}.name must be a string", param=f"{where}.name")
+    return name
+
+
+def _is_left_out(choice: object) -> bool:
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    return isinstance(kind, str) and kind not in ("function", "custom", "allowed_tools")
 
 
 class _MessageBuilder:
@@ -148,21 +241,29 @@ class _MessageBuilder:
         return last if last.get("role") == "assistant" else None
 
 
-def _messages(instructions: str | None, value: object) -> list[dict[str, Any]]:
+def _messages(fields: Fields, tools: _Tools, instructions: str | None, value: object) -> list[dict[str, Any]]:
     builder = _MessageBuilder()
     if instructions:
         builder.add_text("system", instructions)
     if isinstance(value, str):
         builder.add_text("user", value)
-    elif isinstance(value, list) and value:
+    elif isinstance(value, list):
         for index, item in enumerate(value):
-            _add(builder, item, f"input[{index}]")
-    else:
+            _add(builder, item, f"input[{index}]", fields, tools)
+    if not builder.messages or value in (None, "", []):
         raise bad_request("input must be a string or a list of items, not empty", param="input")
     return builder.messages
 
 
-def _add(builder: _MessageBuilder, item: object, where: str) -> None:
+_PROVIDERS = (
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools"),
+    *("mcp_call", "mcp_approval_request", "mcp_approval_response", "compaction", "tool_search_call"),
+    *("tool_search_output", "program", "program_output"),
+)
+"""Items of what a provider did: an answer has them beside its text, which stays."""
+
+
+def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, tools: _Tools) -> None:
     if not isinstance(item, Mapping):
         raise bad_request(f"{where} must be an object", param=where)
     match item.get("type", "message"):
@@ -182,9 +283,16 @@ def _add(builder: _MessageBuilder, item: object, where: str) -> None:
         case "function_call":
             names = ("call_id", "name", "arguments")
             call_id, name, arguments = (string_of(item, each, where) for each in names)
-            function = {"name": name, "arguments": arguments}
+            function = {"name": tools.shown(name, item.get("namespace")), "arguments": arguments}
             builder.add_call({"id": call_id, "type": "function", "function": function})
-        case "function_call_output":
+        case "custom_tool_call":
+            call_id, name, given = (string_of(item, each, where) for each in ("call_id", "name", "input"))
+            arguments = orjson.dumps({"input": given}).decode()
+            function = {"name": tools.shown(name, item.get("namespace")), "arguments": arguments}
+            builder.add_call({"id": call_id, "type": "function", "function": function})
+        case kind if kind in _PROVIDERS:
+            fields.name_left_out(f"input.{kind}")
+        case "function_call_output" | "custom_tool_call_output":
             text = joined_text(item.get("output"), f"{where}.output", "\n")
             builder.add("tool", text, tool_call_id=string_of(item, "call_id", where))
         case "item_reference":

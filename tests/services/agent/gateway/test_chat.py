@@ -91,7 +91,7 @@ BAD = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "assistant", "content": "me"}]}, "messages"),
     ({"n": 2}, "n"),
-    ({"functions": []}, "functions"),
+    ({"functions": [{"name": "f"}]}, "functions"),
     ({"metadata": {"chat_request": 1}}, "metadata.chat_request"),
 ]
 

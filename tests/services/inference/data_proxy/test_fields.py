@@ -64,7 +64,7 @@ def test_constraint_is_read(body: dict[str, Any], wanted: dict[str, Any] | None)
         ({"structured_outputs": {"regex": "a", "json": SCHEMA}}, "structured_outputs.regex"),
         ({"structured_outputs": {"poem": 1}}, "structured_outputs.poem"),
         ({"structured_outputs": 7}, "structured_outputs"),
-        ({"structural_tag": {}}, "structural_tag"),
+        ({"structural_tag": {"type": "tag"}}, "structural_tag"),
     ],
 )
 def test_constraint_that_cannot_be_followed_is_400_and_named(body: dict[str, Any], param: str) -> None:

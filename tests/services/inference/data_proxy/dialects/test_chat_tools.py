@@ -215,7 +215,7 @@ def test_stop_strings_cut_before_the_text_is_read(service: Service) -> None:
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"continue_final_message": True}, "continue_final_message"),
     ],
 )

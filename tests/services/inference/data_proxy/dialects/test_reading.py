@@ -151,8 +151,9 @@ def test_what_a_format_cannot_force_is_refused(parser: str, body: dict[str, Any]
         read_tool_use(Fields(body), Template(TEMPLATE, {}), load_parsers(parser, None, None), Capabilities())
 
 
-@pytest.mark.parametrize("body", [{"tools": TOOLS, "tool_choice": "required"}, {"parallel_tool_calls": False}])
-def test_tools_without_a_parser_are_refused_with_the_field_to_set(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize("more", [{"tool_choice": "required"}, {"parallel_tool_calls": False}])
+def test_tools_without_a_parser_are_refused_with_the_field_to_set(more: dict[str, Any]) -> None:
+    body = {"tools": TOOLS, **more}
     with pytest.raises(ApiError, match=r"set spec\.toolCallParser"):
         read_tool_use(Fields(body), Template(TEMPLATE, {}), load_parsers("none", None, None), Capabilities())
 
