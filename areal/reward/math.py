@@ -1,4 +1,4 @@
-"""The reward of math problems: 1 if the final answer is mathematically equal to the reference (``math-verify``)."""
+"""The reward of math problems: 1 if the final answer is mathematically equal to the reference."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def math_verify_reward_fn(
     **data: Any,
 ) -> float:
     """Compares expressions, fractions, sets and intervals; numbers as ``areal.reward.gsm8k`` does. An answer that takes
-    math-verify over 10 s is wrong. Raises ImportError without math-verify, ValueError for a row without an answer."""
+    over 10 s to compare is wrong. Raises ImportError without latex2sympy2_extended, ValueError for a row without an
+    answer."""
     right = right_answer(answer)
     answer = final_answer(completions)
     if answer is None:

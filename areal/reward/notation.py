@@ -1,0 +1,193 @@
+r"""One notation for answers in LaTeX, Unicode and plain text.
+
+``normal`` applies the lines of ``_TABLE``, ``pattern => replacement``, in their order. In a pattern, ``\>`` stands for
+the end of a command, and ``{{name}}`` for a constant; a replacement ``@name`` is a function, other ``@`` are spaces.
+Words of ``\text{}``, names such as ``\angle ABC`` and units stand between ``«»`` in the result, so that they are no
+products of letters.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+LONGEST = 1000
+SCALES = {"million": 6, "mil": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12, "hundred": 2, "thousand": 3}
+SCALES |= {"lakh": 5, "crore": 7}
+
+_TABLE = r"""
+(?<!\\)\\[,;: ]|(?<!\\)\\q?quad\>|(?<!\\)~ => @
+\{([:,])\} => \1
+\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
+\\begin\{cases\} => \\begin{array}{l}
+\\\{\s*(?=\\begin\{array\})(?!.*\\\}) =>
+[(\[]\s*\\begin\{array\}\{[^{}]*\}((?:(?!\\begin).)*?)\\end\{array\}\s*[)\]] => \\begin{pmatrix}\1\\end{pmatrix}
+(\\(?:begin|end))\{[bBpV]?(?:small)?matrix\} => \1{pmatrix}
+\\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\} => @lines
+\\(?:text)?color\s*\{\w+\}|\\f?box(?:ed)?(?=\s*\{)|\\(?:bm|boldsymbol|underline|math(?:bf|it|sf|tt))\> =>
+(?<!\\)\\[()\[\]]|(?<!\\)\$|`|\\[hv]space\*?\{[^{}]*\} =>
+(?<=\d)\*\*(?=\d) => ^
+\*\*|(?<!\w)__|__(?!\w) =>
+\\lbrace\> => \\{
+\\rbrace\> => \\}
+\\langle\> => (
+\\rangle\> => )
+\\\$|[€£¥₹]|\\(?:euro|pounds|yen|textdollar)\> =>
+\\?%|\\text\w*\{\s*(?:percent|\\?%)\s*\}|\\?\bpercent(?:age)?\b => %
+\^?\s*\{\s*\^?\s*\\(?:circ|degree)\s*\}|\^?\s*\\(?:circ|degree)\>|\\text\w*\{\s*degrees?\s*\}|\bdegrees?\b => °
+\\leq?(?:slant)?\>|<=|=< => \\le@
+\\geq?(?:slant)?\>|>= => \\ge@
+\\neq?\>|!= => \\ne@
+\\lt\> => <
+\\gt\> => >
+\\(?:mid|[lr]?[vV]ert)\> => |
+\\colon\> => :
+\\(?:approx|simeq|doteq|thickapprox)\> => \\approx@
+\\(?:varnothing|O)\>|\\\{\s*\\\} => \\emptyset@
+\\var(phi|epsilon|theta) => \\\1
+\\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)\> => (-\\infty,\\infty)
+\+\s*\\infty => \\infty
+\\(?:lor|vee)\> => @or@
+\\(?:land|wedge)\> => @and@
+\\(?:backslash|smallsetminus)\>|(?<=\))\s*-\s*(?=\\\{) => \\setminus@
+\\[dtc]frac\> => \\frac
+\\bmod|\\text\s*\{\s*mod\s*\}|(?<![\\a-z])mod\b => \\mod
+\(\s*\\mod\s*\{?\s*(\w+)\s*\}?\s*\)|\\p?mod\s*(?:\{\s*(\w+)\s*\}|(\w+)) => @modulus
+\\(overline|over(?:left)?rightarrow|widehat|vec|triangle|angle)\s*(?:\{\s*([A-Z]{2,})'*\s*\}|([A-Z]{2,})) => @name
+\\math(?:rm|normal)\s*\{\s*([eidTP])\s*\} => @plain
+\\frac\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\} => «\1» / «\2»
+\\(?:operatorname|text|mathrm)\s*\{({{functions}})\} => \\\1@
+\\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|normal)|[mh]box|operatorname)\s*{{group}} => @words
+(?<![\\A-Za-z«])({{functions}})(?=[\s(_^\d]|\Z) => \\\1
+\\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
+«(or|and)»|\b(or|and)\b => @plain
+«?\b(?:minus|negative)\b»?\s*(?=[\d.\\]) => -
+(?<=\d)\s*«?([ap])\.?\s?m\b\.?»? => «\1m»
+(?<=[\d)}°])\s*({{units}})(?![A-Za-z»])|(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @unit
+(?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\overline\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
+(?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\{?(\d)\}?(?:(\d{0,20})\\dot\{?(\d)\}?)? => @repeating
+(?<=\d)\s*\^?\s*\{?\s*(?:«(?:st|nd|rd|th)»|(?:st|nd|rd|th)\b)\s*\}? =>
+(?<=\d)[eE]([+-]?\d+)(?![\w.]) => *10^{\1}
+\^\s*(-?\d{2,}|-\d) => ^{\1}
+\\frac\s*(\d)\s*(\d) => \\frac{\1}{\2}
+\\frac\s*(\w)\s*(?=\{) => \\frac{\1}
+\\frac\s*(\{[^{}]*\})\s*(\w) => \\frac\1{\2}
+\\frac\s+(?=\{) => \\frac
+\\sqrt\s*(\w) => \\sqrt{\1}
+\^\s*(\\frac\{[^{}]*\}\{[^{}]*\}) => ^{\1}
+\{([^{}]*)\\over\>([^{}]*)\} => \\frac{\1}{\2}
+\{([^{}]*)\\choose\>([^{}]*)\} => \\binom{\1}{\2}
+(?<![\d.^{_])(-?)\s*(\d+)\s*\\frac\{(\d+)\}\{(\d+)\} => \1(\2+\\frac{\3}{\4})
+(?<![\d.])(-?)(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)(?![\d.]) => \1(\2+\\frac{\3}{\4})
+(?<![\w.])(\d\w*)\s*_\s*\{?\s*(\d+)\s*\}?(?=\s*\Z) => @based
+(-?\d+)\s*\\pmod\{(\d+)\} => @remainder
+(?<=\d)\s*«?({{scales}})s?»?(?![A-Za-z]) => @scale
+(?<=\d)\s*«?dozens?»?(?![A-Za-z]) => \\cdot 12
+\s+ => @
+"""
+_WHOLE = {
+    r"no (?:real |such )?(?:solutions?|values?|numbers?)|(?:the )?empty set": r"\emptyset",
+    r"(?:the set of )?all (?:the )?real(?: number)?s": r"(-\infty,\infty)",
+    r"d\.?n\.?e\.?|does not exist": "undefined",
+    r"(?:positive )?infinity": r"\infty",
+}
+_SIGNS = dict(re.findall(r"(\S)(\S+)", r"−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx"))
+_SIGNS |= dict(re.findall(r"(\S)(\S+)", r"∅\emptyset ±\pm ∈\in ∠\angle △\triangle ℝ\mathbb{R} θ\theta"))
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
+_TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
+_GROUPED = re.compile(
+    rf"(?<![\d.])(?!0\d*{_SEPARATOR})(?:\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+|\d{{1,2}}(?:,\d{{2}})+,\d{{3}})(?!\d|{_SEPARATOR}\d)"
+)
+
+
+def in_latex(text: str) -> str:
+    """Convert Unicode digits, separators, fractions, roots and operators to LaTeX."""
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+", lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = re.sub("[\u00ad\u200b-\u200d\u2060\ufeff]", "", text)
+    text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", ",", text)
+    text = unicodedata.normalize("NFKC", re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text))
+    for sign, operator in _SIGNS.items():
+        text = text.replace(sign, operator + " " * operator[-1].isalpha())
+    text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]))", r"\\sqrt{\1\2\3}", text)
+    return re.sub(r"(?<=\d)(?<!\b0) ?[xX] ?(?=\d)", r"\\times ", text)
+
+
+def without_separators(text: str) -> str:
+    """``70,000`` as ``70000``, but not the interval ``(0,100)``."""
+    text = _TUPLE.sub(lambda match: match[0].replace(",", ", "), text)
+    return _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
+
+
+def normal(text: str) -> str:
+    """The text in one notation."""
+    text = without_separators(re.sub(r"\\left|\\right|\\!|(?<=\d)\\\s(?=\d{3})", "", in_latex(text)))
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
+    text = text.strip().rstrip(".,;:").strip()
+    plain = re.sub(r"[«»]", "", text).casefold()
+    return next((value for pattern, value in _WHOLE.items() if re.fullmatch(pattern, plain)), text)
+
+
+def _name(match: re.Match[str]) -> str:
+    """Segments and angles are the same backwards, triangles in any order of their points."""
+    kind, points = match[1], match[2] or match[3]
+    backwards = points if kind in ("vec", "overrightarrow") else points[::-1]
+    return f" «{kind}{''.join(sorted(points)) if kind == 'triangle' else min(points, backwards)}» "
+
+
+def _repeating(match: re.Match[str]) -> str:
+    whole, digits, *periods = (each or "" for each in match.groups())
+    period, ends = "".join(periods), int(whole + digits or 0)
+    return rf"\frac{{{int(whole + digits + period) - ends}}}{{{(10 ** len(period) - 1) * 10 ** len(digits)}}}"
+
+
+def _remainder(match: re.Match[str]) -> str:
+    rest, modulus = int(match[1]), int(match[2])
+    return rf"{rest % modulus if modulus else rest}\pmod{{{modulus}}}"
+
+
+def _based(match: re.Match[str]) -> str:
+    """A numeral as its value and a word, so that it differs from a number without a base."""
+    try:
+        return f"{int(match[1], int(match[2]))} «base»"
+    except ValueError:
+        return match[0]
+
+
+_FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
+    "based": _based,
+    "lines": lambda match: re.sub(r"\s*(?:\\\\(?:\[\w+\])?\s*)+", ", ", match[1].strip().rstrip("\\")).replace(
+        "&", " "
+    ),
+    "modulus": lambda match: rf"\pmod{{{match[match.lastindex or 0]}}}",
+    "name": _name,
+    "plain": lambda match: f" {match[match.lastindex or 0]} ",
+    "remainder": _remainder,
+    "repeating": _repeating,
+    "scale": lambda match: rf"\cdot 10^{{{SCALES[match[1]]}}}",
+    "unit": lambda match: f" «{match[1] or match[2]}» ",
+    "words": lambda match: re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?:['’.-][A-Za-z]+)*\.?", r"«\g<0>»", f" {match[1]} "),
+}
+_GROUP = r"[^{}]*"
+for _ in range(4):
+    _GROUP = rf"(?:[^{{}}]|\{{{_GROUP}\}})*"
+_CONSTANTS = {
+    "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|max|min",
+    "units": "km|cm|mm|kg|mg|m[lL]|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
+    "end": r"(?=\s*(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z)",
+    "scales": "|".join(SCALES),
+    "group": rf"\{{({_GROUP})\}}",
+}
+
+
+def _rewrite(line: str) -> tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]:
+    pattern, replacement = (side.strip(" ") for side in line.split(" =>"))
+    for name, value in _CONSTANTS.items():
+        pattern = pattern.replace("{{" + name + "}}", value)
+    function = _FUNCTIONS.get(replacement.removeprefix("@"))
+    return re.compile(pattern.replace(r"\>", "(?![A-Za-z])")), function or replacement.replace("@", " ")
+
+
+_REWRITES = [_rewrite(line) for line in _TABLE.strip().splitlines()]

@@ -1,0 +1,199 @@
+"""Which answers are equal: tables of answers with their verdicts, and generated families of right and wrong ones."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from areal.reward.answers import final_answer
+from areal.reward.equality import read
+from areal.reward.math import math_verify_reward_fn
+
+FOLDER = Path(__file__).parent
+
+
+def is_right(answer: str, right: str) -> bool:
+    return math_verify_reward_fn("q", rf"\boxed{{{answer}}}", answer=right) == 1.0
+
+
+def rows(table: str) -> list[tuple[str, str, bool]]:
+    lines = [line.split("\t") for line in (FOLDER / table).read_text().splitlines()[1:]]
+    return [(answer, right, verdict == "1") for _, answer, right, verdict in lines]
+
+
+@pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv"])
+def test_table_of_answers_has_its_verdicts(table: str) -> None:
+    wrong = [row for row in rows(table) if is_right(row[0], row[1]) is not row[2]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("response", "right", "verdict"),
+    [
+        ("We get 27, so the answer is (C).", "C", 1.0),
+        ("We get 27, so the answer is (C) 27.", "C", 1.0),
+        ("We get 27, so the answer is (B).", "C", 0.0),
+        ("The answer is (C) or (D).", "C", 0.0),
+        ("Answer: C", "C", 1.0),
+        ("**C**", "C", 1.0),
+        ("**Answer:** C", "C", 1.0),
+        ("The final answer is $\\frac{1}{2}$. I hope it is correct.", "0.5", 1.0),
+        ("Thus the answer is yes.", "yes", 1.0),
+        ("Thus the answer is no.", "yes", 0.0),
+        ("The answer is $x+1$.", "1+x", 1.0),
+        ("Is the answer 18? It is 20.", "18", 0.0),
+        ("The answer is not 18.", "18", 0.0),
+    ],
+)
+def test_answer_in_prose_is_found(response: str, right: str, verdict: float) -> None:
+    assert math_verify_reward_fn("q", response, answer=right) == verdict
+
+
+POSITIVE = st.integers(1, 10**9)
+DRESSES = (
+    r"\frac{{{p}}}{{{q}}}", r"\dfrac{{{p}}}{{{q}}}", "{p}/{q}", r"\left(\frac{{{p}}}{{{q}}}\right)", "${p}/{q}$",
+    r"x = \frac{{{p}}}{{{q}}}", r"\displaystyle\tfrac{{{p}}}{{{q}}}", r"\mathbf{{\frac{{{p}}}{{{q}}}}}",
+)  # fmt: skip
+
+
+@given(POSITIVE, POSITIVE, st.sampled_from(DRESSES), st.integers(1, 1000))
+@settings(deadline=None, max_examples=60)
+def test_rational_equals_itself_in_any_dress_and_no_other_one(p: int, q: int, dress: str, factor: int) -> None:
+    right = rf"\frac{{{p}}}{{{q}}}"
+    assert is_right(dress.format(p=p * factor, q=q * factor), right)
+    assert not is_right(dress.format(p=p + 1, q=q), right)
+    assert not is_right(dress.format(p=p, q=q + 1), right)
+    assert not is_right("-" + dress.format(p=p, q=q).removeprefix("x = "), right)
+
+
+@given(st.integers(10**7, 10**8), st.integers(-300, 300), st.sampled_from((1, -1)))
+@settings(deadline=None, max_examples=60)
+def test_decimals_are_equal_within_a_millionth_of_their_value(digits: int, exponent: int, sign: int) -> None:
+    right = rf"{digits / 10**7:.7f} \times 10^{{{exponent}}}"
+    near, far = digits + sign * (digits // 2_000_000), digits + sign * (digits // 500_000)
+    assert is_right(rf"{near / 10**7:.7f} \times 10^{{{exponent}}}", right)
+    assert not is_right(rf"{far / 10**7:.7f} \times 10^{{{exponent}}}", right)
+    assert not is_right(rf"{digits / 10**7:.7f} \times 10^{{{exponent + 1}}}", right)
+
+
+@given(st.integers(2, 9), st.integers(-300, 300), st.integers(1, 3))
+@settings(deadline=None, max_examples=40)
+def test_power_equals_no_neighbouring_power(base: int, exponent: int, step: int) -> None:
+    assume(exponent != 0)
+    assert is_right(rf"{base}^{{{exponent}}}", rf"{base}^{{{exponent}}}")
+    assert not is_right(rf"{base}^{{{exponent + step}}}", rf"{base}^{{{exponent}}}")
+
+
+@given(st.lists(st.integers(-99, 99), min_size=2, max_size=5, unique=True))
+@settings(deadline=None, max_examples=60)
+def test_sets_are_equal_in_any_order_and_tuples_only_in_theirs(items: list[int]) -> None:
+    turned = items[1:] + items[:1]
+    text, other = ", ".join(map(str, items)), ",".join(map(str, turned))
+    assert is_right(rf"\{{{other}\}}", rf"\{{{text}\}}")
+    assert is_right(rf"\left({text}\right)", f"({text})")
+    assert not is_right(f"({other})", f"({text})")
+    assert not is_right(rf"\{{{text}, 100\}}", rf"\{{{text}\}}")
+    assert is_right(other, text)
+
+
+CHOICES = (
+    ("am", "pm"), ("north", "south", "east", "west"), ("profit", "loss"), ("increase", "decrease"), ("left", "right"),
+    ("January", "February", "March", "April", "May", "June", "July"), ("Monday", "Tuesday", "Sunday"), ("more", "less"),
+    ("boys", "girls"), ("wins", "losses", "draws"), ("clockwise", "counterclockwise"), ("before", "after"),
+)  # fmt: skip
+FORMS = (
+    r"{n} {word}",
+    r"{n} \text{{ {word}}}",
+    r"\text{{{word} {n}}}",
+    r"{n}\ \mathrm{{{word}}}",
+    r"\${n}~\text{{{word}}}",
+)
+
+
+@given(st.integers(1, 999), st.sampled_from(CHOICES), st.sampled_from(FORMS), st.sampled_from(FORMS), st.data())
+@settings(deadline=None, max_examples=150)
+def test_words_that_choose_are_part_of_the_answer(
+    n: int, words: tuple[str, ...], form: str, other: str, data: st.DataObject
+) -> None:
+    word = data.draw(st.sampled_from(words))
+    wrong = data.draw(st.sampled_from([each for each in words if each != word]))
+    assert is_right(form.format(n=n, word=word), other.format(n=n, word=word))
+    assert not is_right(form.format(n=n, word=wrong), other.format(n=n, word=word))
+    assert not is_right(form.format(n=n + 1, word=word), other.format(n=n, word=word))
+
+
+UNITS = ("cm", "kg", "apples", "dollars", "square units", "miles per hour", "hours")
+
+
+@given(st.integers(1, 10**6), st.sampled_from(UNITS), st.sampled_from(FORMS))
+@settings(deadline=None, max_examples=60)
+def test_unit_may_be_left_out(n: int, unit: str, form: str) -> None:
+    assert is_right(form.format(n=n, word=unit), str(n))
+    assert is_right(str(n), form.format(n=n, word=unit))
+    assert is_right(f"{n:,}", form.format(n=n, word=unit))
+
+
+@given(st.fractions(max_denominator=10**6), st.fractions(max_denominator=10**6))
+@settings(deadline=None, max_examples=60)
+def test_polynomial_equals_its_factors(first: Fraction, second: Fraction) -> None:
+    def text(value: Fraction) -> str:
+        return ("-" if value < 0 else "+") + rf"\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
+
+    factors = f"(x{text(-first)})(x{text(-second)})"
+    assert is_right(factors, f"x^2{text(-first - second)}x{text(first * second)}")
+    assert not is_right(factors, f"x^2{text(-first - second)}x{text(first * second + 1)}")
+
+
+PATHOLOGICAL = [
+    "9^{" * 40 + "9" + "}" * 40,
+    "10^{10^{10}}",
+    r"\left(10^{9}\right)!",
+    "((9^{999})^{999})^{999}",
+    r"\frac{1}{" * 60 + "2" + "}" * 60,
+    r"\sqrt{" * 200 + "2" + "}" * 200,
+    "(" * 500 + "1" + ")" * 500,
+    "{" * 5000,
+    "x+" * 490 + "x",
+    "1," * 499 + "1",
+    "=" * 900,
+    r"\text{" * 150 + "a" + "}" * 150,
+    r"\begin{array}" * 60,
+    "«»" * 400,
+    " 1" * 500,
+    r"\pm" * 300,
+    "1_2" * 300,
+    "x^{10^{9}}",
+    r"\sum_{k=1}^{10^{9}} \frac{1}{k^2}",
+    r"2^{1000}!",
+    r"\binom{10^9}{5\cdot 10^8}",
+    "a" * 1_000_000,
+    "1" * 1_000_000,
+    "\\frac" * 200_000,
+    "$" * 1_000_000,
+]
+
+
+@pytest.mark.parametrize("answer", PATHOLOGICAL, ids=range(len(PATHOLOGICAL)))
+def test_answer_that_would_take_for_ever_is_wrong_soon(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("areal.reward.math._DEADLINE_S", 5.0)
+    began = time.thread_time()
+    for right in ("18", "x^2+1", r"\frac{1}{3}, 2"):
+        assert not is_right(answer, right)
+        assert not is_right(right, answer[:5000] or "0")
+    assert time.thread_time() - began < 60  # most of it on the thread that is interrupted
+
+
+@given(
+    st.text(alphabet="0123456789,./$- \\boxed{}#^!()or=<>|_xtfrac%[]&~«»", max_size=300),
+    st.sampled_from(("18", "(1,2)", "x=1")),
+)
+@settings(deadline=None, max_examples=150)
+def test_no_text_breaks_the_comparison(text: str, right: str) -> None:
+    read(text)
+    assert math_verify_reward_fn("q", text, answer=right) in (0.0, 1.0)
+    assert final_answer(text) != ""
