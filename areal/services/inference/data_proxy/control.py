@@ -202,7 +202,9 @@ class PublishedWeights:
 
 
 class WeightTracker:
-    """Tracks the published weights and whether the engine has them. Without a folder only this process knows them."""
+    """Tracks the published weights and whether the engine has them. Without a folder only this process knows them.
+    ``on_change``: called when an update fails, and when the engine has the published weights again; ``failed``: set by
+    the first."""
 
     def __init__(self, watch: EngineWatch, folder: Path | None, base: str | None) -> None:
         self._watch = watch
@@ -215,6 +217,8 @@ class WeightTracker:
         self.published: PublishedWeights | None = None
         self._invalid_at: int | None = None  # the engine's losses when its weights were last declared invalid
         self.obstacle = ""  # why the engine could not load the published weights the last time
+        self.on_change: Callable[[], None] = lambda: None
+        self.failed = asyncio.Event()
         self.reload()
 
     def reload(self) -> None:
@@ -244,12 +248,15 @@ class WeightTracker:
         """Note that the engine has these weights again, and not those of an update that is not committed yet."""
         self._loaded.clear()
         self.loaded(pair, version)
+        self.on_change()
 
     def invalidate(self) -> None:
         """Note that the engine has weights of a failed update. It is behind until it has loaded the published weights,
         or its own if none are published."""
         self._loaded.clear()
         self._invalid_at = self._watch.losses
+        self.failed.set()
+        self.on_change()
 
     @property
     def behind(self) -> PublishedWeights | None:

@@ -26,7 +26,7 @@ from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, Response, body_as, read_body
 from areal.services.http.service import Service, json_response
-from areal.services.http.tasks import until_beat
+from areal.services.http.tasks import happens, until_beat
 from areal.services.inference.data_proxy.control import (
     OWN_WEIGHTS,
     EngineControl,
@@ -78,13 +78,14 @@ class WeightSync:
 
     async def run(self) -> None:
         while True:
+            self._tracker.failed.clear()
             self._tracker.reload()
             record = self._tracker.behind
             failed = await self._catch_up(record) if record is not None and self._control.engine_is_available else ""
             before, self._tracker.obstacle = self._tracker.obstacle, failed
             if failed and failed != before:
                 _log.warning("not serving: %s", self._tracker.reason)
-            await asyncio.sleep(_RETRY_S if failed else until_beat(_POLL_S))
+            await happens(self._tracker.failed, _RETRY_S if failed else until_beat(_POLL_S))
 
     async def _catch_up(self, record: PublishedWeights) -> str:
         """Load or request the published weights. Return the reason of a failure, "" without one."""

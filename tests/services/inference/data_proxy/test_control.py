@@ -306,3 +306,18 @@ async def test_pause_that_comes_while_the_engine_is_asked_stands() -> None:
     answer.set()
     await asyncio.wait_for(refreshing, 20)
     assert pause.active
+
+
+async def test_failed_update_is_announced_and_undone_at_once(tmp_path: Path) -> None:
+    """A router that hears of it a second later shows two versions as ready."""
+    watch = EngineWatch(Engine().state)
+    await watch.refresh()
+    tracker = WeightTracker(watch, tmp_path, None)
+    tracker.loaded("pair", 1)
+    tracker.commit(tracker.record("pair", 1, str(tmp_path), None))
+    reasons: list[str | None] = []
+    tracker.on_change = lambda: reasons.append(tracker.reason)
+    tracker.invalidate()
+    assert tracker.failed.is_set()
+    tracker.reloaded("pair", 1)
+    assert len(reasons) == 2 and reasons[0] is not None and "does not have it yet" in reasons[0] and reasons[1] is None
