@@ -47,12 +47,20 @@ class Chat:
         return frozenset(self.eos_ids) | self.turn_ends(False) | self.turn_ends(True)
 
     def turn_ends(self, with_calls: bool) -> frozenset[int]:
-        """The tokens that the template writes at the end of a response, with calls or without. A token that is also
-        within a response does not end it."""
-        found = (self._end_after(with_calls, variables) for variables in ({}, {"enable_thinking": False}))
-        return frozenset(token for token in found if token is not None)
+        """The tokens that come after a response, with calls or without. A token that is also within a response does not
+        end it."""
+        return frozenset(end for end in self._ends[with_calls] if end is not None)
 
-    def _end_after(self, with_calls: bool, variables: dict[str, Any]) -> int | None:
+    def following_end(self, with_calls: bool) -> int | None:
+        """The token that ends a response where the template writes none, but the next message begins with it."""
+        return self._ends[with_calls][1]
+
+    @cached_property
+    def _ends(self) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
+        return self._end_after(False), self._end_after(True)
+
+    def _end_after(self, with_calls: bool) -> tuple[int | None, int | None]:
+        """The token that the template writes at the end of a response, or else that of the next message."""
         asked = Conversation(({"role": "user", "content": "x"},))
         function = {"name": "x", "arguments": {"x": "x"}}
         calls = [{"id": f"probecal{n}", "type": "function", "function": function} for n in (1, 2)]
@@ -63,9 +71,9 @@ class Chat:
             following = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"}
         given = ((asked, False), (asked, True), (answered, False), (answered.then(following), False))
         try:
-            *prompts, text, after = (self.template.plain(*each, **variables).rstrip() for each in given)
+            *prompts, text, after = (self.template.plain(*each).rstrip() for each in given)
         except ConversationError:
-            return None
+            return None, None
         already = [list(self.encode(each)) for each in prompts]
         ids, longer = list(self.encode(text)), list(self.encode(after))
         shared = ids[: in_common(ids, longer)]
@@ -73,11 +81,30 @@ class Chat:
             shared.pop()
         for end in (*ids[-1:], *shared[-1:]):
             if end in self.added_ids and ids.count(end) == 1 + max(each.count(end) for each in already):
-                return end
+                return end, None
         rest = self.encode(after[len(text) :].lstrip()) if after.startswith(text) else ()
-        return rest[0] if rest and rest[0] in self.added_ids else None
+        return None, rest[0] if rest and rest[0] in self.added_ids else None
 
-    # The continuation of a recorded response.
+    # A sampled response, and its continuation.
+
+    def message(self, asked: Conversation, sampled: Sequence[int], **variables: Any) -> dict[str, Any]:
+        """Return a sampled response as the message that the template writes as this text: without its end token, and
+        without what the template writes around each content (of gpt-oss, the channel)."""
+        tokens = list(sampled)
+        while tokens and tokens[-1] in self.end_ids:
+            tokens.pop()
+        text = self.decode(tokens)
+        prompt = self.template.plain(asked, True, **variables)
+        written = self.template.plain(asked.then({"role": "assistant", "content": PROBE}), **variables)
+        before, _, after = written.partition(PROBE)
+        for end in map(self.decode, ([token] for token in self.end_ids)):
+            after = after.partition(end)[0]
+        opening = before[len(prompt) :] if before.startswith(prompt) else ""
+        if text.startswith(opening):
+            text = text[len(opening) :]
+        elif opening.strip() in text and opening.strip():  # after other text, such as a thought
+            text = text.rpartition(opening.strip())[2]
+        return {"role": "assistant", "content": text.removesuffix(after) if after.strip() else text}
 
     def continuation(
         self,

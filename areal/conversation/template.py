@@ -7,6 +7,7 @@ error: nothing is left out silently, except thoughts, which templates drop on pu
 
 from __future__ import annotations
 
+import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -38,6 +39,15 @@ class Template:
     def knows_developer(self) -> bool:
         return "developer" in self.source
 
+    def key(self, messages: object, tools: object = None, **variables: Any) -> str | None:
+        """Return a key of everything that the text of this prompt depends on, the day included where the template asks
+        for it. None for what is not JSON."""
+        day = datetime.date.today().isoformat() if self.uses("strftime_now") else None
+        try:
+            return json.dumps([self.source, day, messages, tools, variables])
+        except (TypeError, ValueError):
+            return None
+
     def render(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
         """Render a conversation. Raises ConversationError naming the field that the template refuses or does not
         show."""
@@ -61,7 +71,7 @@ class Template:
             if not texts:
                 raise
         else:
-            if all(_shows(text, each) for each in texts):
+            if all(shows(text, each) for each in texts):
                 return text
         return self.text(self.shaped(_with_calls_as_text(conversation)), tools, variables)
 
@@ -148,7 +158,7 @@ class Template:
             raise ConversationError("tools", "have no place in the chat template")
         for index, message in enumerate(conversation.messages):
             for name, shown, probe in _marks(message):
-                if not _shows(text, shown) and text == render(conversation.replaced(index, probe)):
+                if not shows(text, shown) and text == render(conversation.replaced(index, probe)):
                     raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
 
 
@@ -158,21 +168,23 @@ def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
     content: Any = message.get("content", ())
     for at, text in enumerate([content] if isinstance(content, str) else [part["text"] for part in content]):
         if text := text.rpartition(THOUGHT_END)[2].strip():
-            other: Any = PROBE if isinstance(content, str) else _swapped(content, at, {"type": "text", "text": PROBE})
+            other: Any = PROBE if isinstance(content, str) else swapped(content, at, {"type": "text", "text": PROBE})
             marks.append(("content", text, {**message, "content": other}))
     calls = message.get("tool_calls", ())
     for at, call in enumerate(calls):
         renamed = {**call, "function": {**call["function"], "name": PROBE}}
-        other = {**message, "tool_calls": _swapped(calls, at, renamed)}
+        other = {**message, "tool_calls": swapped(calls, at, renamed)}
         marks.append((f"tool_calls[{at}]", call["function"]["name"], other))
     return marks
 
 
-def _swapped(items: Sequence[Any], at: int, item: Any) -> list[Any]:
+def swapped(items: Sequence[Any], at: int, item: Any) -> list[Any]:
+    """Return the items with another one at ``at``."""
     return [*items[:at], item, *items[at + 1 :]]
 
 
-def _shows(text: str, part: str) -> bool:
+def shows(text: str, part: str) -> bool:
+    """Whether a rendered text has this part, as it is or as JSON."""
     return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
 
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal.conversation import TRAIN_ON, TrainedTokens, TrainOn, normalise, trained_tokens
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
-from areal.dataset.tokenizers import templated
+from areal.dataset.tokenizers import chat_of, prompt_tokens
 from areal.errors import UsageFault
 from areal.loading import Registry, load_attr
 
@@ -30,14 +31,28 @@ _IGNORE_INDEX = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
 
-def formatted(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, instruction: str = "") -> Rows:
+def formatted(
+    rows: Rows,
+    kind: str,
+    tokenizer: Any,
+    max_length: int | None,
+    instruction: str = "",
+    train_on: TrainOn = "last",
+) -> Rows:
     """Rows in the format of ``kind``. ``instruction`` is appended to a question of ``rl`` that has no ``messages``.
-    Rows longer than ``max_length`` tokens are dropped. Raises UsageFault, and BadData naming the row."""
+    ``train_on``: the messages of a conversation that ``sft`` learns. Rows longer than ``max_length`` tokens are
+    dropped. Raises UsageFault, and BadData naming the row."""
     if kind not in KINDS:
         raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
+    if train_on not in TRAIN_ON:
+        raise UsageFault(f"train_on is one of {', '.join(TRAIN_ON)}, not {train_on!r}")
+    if train_on != "last" and kind != "sft":
+        raise UsageFault(f"train_on is of data sets of type sft, and this one is {kind}")
     if tokenizer is None and (kind != "rl" or max_length is not None):
         raise UsageFault(f"a data set of type {kind} needs a tokenizer" + (" for max_length" if kind == "rl" else ""))
-    made = [_formatted(row, rows.place(number), kind, tokenizer, instruction) for number, row in enumerate(rows)]
+    made = [
+        _formatted(row, rows.place(number), kind, tokenizer, instruction, train_on) for number, row in enumerate(rows)
+    ]
     if max_length is not None:
         sizes = [_length(row, rows.place(number), tokenizer) for number, row in enumerate(made)]
         made = [row for row, size in zip(made, sizes, strict=True) if size <= max_length]
@@ -46,11 +61,11 @@ def formatted(rows: Rows, kind: str, tokenizer: Any, max_length: int | None, ins
     return Rows(made, rows.source)
 
 
-def _formatted(row: Row, place: str, kind: str, tokenizer: Any, instruction: str) -> Row:
+def _formatted(row: Row, place: str, kind: str, tokenizer: Any, instruction: str, train_on: TrainOn) -> Row:
     try:
         if kind == "rl":
             return _prompt(row, instruction)
-        return _supervised(row, tokenizer) if kind == "sft" else _pair(row, tokenizer)
+        return _supervised(row, tokenizer, train_on) if kind == "sft" else _pair(row, tokenizer)
     except KeyError as error:
         columns = ", ".join(row) or "nothing"
         raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
@@ -62,6 +77,7 @@ def _prompt(row: Row, instruction: str) -> Row:
     if pictures := [name for name in _PICTURES if row.get(name)]:
         raise ValueError(f"the row has {', '.join(pictures)}: prompts of more than text are not supported")
     if "messages" in row:
+        normalise(row["messages"], row.get("tools"))  # a malformed one is refused here, and not in an episode
         return dict(row)
     answers = [name for name in _ANSWERS if row.get(name) is not None]
     answer = {"answer": _answer(row[answers[0]])} if answers else {}
@@ -73,7 +89,7 @@ def _prompt(row: Row, instruction: str) -> Row:
     return {**rest, **answer, "messages": [{"role": "user", "content": f"{question}{instruction}"}]}
 
 
-def _supervised(row: Row, tokenizer: Any) -> Row:
+def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
     if "input_ids" in row:
         ids = list(row["input_ids"])
         if row.get("loss_mask") is not None:
@@ -85,7 +101,7 @@ def _supervised(row: Row, tokenizer: Any) -> Row:
             raise ValueError(f"labels must be the input_ids, and {_IGNORE_INDEX} where nothing is learned")
         return {"input_ids": ids, "loss_mask": [int(label != _IGNORE_INDEX) for label in labels]}
     if "messages" in row:
-        return _conversation(row, list(row["messages"][:-1]), list(row["messages"]), tokenizer)
+        return _conversation(row, row["messages"], tokenizer, train_on)
     if _is_conversation(row.get("prompt")):
         prompt, answer = (
             list(row["prompt"]),
@@ -94,7 +110,7 @@ def _supervised(row: Row, tokenizer: Any) -> Row:
         if answer is None:
             raise KeyError(" or ".join(_ANSWERS))
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
-        return _conversation(row, prompt, [*prompt, *turns], tokenizer)
+        return _conversation(row, [*prompt, *turns], tokenizer, train_on)
     question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
@@ -102,24 +118,19 @@ def _supervised(row: Row, tokenizer: Any) -> Row:
     return {"input_ids": whole, "loss_mask": [0] * known + [1] * (len(whole) - known)}
 
 
-def _conversation(row: Row, prompt: list[Any], messages: list[Any], tokenizer: Any) -> Row:
-    """The answer is what comes after ``prompt`` as the template begins an answer to it. Where the template writes the
-    beginning of a whole answer differently (without an empty thought, say), it is what comes after the prompt itself.
-    Raises ValueError for a template that writes the prompt differently once it has an answer."""
-    tools = {"tools": row["tools"]} if row.get("tools") else {}
-    whole = templated(tokenizer, messages, **tools)
-    before = templated(tokenizer, prompt, add_generation_prompt=True, **tools) if prompt else []
-    known = _in_common(before, whole)
-    if known < len(before) and known < len(templated(tokenizer, prompt, **tools)):
-        raise ValueError(
-            "the chat template writes the prompt differently once it has an answer: give input_ids and loss_mask"
-        )
-    return {"input_ids": whole, "loss_mask": [0] * known + [1] * (len(whole) - known)}
+def _conversation(row: Row, messages: Any, tokenizer: Any, train_on: TrainOn) -> Row:
+    learned = _learned(messages, row.get("tools"), tokenizer, train_on)
+    return {"input_ids": learned.ids, "loss_mask": learned.mask}
+
+
+def _learned(messages: Any, tools: Any, tokenizer: Any, train_on: TrainOn = "last") -> TrainedTokens:
+    conversation = normalise(messages, tools)
+    return trained_tokens(chat_of(tokenizer, bool(conversation.tools)), conversation, train_on)
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
     """Token ids of a preference pair. ``prompt_length``, in tokens, is set if the prompt is known: from a column, or as
-    the common turns of two conversations."""
+    all but the last message of two conversations."""
     if "chosen_ids" in row:
         lengths = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
         return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **lengths}
@@ -130,15 +141,16 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         prompt = _question(row)[0] if any(row.get(each) is not None for each in _QUESTIONS) else ""
         ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
         before = list(tokenizer.encode(prompt)) if prompt else None
-    else:
-        first = row.get("prompt")
-        turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
-        chosen, rejected = ([*turns, *side] for side in sides)
-        ids = [templated(tokenizer, messages) for messages in (chosen, rejected)]
-        shared = chosen[: len(turns) or min(_in_common(chosen, rejected), len(chosen) - 1)]
-        before = templated(tokenizer, shared, add_generation_prompt=True) if shared else None
-    lengths = {} if before is None else {"prompt_length": min(_in_common(before, side) for side in ids)}
-    return {"chosen_ids": ids[0], "rejected_ids": ids[1], **lengths}
+        lengths = {} if before is None else {"prompt_length": min(_in_common(before, side) for side in ids)}
+        return {"chosen_ids": ids[0], "rejected_ids": ids[1], **lengths}
+    first = row.get("prompt")
+    turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
+    chosen, rejected = ([*turns, *side] for side in sides)
+    if normalise(chosen, None).messages[:-1] != normalise(rejected, None).messages[:-1]:
+        raise ValueError("chosen and rejected must be the same but for their last message")
+    learned = [_learned(messages, row.get("tools"), tokenizer) for messages in (chosen, rejected)]
+    lengths = {"prompt_length": min(side.prompt_length for side in learned)}
+    return {"chosen_ids": learned[0].learned_ids, "rejected_ids": learned[1].learned_ids, **lengths}
 
 
 def _in_common(left: Sequence[Any], right: Sequence[Any]) -> int:
@@ -184,7 +196,7 @@ def _length(row: Row, place: str, tokenizer: Any) -> int:
     if "chosen_ids" in row:
         return max(len(row["chosen_ids"]), len(row["rejected_ids"]))
     try:
-        return len(templated(tokenizer, row["messages"]))
+        return len(prompt_tokens(tokenizer, row["messages"], row.get("tools")))
     except (ValueError, TypeError) as error:
         raise BadData(f"{place}: {error}") from error
 
@@ -202,6 +214,7 @@ def get_custom_dataset(
     path: str | None = None,
     type: str | None = None,
     max_length: int | None = None,
+    train_on: TrainOn | None = None,
 ) -> Any:
     """Load a data set. ``path`` is a local file or folder, a registered name or ``module:function``, or a data set of
     the Hugging Face hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Arguments override
@@ -218,7 +231,8 @@ def get_custom_dataset(
     rows = read_dataset(where, split)
     first = rows[0]
     is_gsm8k = set(first) == {"question", "answer"} and "####" in str(first["answer"])
-    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "")
+    learned = train_on or getattr(dataset_config, "train_on", None) or "last"
+    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "", learned)
 
 
 def _is_dotted(where: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from areal.conversation import Chat, Template, normalise
 from areal.errors import NotFound, UsageFault
 from areal.hub import TOKENIZER_FILES, model_folder
 
@@ -52,26 +55,67 @@ def load_hf_processor_and_tokenizer(
     return (processor if hasattr(processor, "image_processor") else None), tokenizer
 
 
-def templated(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> list[int]:
-    """The token ids of a conversation by the tokenizer's chat template. Raises UsageFault if the tokenizer has no
-    template, ValueError for malformed or non-text messages and for a conversation that the template refuses."""
-    _check_messages(messages)
-    if not getattr(tokenizer, "chat_template", None):
+def chat_of(tokenizer: Any, with_tools: bool = False) -> Chat:
+    """Return the tokenizer with its chat template, compiled once; some have another one for chats with tools. Raises
+    UsageFault if there is none, or it is not valid."""
+    source = getattr(tokenizer, "chat_template", None)
+    if not source:
         raise UsageFault(
             f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} has no chat template",
             hint="take the tokenizer of a chat model (tokenizer_path), or give rows a prompt instead of messages",
         )
-    from jinja2 import TemplateError
+    if isinstance(source, Mapping):
+        source = (source.get("tool_use") if with_tools else None) or source["default"]
+    chats = _CHATS.setdefault(tokenizer, {})
+    if source not in chats:
+        chats[source] = _chat(tokenizer, source)
+    return chats[source]
 
-    plain = _plain(tokenizer)
+
+_CHATS: WeakKeyDictionary[Any, dict[str, Chat]] = WeakKeyDictionary()
+
+
+def prompt_tokens(tokenizer: Any, messages: object, tools: object = None, **variables: Any) -> list[int]:
+    """Return the tokens of the prompt of a chat. Raises UsageFault, and ConversationError naming message and field."""
+    conversation = normalise(messages, tools)
+    return chat_of(tokenizer, bool(conversation.tools)).prompt(conversation, **variables)
+
+
+def _chat(tokenizer: Any, source: str) -> Chat:
+    from jinja2 import TemplateSyntaxError
+
     try:
-        if plain is None:
-            found = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **how)
-            return [int(token) for token in found]
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
-    except (TemplateError, TypeError) as error:
-        raise ValueError(f"the tokenizer's chat template refuses the conversation: {error}") from error
-    return plain.encode(text, add_special_tokens=False).ids
+        template = Template(source, getattr(tokenizer, "special_tokens_map", {}))
+    except TemplateSyntaxError as error:
+        name = getattr(tokenizer, "name_or_path", "")
+        message = f"the chat template of {name} is not valid: line {error.lineno}: {error.message}"
+        raise UsageFault(message) from error
+    fast = _plain(tokenizer)
+
+    def encode(text: str) -> Sequence[int]:
+        if fast is not None:
+            found: Sequence[int] = fast.encode(text, add_special_tokens=False).ids
+            return found
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(ids: Sequence[int]) -> str:
+        if fast is not None:
+            return str(fast.decode(list(ids), skip_special_tokens=False))
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return Chat(template, encode, decode, _eos_ids(tokenizer), frozenset(added))
+
+
+def _eos_ids(tokenizer: Any) -> frozenset[int]:
+    """The end tokens of the tokenizer and of the model's configurations beside it."""
+    found = {getattr(tokenizer, "eos_token_id", None)}
+    folder = Path(str(getattr(tokenizer, "name_or_path", "") or "."))
+    for name in ("generation_config.json", "config.json"):
+        if folder.is_absolute() and (folder / name).is_file():
+            given = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            found |= set(given if isinstance(given, list) else [given])
+    return frozenset(token for token in found if token is not None)
 
 
 def texts(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
@@ -89,18 +133,6 @@ def _plain(tokenizer: Any) -> Any | None:
     if found is None or found.truncation or found.padding or getattr(tokenizer, "split_special_tokens", False):
         return None
     return found
-
-
-def _check_messages(messages: Any) -> None:
-    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise ValueError(f"messages must be a list of at least one message, not {messages!r:.60}")
-    for message in messages:
-        if not isinstance(message, Mapping) or "role" not in message:
-            raise ValueError(f"a message is a map with a role and a content, not {message!r:.60}")
-        parts = message.get("content")
-        kinds = {part.get("type") for part in parts if isinstance(part, Mapping)} if isinstance(parts, list) else set()
-        if kinds - {"text"}:
-            raise ValueError(f"a message has {', '.join(sorted(map(str, kinds - {'text'})))}: only text is supported")
 
 
 def _folder(path: str) -> str:

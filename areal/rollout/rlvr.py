@@ -13,18 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import orjson
-
 from areal.api import stats
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.api.workflow_context import stat_scope
-from areal.dataset.tokenizers import load_hf_tokenizer, templated, texts
+from areal.conversation import Branch, Chat, Conversation, normalise
+from areal.dataset.tokenizers import chat_of, load_hf_tokenizer, prompt_tokens, texts
 from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr
 from areal.reward.functions import Parameters
-from areal.rollout.tensors import RewardedResponse, response_rows, row
+from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows, row
 
 if TYPE_CHECKING:
     from areal.api.cli_args import GenerationHyperparameters
@@ -32,24 +31,28 @@ if TYPE_CHECKING:
 
 
 def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = None) -> list[int]:
-    """Token ids of ``input_ids``, ``messages`` (by the chat template) or ``prompt`` (plain text). Raises UsageFault."""
+    """Token ids of ``input_ids``, ``messages`` and ``tools`` (by the chat template) or ``prompt`` (plain text). Raises
+    UsageFault."""
     if data.get("input_ids") is not None:
         return [int(token) for token in data["input_ids"]]
     if data.get("messages") is not None:
-        return chat_ids(tokenizer, data["messages"], thinking, data.get("tools"))
+        return prompt_tokens(tokenizer, data["messages"], data.get("tools"), **_variables(thinking))
     if isinstance(data.get("prompt"), str):
         return list(tokenizer.encode(data["prompt"]))
     raise UsageFault(f"a row needs messages, prompt or input_ids; this one has {', '.join(data) or 'nothing'}")
 
 
-def chat_ids(
-    tokenizer: Any, messages: Sequence[Mapping[str, Any]], thinking: bool | None = None, tools: Any = None
-) -> list[int]:
-    """The prompt of a chat with the generation prompt. ``thinking`` None: the chat template's default. ``tools``: their
-    definitions, which the template writes."""
-    variables: dict[str, Any] = {} if thinking is None else {"enable_thinking": thinking}
-    variables |= {"tools": tools} if tools else {}
-    return templated(tokenizer, messages, add_generation_prompt=True, **variables)
+def _variables(thinking: bool | None) -> dict[str, Any]:
+    """The chat template's variables. None: the template's default."""
+    return {} if thinking is None else {"enable_thinking": thinking}
+
+
+def _stopping(gconfig: GenerationHyperparameters, tokenizer: Any) -> GenerationHyperparameters:
+    """A copy for one sample that also stops where a turn of the tokenizer's chat ends."""
+    gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(tokenizer)
+    if gconfig.ignore_eos or not getattr(tokenizer, "chat_template", None):
+        return gconfig
+    return gconfig.new(stop_token_ids=sorted({*gconfig.stop_token_ids, *chat_of(tokenizer).end_ids}))
 
 
 class PromptCache:
@@ -60,12 +63,12 @@ class PromptCache:
         self._thinking = thinking
         self._max_tokens = max_tokens
         self._size = 0
-        self._cache: dict[bytes, tuple[tuple[int, ...], str]] = {}
+        self._cache: dict[str, tuple[tuple[int, ...], str]] = {}
         self._lock = threading.Lock()  # long prompts are tokenized on other threads
 
     def of(self, data: Mapping[str, Any]) -> tuple[list[int], str]:
         """Token ids as ``prompt_ids`` gives them, and their text."""
-        key = _key(data)
+        key = self._key(data)
         if key is not None and (known := self._cache.get(key)) is not None:
             return list(known[0]), known[1]
         ids = prompt_ids(self._tokenizer, data, self._thinking)
@@ -74,7 +77,16 @@ class PromptCache:
             self._remember(key, tuple(ids), text)
         return ids, text
 
-    def _remember(self, key: bytes, ids: tuple[int, ...], text: str) -> None:
+    def _key(self, data: Mapping[str, Any]) -> str | None:
+        """The cache key of a row; None where it has token ids, or columns that are not JSON."""
+        if data.get("input_ids") is not None:
+            return None
+        if data.get("messages") is None:
+            return str(data.get("prompt"))
+        template = chat_of(self._tokenizer, bool(data.get("tools"))).template
+        return template.key(data["messages"], data.get("tools"), **_variables(self._thinking))
+
+    def _remember(self, key: str, ids: tuple[int, ...], text: str) -> None:
         with self._lock:
             if key in self._cache:
                 return
@@ -83,16 +95,6 @@ class PromptCache:
             while self._size > self._max_tokens:
                 evicted, _ = self._cache.pop(next(iter(self._cache)))
                 self._size -= len(evicted)
-
-
-def _key(data: Mapping[str, Any]) -> bytes | None:
-    """The cache key of a row; None where it has token ids, or columns that are not JSON."""
-    if data.get("input_ids") is not None:
-        return None
-    try:
-        return orjson.dumps((data.get("messages"), data.get("prompt")))
-    except TypeError:
-        return None
 
 
 RewardFn: TypeAlias = "Callable[..., Any] | str | Sequence[Callable[..., Any] | str]"
@@ -193,7 +195,7 @@ class RLVRWorkflow(RolloutWorkflow):
         reward_weights: Sequence[float] | None = None,
     ) -> None:
         self.tokenizer = load_hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
+        self.gconfig = _stopping(gconfig, self.tokenizer)
         self._reward = RowReward(reward_fn, reward_timeout, reward_weights)
         self._thinking = enable_thinking
         self._prompts = PromptCache(self.tokenizer, enable_thinking)
@@ -291,7 +293,8 @@ class _RowBuilder:
 
 class MultiTurnWorkflow(RolloutWorkflow):
     """Up to ``max_turns`` responses, with ``feedback`` after each wrong one. The reward is that of the last response,
-    times ``turn_discount`` for each earlier turn. A full context ends the episode with its last response."""
+    times ``turn_discount`` for each earlier turn. A full context ends the episode with its last response. An episode is
+    one row as long as the chat template continues the sampled tokens, else several rows of one reward."""
 
     def __init__(
         self,
@@ -308,52 +311,59 @@ class MultiTurnWorkflow(RolloutWorkflow):
         if max_turns < 1:
             raise ValueError(f"max_turns must be at least 1, not {max_turns}")
         self.tokenizer = load_hf_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        self.gconfig = gconfig.new(n_samples=1).new_with_stop_and_pad_token_ids(self.tokenizer)
+        self.gconfig = _stopping(gconfig, self.tokenizer)
         self._reward = RowReward(reward_fn, reward_timeout, reward_weights)
         self._max_turns = max_turns
         self._discount = turn_discount
-        self._thinking = enable_thinking
+        self._variables = _variables(enable_thinking)
         self._feedback = feedback
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         self._reward.check(data)
-        builder, messages = _RowBuilder(), [dict(message) for message in data["messages"]]
-        prompt = question = await asyncio.to_thread(
-            chat_ids, self.tokenizer, messages, self._thinking, data.get("tools")
-        )
-        scale, reward = 1.0, 0.0
+        held = normalise(data["messages"], data.get("tools"))
+        chat = chat_of(self.tokenizer, bool(held.tools))
+        prompt = question = await asyncio.to_thread(chat.prompt, held, **self._variables)
+        rows, scale, reward = [_RowBuilder()], 1.0, 0.0
         for turn in range(self._max_turns):
+            tokens = [*rows[-1].input_ids, *question]
             try:
                 answer = await engine.agenerate(
-                    ModelRequest(
-                        input_ids=[*builder.input_ids, *question], gconfig=self.gconfig, tokenizer=self.tokenizer
-                    )
+                    ModelRequest(input_ids=tokens, gconfig=self.gconfig, tokenizer=self.tokenizer)
                 )
             except ArealError as error:
                 if turn and getattr(error, "code", None) == _CONTEXT_FULL:
                     break
                 raise
-            builder.add_prompt(question)
-            builder.add_answer(answer, turn)
+            rows[-1].add_prompt(question)
+            rows[-1].add_answer(answer, turn)
             completion = self.tokenizer.decode(answer.output_tokens, skip_special_tokens=True)
             reward = scale * await self._reward(
                 self.tokenizer.decode(prompt), completion, prompt, answer.output_tokens, data
             )
             if reward > 0 or turn == self._max_turns - 1:
                 break
-            question = await asyncio.to_thread(self._next_question, answer)
+            held, question = await asyncio.to_thread(self._next, chat, held, rows, answer)
             scale *= self._discount
-        return row(**vars(builder), reward=reward)
+        return _sample_of([row(**vars(each), reward=reward) for each in rows if each.input_ids])
 
-    def _next_question(self, answer: ModelResponse) -> list[int]:
-        """The tokens between a response and the next one: the difference between a templated conversation with and one
-        without the feedback, so that no earlier turn is tokenized again."""
-        turn: list[dict[str, Any]] = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-        before = templated(self.tokenizer, turn)
-        after = chat_ids(self.tokenizer, [*turn, {"role": "user", "content": self._feedback}], self._thinking)
-        shared = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(before))
-        ends = [at for at in range(shared) if before[at] == self.tokenizer.eos_token_id]
-        if not ends:
-            return after[shared:]
-        ended = answer.output_tokens[-1:] == [self.tokenizer.eos_token_id]
-        return before[ends[-1] + ended : shared] + after[shared:]
+    def _next(
+        self, chat: Chat, held: Conversation, rows: list[_RowBuilder], answer: ModelResponse
+    ) -> tuple[Conversation, list[int]]:
+        """The conversation with a response and the feedback to it, and the tokens that they add to the row. Where the
+        template writes the response differently once it is past, a new row begins with the whole prompt."""
+        said = chat.message(held, answer.output_tokens, **self._variables)
+        after = held.then(said, {"role": "user", "content": self._feedback})
+        found = chat.continuation(rows[-1].input_ids, held, after, **self._variables)
+        if isinstance(found, Branch):
+            rows.append(_RowBuilder())
+            return after, chat.prompt(after, **self._variables)
+        return after, found
+
+
+def _sample_of(rows: list[Trajectory]) -> Trajectory:
+    """The rows of one episode, each with the reward of its end, which the last one earned."""
+    if len(rows) == 1:
+        return rows[0]
+    found = concat_padded_tensors(rows)
+    found["original_rewards"][:-1] = 0
+    return {**found, "sample_ids": found["turn_ids"].new_zeros(len(rows))}

@@ -84,7 +84,7 @@ def test_sft_learns_the_answer_alone(tmp_path: Path, tokenizer: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "friend"}]}
     row = get_custom_dataset(path=str(lines(tmp_path / "b.jsonl", [chat])), type="sft", tokenizer=tokenizer)[0]
     learned = [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
-    assert tokenizer.decode(learned) == "friend<|im_end|>\n"
+    assert tokenizer.decode(learned) == "friend<|im_end|>"
 
 
 QUESTION, ANSWER = [{"role": "user", "content": "Hello"}], [{"role": "assistant", "content": "friend"}]
@@ -133,10 +133,12 @@ def test_whole_solution_is_learned_rather_than_the_bare_answer(tmp_path: Path, t
 
 def test_tools_of_a_row_are_in_its_prompt(tmp_path: Path) -> None:
     tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "t")))
-    tokenizer.chat_template = "{{ tools[0].name if tools else '' }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = (
+        "{{ tools[0].function.name if tools }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    )
     row = {"messages": [*QUESTION, *ANSWER], "tools": [{"name": "fox"}]}
-    assert learned_of(tmp_path, tokenizer, row) == ("foxHellofriend", "friend")
-    assert tokenizer.decode(prompt_ids(tokenizer, {**row, "messages": QUESTION})) == "foxHello"
+    assert learned_of(tmp_path, tokenizer, row) == ("foxHello<|im_end|>friend<|im_end|>", "friend<|im_end|>")
+    assert tokenizer.decode(prompt_ids(tokenizer, {**row, "messages": QUESTION})) == "foxHello<|im_end|>"
 
 
 def test_labels_say_what_is_learned(tmp_path: Path, tokenizer: Any) -> None:
@@ -149,29 +151,6 @@ def test_labels_say_what_is_learned(tmp_path: Path, tokenizer: Any) -> None:
     shifted = lines(tmp_path / "s.jsonl", [{"input_ids": ids, "labels": [*ids[1:], -100]}])
     with pytest.raises(BadData, match=r"s.jsonl:1: labels must be the input_ids"):
         get_custom_dataset(path=str(shifted), type="sft", tokenizer=tokenizer)
-
-
-@pytest.mark.parametrize(
-    ("generation", "whole", "learned"),
-    [
-        ("<|im_start|>", "<|im_start|>", "friend"),
-        ("<|im_start|>12", "<|im_start|>", "friend"),  # a thought that only an answer of its own begins with
-    ],
-)
-def test_answer_is_learned_from_its_first_token(tmp_path: Path, generation: str, whole: str, learned: str) -> None:
-    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "t")))
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '" + whole + "' if m.role == 'assistant' else '' }}{{ m.content }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '" + generation + "' }}{% endif %}"
-    )
-    assert learned_of(tmp_path, tokenizer, {"messages": [*QUESTION, *ANSWER]})[1] == learned
-
-
-def test_template_that_writes_the_prompt_differently_is_refused(tmp_path: Path) -> None:
-    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "t")))
-    tokenizer.chat_template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(BadData, match="the chat template writes the prompt differently once it has an answer"):
-        learned_of(tmp_path, tokenizer, {"messages": [*QUESTION, *ANSWER]})
 
 
 def test_pairs_are_two_rows_of_tokens(tmp_path: Path, tokenizer: Any) -> None:
@@ -291,10 +270,13 @@ def test_data_set_that_was_saved_to_disk_is_read_without_its_library(tmp_path: P
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"messages": "hello"}, "messages must be a list of at least one message, not 'hello'"),
-        ({"messages": []}, "messages must be a list of at least one message"),
-        ({"messages": [{"content": "x"}]}, "a message is a map with a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a message has image: only text is"),
+        ({"messages": "hello"}, "messages must be a list with at least one message"),
+        ({"messages": []}, "messages must be a list with at least one message"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role must be a text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type is 'image': this model takes text only",
+        ),
         ({"question": ["what", "is it?"]}, "question must be a text, not a list"),
         ({"question": "what is it?", "images": ["x.png"]}, "the row has images: prompts of more than text are not"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,13 +14,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal.api.io_struct import ModelResponse
-from areal.dataset.tokenizers import load_hf_tokenizer, templated, texts
+from areal.dataset.tokenizers import load_hf_tokenizer, prompt_tokens, texts
 from areal.errors import UsageFault
 from areal.rollout.rlvr import PromptCache, RowReward
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows, row
 from tests.services.tokenizer_folder import write_tokenizer
 
 CHAT = [{"role": "user", "content": "Hello friend"}]
+CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+def row_of(form: type) -> dict[str, Any]:
+    """A conversation with a call, whose arguments and tools are objects or JSON text."""
+    write = json.dumps if form is str else lambda value: value
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": write({"city": "Oslo"})}}
+    messages = [
+        *CHAT,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "rain"},
+    ]
+    return {"messages": messages, "tools": write([{"type": "function", "function": {"name": "weather"}}])}
+
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "reverse_digits" / "model"
 
 
@@ -28,53 +47,59 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return load_hf_tokenizer(str(write_tokenizer(tmp_path / "made") if request.param == "bytes" else EXAMPLE))
 
 
-def test_templated_and_texts_are_what_the_tokenizer_itself_has(tokenizer: Any) -> None:
+def test_prompt_and_texts_are_what_the_tokenizer_itself_has(tokenizer: Any) -> None:
     chat = [{"role": "user", "content": "3141"}]
     own = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, add_generation_prompt=True)
-    assert templated(tokenizer, chat, add_generation_prompt=True) == own
+    assert prompt_tokens(tokenizer, chat) == own
     answers = [own, own[:3], [own[0], tokenizer.eos_token_id], [tokenizer.eos_token_id], []]
     assert texts(tokenizer, answers) == [tokenizer.decode(each, skip_special_tokens=True) for each in answers]
 
 
-def test_templated_heeds_what_the_tokenizer_was_told(tokenizer: Any) -> None:
-    chat = [{"role": "user", "content": "3141"}]
-    tokenizer.backend_tokenizer.enable_truncation(2)
-    try:
-        own = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
-        assert templated(tokenizer, chat) == own
-    finally:
-        tokenizer.backend_tokenizer.no_truncation()
-
-
 class Counted:
-    """A tokenizer that tells how often it was asked."""
+    """A tokenizer that counts the texts that it encodes."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.chat_template = tokenizer.chat_template
+        self.special_tokens_map = tokenizer.special_tokens_map
         self.asked = 0
         self._tokenizer = tokenizer
-        self.decode, self.encode = tokenizer.decode, tokenizer.encode
+        self.decode = tokenizer.decode
 
-    def apply_chat_template(self, messages: Any, **how: Any) -> Any:
+    def encode(self, text: str, **how: Any) -> Any:
         self.asked += 1
-        return self._tokenizer.apply_chat_template(messages, **how)
+        return self._tokenizer.encode(text, **how)
 
 
 def test_prompt_of_a_row_that_comes_again_is_not_made_again(tokenizer: Any) -> None:
     counted = Counted(tokenizer)
     prompts = PromptCache(counted)
     ids, text = prompts.of({"messages": CHAT, "answer": 1})
-    assert ids == templated(tokenizer, CHAT, add_generation_prompt=True) and text == tokenizer.decode(ids)
+    assert ids == prompt_tokens(tokenizer, CHAT) and text == tokenizer.decode(ids)
     ids.clear()  # it was the caller's
     again, _ = prompts.of({"messages": CHAT, "answer": 2})
-    assert again == templated(tokenizer, CHAT, add_generation_prompt=True) and counted.asked == 1
+    assert again == prompt_tokens(tokenizer, CHAT) and counted.asked == 1
     prompts.of({"messages": [{**CHAT[0], "content": "fox"}]})
     assert counted.asked == 2
 
 
+def test_prompt_of_the_same_text_with_other_tools_is_another(tmp_path: Path) -> None:
+    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "made")))
+    prompts = PromptCache(tokenizer)
+    for name in ("weather", "flights"):
+        tools = [{"type": "function", "function": {"name": name}}]
+        assert f'"{name}"' in prompts.of({"messages": CHAT, "tools": tools})[1]
+    assert "Tools" not in prompts.of({"messages": CHAT})[1]
+
+
+def test_prompt_of_json_text_is_that_of_its_value(tmp_path: Path) -> None:
+    tokenizer = load_hf_tokenizer(str(write_tokenizer(tmp_path / "made", template=CALLS)))
+    found = {PromptCache(tokenizer).of(row_of(form))[1] for form in (str, dict)}
+    assert len(found) == 1 and '{"city": "Oslo"}' in found.pop()
+
+
 def test_no_more_prompts_are_remembered_than_there_is_room_for(tokenizer: Any) -> None:
     counted = Counted(tokenizer)
-    prompts = PromptCache(counted, max_tokens=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    prompts = PromptCache(counted, max_tokens=len(prompt_tokens(tokenizer, CHAT)))
     others = [[{**CHAT[0], "content": word}] for word in ("fox", "friend")]
     for chat in (CHAT, *others, CHAT):
         prompts.of({"messages": chat})
@@ -85,12 +110,12 @@ def test_prompt_that_two_make_at_once_is_remembered_once(tokenizer: Any) -> None
     both = threading.Barrier(2)
 
     class Slow(Counted):
-        def apply_chat_template(self, messages: Any, **how: Any) -> Any:
+        def encode(self, text: str, **how: Any) -> Any:
             both.wait(10)
-            return super().apply_chat_template(messages, **how)
+            return super().encode(text, **how)
 
     slow = Slow(tokenizer)
-    prompts = PromptCache(slow, max_tokens=len(templated(tokenizer, CHAT, add_generation_prompt=True)))
+    prompts = PromptCache(slow, max_tokens=len(prompt_tokens(tokenizer, CHAT)))
     with ThreadPoolExecutor(2) as makers:
         first, second = makers.map(prompts.of, [{"messages": CHAT}] * 2)
     assert first == second == prompts.of({"messages": CHAT})

@@ -175,7 +175,8 @@ class PerfTracerConfig:
 @dataclass
 class TrainDatasetConfig:
     """``path``: a folder or file here, or a name on the Hugging Face hub. ``type``: ``rl`` (prompts), ``sft``
-    (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens: longer rows are left out."""
+    (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens: longer rows are left out.
+    ``train_on``: what ``sft`` learns of a conversation, its last message or all of the assistant's."""
 
     path: str = ""
     type: str = ""
@@ -183,6 +184,7 @@ class TrainDatasetConfig:
     shuffle: bool = True
     drop_last: bool = True
     max_length: Annotated[int | None, COUNT] = None
+    train_on: Literal["last", "assistant"] = "last"
     split: str | None = None
     pin_memory: Annotated[bool, NoEffect("rows are prompts, not tensors")] = False
     num_workers: Annotated[int, NoEffect("rows are read where they are used")] = 0

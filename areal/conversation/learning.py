@@ -1,0 +1,173 @@
+"""What is learned of a conversation: the assistant's tokens and the ends of its turns, nothing else.
+
+The row is the template's text of the whole conversation. Where a message of it begins and ends is found by rendering
+the conversation again with that message's texts replaced: what stays the same before and after is not the message's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from areal.conversation.chat import Chat, in_common
+from areal.conversation.messages import Conversation, ConversationError
+from areal.conversation.template import THOUGHT_END, shows, swapped
+
+TrainOn = Literal["last", "assistant"]
+TRAIN_ON: tuple[TrainOn, ...] = ("last", "assistant")
+_THOUGHT_START = "<think>"
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """Token ids, and for each whether it is learned."""
+
+    ids: list[int]
+    mask: list[int]
+
+    @property
+    def prompt_length(self) -> int:
+        """How many tokens come before the first that is learned."""
+        return self.mask.index(1)
+
+    @property
+    def learned_ids(self) -> list[int]:
+        """The tokens up to the last that is learned."""
+        return self.ids[: len(self.mask) - self.mask[::-1].index(1)]
+
+
+def trained_tokens(chat: Chat, conversation: Conversation, train_on: TrainOn = "last") -> TrainedTokens:
+    """Return the tokens of a conversation. Learned are the last message, or all of the assistant's: content, calls, the
+    thoughts that the template keeps, and the end of the turn. Raises ConversationError for a conversation of which the
+    template does not show what is to be learned, or shows it after another prompt than the one that is served."""
+    last = len(conversation.messages) - 1
+    if (role := conversation.messages[last]["role"]) != "assistant":
+        raise ConversationError(f"messages[{last}].role", f"is {role!r}: a row ends with the assistant's message")
+    row = _Row(chat, conversation)
+    learned = [last] if train_on == "last" else [at for at in range(last + 1) if row.is_assistant(at)]
+    return row.tokens([row.span(at) for at in learned])
+
+
+@dataclass(frozen=True)
+class _Row:
+    chat: Chat
+    conversation: Conversation
+
+    @property
+    def last(self) -> int:
+        return len(self.conversation.messages) - 1
+
+    @cached_property
+    def text(self) -> str:
+        return self.chat.template.render(self.conversation) + self.added_end
+
+    @cached_property
+    def added_end(self) -> str:
+        """The end of the last turn, where the template leaves it to the next message."""
+        end = self.chat.following_end(bool(self.conversation.messages[self.last].get("tool_calls")))
+        return "" if end is None else self.chat.decode([end])
+
+    def is_assistant(self, index: int) -> bool:
+        return bool(self.conversation.messages[index]["role"] == "assistant")
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Where the message begins and its turn ends in the text. Raises ConversationError."""
+        start, end = self._start(index), self._end(index)
+        self._check(index, self.text[start:end])
+        return start, end
+
+    def _start(self, index: int) -> int:
+        try:
+            prompt = self.chat.template.plain(self.conversation.head(index), True) if index else ""
+        except ConversationError:
+            prompt = None
+        if prompt and self.text.startswith(prompt):
+            return len(prompt)
+        if prompt and index == self.last:
+            at = in_common(prompt, self.text)
+            why = f"is written after another prompt than the one that is served, which ends with {prompt[at:][:60]!r}"
+            raise ConversationError(f"messages[{index}]", why)
+        return self._beginning(index)
+
+    def _beginning(self, index: int) -> int:
+        """Where the message's own text begins."""
+        message = self.conversation.messages[index]
+        other = {**message, "content": _other(_text(message))}
+        if "reasoning_content" in message:
+            other["reasoning_content"] = _other(message["reasoning_content"])
+        return in_common(self.text, self._with(index, other))
+
+    def _end(self, index: int) -> int:
+        """Where the turn's end token ends, the first one after the message's text and before the next message's."""
+        message = self.conversation.messages[index]
+        if calls := message.get("tool_calls"):
+            other = {**message, "tool_calls": swapped(calls, len(calls) - 1, _with_other_arguments(calls[-1]))}
+        else:
+            other = {**message, "content": _other(_text(message))}
+        changed = self._with(index, other)
+        after = len(self.text) - in_common(self.text[::-1], changed[::-1])
+        limit = len(self.text) if index == self.last else self._beginning(index + 1)
+        ends = [self.chat.decode([token]) for token in self.chat.end_ids]
+        found = [at + len(end) for end in ends if (at := self.text.find(end, after, limit)) >= 0]
+        if not found:
+            raise ConversationError(f"messages[{index}]", "is followed by no token that ends a turn")
+        return min(found)
+
+    def _with(self, index: int, message: Mapping[str, Any]) -> str:
+        return self.chat.template.plain(self.conversation.replaced(index, message)) + self.added_end
+
+    def _check(self, index: int, learned: str) -> None:
+        """Raises ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
+        template's choice."""
+        message, where = self.conversation.messages[index], f"messages[{index}]"
+        thought, _, said = _text(message).rpartition(THOUGHT_END)
+        wanted = [(f"{where}.content", said)]
+        if index == self.last:
+            wanted.append((f"{where}.content", thought.rpartition(_THOUGHT_START)[2]))
+            wanted.append((f"{where}.reasoning_content", message.get("reasoning_content", "")))
+        calls = message.get("tool_calls", ())
+        wanted += [(f"{where}.tool_calls[{at}]", call["function"]["name"]) for at, call in enumerate(calls)]
+        for field, text in wanted:
+            if not shows(learned, text.strip()):
+                raise ConversationError(
+                    field, f"is not in the text that the chat template writes: {text.strip()[:60]!r}"
+                )
+        for at, call in enumerate(calls):
+            other = {**message, "tool_calls": swapped(calls, at, _with_other_arguments(call))}
+            if call["function"]["arguments"] and self._with(index, other) == self.text:
+                raise ConversationError(f"{where}.tool_calls[{at}]", "has arguments that the chat template leaves out")
+
+    def tokens(self, spans: list[tuple[int, int]]) -> TrainedTokens:
+        """Encode the text in pieces: a prompt is encoded without the response, as it is served."""
+        chat, ids, mask, at = self.chat, list[int](), list[int](), 0
+        cuts = [(cut, learned) for start, end in spans for cut, learned in ((start, 0), (end, 1))]
+        for cut, learned in (*cuts, (len(self.text), 0)):
+            piece = self.text[at:cut]
+            new = (chat.encode_after(piece) if at else list(chat.encode(piece))) if piece else []
+            ids, mask, at = ids + new, mask + [learned] * len(new), cut
+        whole = list(chat.encode(self.text))
+        if chat.decode(ids) != chat.decode(whole):
+            ids, mask = whole, [0] * len(whole)
+            for start, end in spans:
+                first, stop = (list(chat.encode(self.text[:cut])) for cut in (start, end))
+                if whole[: len(stop)] != stop or stop[: len(first)] != first:
+                    raise ConversationError("messages", "cannot be cut into tokens where the responses begin and end")
+                mask[len(first) : len(stop)] = [1] * (len(stop) - len(first))
+        return TrainedTokens(ids, mask)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content: Any = message.get("content", "")
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
+def _other(text: str) -> str:
+    """Another text, which neither begins nor ends as this one."""
+    text = text.strip()
+    return f"{'Q' if text.startswith('Z') else 'Z'}probe{'q' if text.endswith('x') else 'x'}"
+
+
+def _with_other_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": {_other(""): _other("")}}}

@@ -1,0 +1,157 @@
+"""What is learned is exactly the assistant's, and the end of its turn, or the row is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from areal.conversation import TRAIN_ON, Chat, ConversationError, TrainedTokens, TrainOn, normalise, trained_tokens
+from areal.dataset.tokenizers import chat_of
+from tests.conversation.families import Case, cases, families
+from tests.conversation.small import chat, decode
+
+CHATML = """\
+{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+USER = {"role": "user", "content": "Oslo?"}
+SUN, RAIN = ({"role": "assistant", "content": text} for text in ("Sun.", "Rain."))
+
+
+def runs(tokens: TrainedTokens, decode: Any) -> list[str]:
+    """The texts of the learned tokens that are next to each other."""
+    found: list[list[int]] = [[]]
+    for token, mask in zip(tokens.ids, tokens.mask, strict=True):
+        if mask:
+            found[-1].append(token)
+        elif found[-1]:
+            found.append([])
+    return [decode(run) for run in found if run]
+
+
+def learned(source: str, messages: Sequence[dict[str, Any]], train_on: TrainOn = "last") -> list[str]:
+    return runs(trained_tokens(chat(source), normalise(messages), train_on), decode)
+
+
+def test_learned_tokens_are_the_responses_and_their_ends() -> None:
+    assert learned(CHATML, [USER, SUN, USER, RAIN]) == ["Rain.<|im_end|>"]
+    assert learned(CHATML, [USER, SUN, USER, RAIN], "assistant") == ["Sun.<|im_end|>", "Rain.<|im_end|>"]
+    assert learned(CHATML, [SUN, USER, RAIN], "assistant") == ["Sun.<|im_end|>", "Rain.<|im_end|>"]
+
+
+def test_end_of_turn_that_the_template_leaves_to_the_next_role_is_learned() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    assert learned(source, [USER, SUN, USER, RAIN], "assistant") == ["Sun.<|user|>", "Rain.<|user|>"]
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "message"),
+    [
+        (CHATML, [USER], r"messages\[0\].role is 'user': a row ends with the assistant's message"),
+        (
+            "{% for m in messages %}{{ m.role + ': ' + m.content }}\n{% endfor %}",
+            [USER, SUN],
+            r"messages\[1\] is followed by no token that ends a turn",
+        ),
+        (
+            CHATML.replace("<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>"),
+            [USER, SUN],
+            r"messages\[1\] is written after another prompt than the one that is served, which ends with '<think>'",
+        ),
+        (
+            "{{ messages | length }}" + CHATML,
+            [USER, SUN],
+            r"messages\[1\] is written after another prompt than the one that is served",
+        ),
+        (
+            CHATML.replace("m.content", "m.content.split('</think>')[-1]"),
+            [USER, {**SUN, "content": "<think>hm</think>Sun."}],
+            r"messages\[1\].content is not in the text that the chat template writes: 'hm'",
+        ),
+    ],
+)
+def test_row_that_would_learn_something_else_is_refused(source: str, messages: Any, message: str) -> None:
+    with pytest.raises(ConversationError, match=message):
+        trained_tokens(chat(source), normalise(messages))
+
+
+# The chat templates of real models, with conversations of every kind.
+
+
+def marked(case: Case) -> Case:
+    """The conversation with a mark in each message that is not the assistant's."""
+    return Case(
+        [
+            each if each["role"] == "assistant" else {**each, "content": f"Nolearn {each['content']} Nolearn"}
+            for each in case.messages
+        ],
+        case.tools,
+    )
+
+
+def learned_or_refused(made: Chat, case: Case, train_on: TrainOn) -> TrainedTokens | None:
+    try:
+        return trained_tokens(made, normalise(case.messages, case.tools), train_on)
+    except ConversationError:
+        return None
+
+
+@pytest.mark.parametrize("name", sorted(families()))
+@given(case=cases(answered=True).map(marked), train_on=st.sampled_from(TRAIN_ON))
+@settings(max_examples=12, deadline=None)
+def test_learned_tokens_of_any_template_are_the_assistants(name: str, case: Case, train_on: TrainOn) -> None:
+    made = chat_of(families()[name].tokenizer, bool(case.tools))
+    found = learned_or_refused(made, case, train_on)
+    if found is None:
+        return
+    conversation = normalise(case.messages, case.tools)
+    last = conversation.messages[-1]
+    texts = runs(found, made.decode)
+    count = sum(message["role"] == "assistant" for message in conversation.messages)
+    assert len(texts) == (1 if train_on == "last" else count)
+    assert not any("Nolearn" in text for text in texts)
+    assert last["content"].strip() in texts[-1]
+    assert found.learned_ids[-1] in made.end_ids
+    if train_on == "last":
+        prompt = made.prompt(conversation.head(len(conversation.messages) - 1))
+        assert found.ids[: found.prompt_length] == prompt, "the prompt that is served"
+
+
+def masked_by_the_template(name: str, made: Chat, case: Case) -> str:
+    """The text in the ``generation`` blocks of a template for training, by transformers."""
+    conversation = normalise(case.messages, case.tools)
+    tokenizer: Any = families()[name].tokenizer
+    encoded = tokenizer.apply_chat_template(
+        made.template.shaped(conversation),
+        tools=list(conversation.tools) or None,
+        return_assistant_tokens_mask=True,
+        return_dict=True,
+    )
+    pairs = zip(encoded["input_ids"], encoded["assistant_masks"], strict=True)
+    return made.decode([token for token, mask in pairs if mask])
+
+
+@pytest.mark.parametrize("name", sorted(name for name in families() if name.endswith("_training")))
+@given(case=cases(answered=True))
+@settings(max_examples=12, deadline=None)
+def test_learned_text_is_what_templates_for_training_mark(name: str, case: Case) -> None:
+    made = chat_of(families()[name].tokenizer, bool(case.tools))
+    found = learned_or_refused(made, case, "assistant")
+    if found is None:
+        return
+    marked = masked_by_the_template(name, made, case)
+    if "\ufffd" in marked:  # transformers marks a character, which is several tokens here
+        return
+    ends = [made.decode([end]) for end in made.end_ids]
+    at = 0
+    for run in runs(found, made.decode):
+        if run not in marked[at:]:  # an end token of the next role's, which the marks leave out
+            run = next(run.removesuffix(end) for end in ends if run.endswith(end))
+        at = marked.index(run, at) + len(run)  # between them: what the generation prompt has
+    assert marked[at:].strip() in ("", families()[name].ends.eos)  # Phi-3 closes a document with it

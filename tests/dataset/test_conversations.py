@@ -1,0 +1,181 @@
+"""Conversations as rows to learn and as prompts, with the chat templates of real models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from areal.api.cli_args import TrainDatasetConfig
+from areal.dataset import get_custom_dataset
+from areal.dataset.files import BadData
+from areal.dataset.tokenizers import load_hf_tokenizer, prompt_tokens
+from areal.errors import UsageFault
+from areal.rollout.rlvr import prompt_ids
+from tests.conversation.families import families
+from tests.dataset.test_dataset import lines, parquet
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+USER = {"role": "user", "content": "Weather in Oslo?"}
+RAIN = {"role": "assistant", "content": "Rain."}
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
+
+
+def called(arguments: Any, content: str | None = None) -> dict[str, Any]:
+    function = {"name": "weather", "arguments": arguments}
+    call = {"id": "c1", "type": "function", "function": function}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    def of(name: str) -> Any:
+        return load_hf_tokenizer(str(families()[name].write_folder(tmp_path_factory.getbasetemp() / "families" / name)))
+
+    return of
+
+
+def learned(tmp_path: Path, tokenizer: Any, row: dict[str, Any], **settings: Any) -> list[str]:
+    """The runs of learned tokens of a row for fine-tuning."""
+    file = str(lines(tmp_path / "rows.jsonl", [row]))
+    (found,) = get_custom_dataset(path=file, type="sft", tokenizer=tokenizer, **settings)
+    runs: list[list[int]] = [[]]
+    for token, mask in zip(found["input_ids"], found["loss_mask"], strict=True):
+        if mask:
+            runs[-1].append(token)
+        elif runs[-1]:
+            runs.append([])
+    return [tokenizer.decode(run) for run in runs if run]
+
+
+def refusal(tmp_path: Path, tokenizer: Any, row: dict[str, Any], **settings: Any) -> str:
+    with pytest.raises(BadData) as caught:
+        learned(tmp_path, tokenizer, row, **settings)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_5_think", "glm4moe"])
+def test_call_arguments_as_json_text_are_learned_and_served_as_the_mapping(
+    tmp_path: Path, tokenizers: Any, name: str
+) -> None:
+    tokenizer = tokenizers(name)
+    rows = [{"messages": [USER, called(form({"city": "Oslo"}))], "tools": [WEATHER]} for form in (json.dumps, dict)]
+    assert learned(tmp_path, tokenizer, rows[0]) == learned(tmp_path, tokenizer, rows[1])
+    prompts = [{**row, "messages": [*row["messages"], RESULT], "tools": json.dumps(row["tools"])} for row in rows]
+    first, second = (prompt_ids(tokenizer, row) for row in prompts)
+    assert first == second and "\\" not in tokenizer.decode(first)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_5_think", "glm4moe"])
+def test_nulls_that_parquet_adds_are_absent(tmp_path: Path, tokenizers: Any, name: str) -> None:
+    tokenizer = tokenizers(name)
+    rows = [
+        {"messages": [USER, called({"city": "Oslo"})], "tools": [WEATHER]},
+        {"messages": [USER, called({"query": "x"})], "tools": [{**WEATHER, "strict": True}]},
+    ]
+    file = parquet(tmp_path / "rows.parquet", rows)
+    assert "None" in str(get_custom_dataset(path=str(file))[0]), "Parquet unified the rows"
+    read = get_custom_dataset(path=str(file), type="sft", tokenizer=tokenizer)
+    plain = get_custom_dataset(path=str(lines(tmp_path / "r.jsonl", rows)), type="sft", tokenizer=tokenizer)
+    assert list(read) == list(plain)
+
+
+def test_prompt_length_counts_the_tools(tmp_path: Path, tokenizers: Any) -> None:
+    tokenizer = tokenizers("qwen3")
+    row = {"messages": [USER], "tools": json.dumps([WEATHER])}
+    file, size = str(lines(tmp_path / "rl.jsonl", [row])), len(prompt_tokens(tokenizer, [USER], [WEATHER]))
+    assert len(get_custom_dataset(path=file, tokenizer=tokenizer, max_length=size)) == 1
+    with pytest.raises(BadData, match="every row is longer"):
+        get_custom_dataset(path=file, tokenizer=tokenizer, max_length=size - 1)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "rw"])
+def test_pairs_keep_their_tools_and_learn_the_last_message(tmp_path: Path, tokenizers: Any, kind: str) -> None:
+    tokenizer = tokenizers("qwen3")
+    row = {"prompt": [USER], "chosen": [called({"city": "Oslo"})], "rejected": [RAIN], "tools": [WEATHER]}
+    (found,) = get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [row])), type=kind, tokenizer=tokenizer)
+    assert found["chosen_ids"][: found["prompt_length"]] == prompt_tokens(tokenizer, [USER], [WEATHER])
+    assert tokenizer.decode(found["rejected_ids"][found["prompt_length"] :]).endswith("Rain.<|im_end|>")
+    assert '"name": "weather"' in tokenizer.decode(found["chosen_ids"][found["prompt_length"] :])
+
+
+def test_pairs_that_differ_before_the_last_message_are_refused(tmp_path: Path, tokenizers: Any) -> None:
+    row = {"chosen": [USER, RAIN, USER, RAIN], "rejected": [USER, {**RAIN, "content": "Sun."}, USER, RAIN]}
+    with pytest.raises(BadData, match=r"p.jsonl:1: chosen and rejected must be the same but for their last message"):
+        get_custom_dataset(path=str(lines(tmp_path / "p.jsonl", [row])), type="dpo", tokenizer=tokenizers("qwen3"))
+
+
+@pytest.mark.parametrize(("answer", "end"), [(RAIN, "<|user|>"), (called({"city": "Oslo"}), "<|observation|>")])
+def test_glm_learns_the_token_that_ends_its_turn(tmp_path: Path, tokenizers: Any, answer: Any, end: str) -> None:
+    (run,) = learned(tmp_path, tokenizers("glm4moe"), {"messages": [USER, answer], "tools": [WEATHER]})
+    assert run.endswith(end)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": [USER, RAIN, USER]}, "messages[2].role is 'user': a row ends with the assistant's message"),
+        ({"messages": [USER, called("{}"), RESULT]}, "messages[2].role is 'tool'"),
+        ({"prompt": [USER], "completion": [RAIN, USER]}, "messages[2].role is 'user'"),
+    ],
+)
+def test_rows_that_do_not_end_with_the_assistant_are_refused(
+    tmp_path: Path, tokenizers: Any, row: dict[str, Any], said: str
+) -> None:
+    assert f"rows.jsonl:1: {said}" in refusal(tmp_path, tokenizers("qwen3"), row)
+
+
+def test_user_turns_of_a_completion_and_a_default_system_prompt_are_not_learned(
+    tmp_path: Path, tokenizers: Any
+) -> None:
+    row = {"prompt": [USER], "completion": [RAIN, {**USER, "content": "And Rome?"}, {**RAIN, "content": "Dry."}]}
+    tokenizer = tokenizers("qwen2_5")
+    assert learned(tmp_path, tokenizer, row) == ["Dry.<|im_end|>"]
+    assert learned(tmp_path, tokenizer, row, train_on="assistant") == ["Rain.<|im_end|>", "Dry.<|im_end|>"]
+    assert learned(tmp_path, tokenizer, {"messages": [RAIN]}) == ["Rain.<|im_end|>"]
+
+
+def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) -> None:
+    tokenizer = tokenizers("qwen2_5")
+    file = str(lines(tmp_path / "r.jsonl", [{"messages": [USER, RAIN, USER, RAIN]}]))
+    counts = []
+    for value in ("last", "assistant"):
+        config = TrainDatasetConfig(path=file, type="sft", train_on=value)
+        counts.append(sum(get_custom_dataset(dataset_config=config, tokenizer=tokenizer)[0]["loss_mask"]))
+    assert counts[1] == 2 * counts[0]
+    with pytest.raises(UsageFault, match="train_on is of data sets of type sft"):
+        get_custom_dataset(path=file, type="rl", train_on="assistant")
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "said"),
+    [
+        ("llama3", {"messages": [USER, RAIN], "tools": [WEATHER]}, "tools have no place in the chat template"),
+        ("llama3", {"messages": [USER, called({"city": "Oslo"})]}, "messages[1].tool_calls[0] has no place"),
+        ("gemma", {"messages": [{"role": "system", "content": "x"}, USER, RAIN]}, "System role not supported"),
+        (
+            "deepseek_r1_distill",
+            {"messages": [USER, {**RAIN, "content": "<think>\nhm\n</think>\n\nRain."}]},
+            "messages[1] is written after another prompt than the one that is served",
+        ),
+        ("qwen2_5", {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}, "messages[1].reasoning_content is not"),
+    ],
+)
+def test_rows_that_the_template_does_not_show_are_refused_by_field(
+    tmp_path: Path, tokenizers: Any, name: str, row: dict[str, Any], said: str
+) -> None:
+    message = refusal(tmp_path, tokenizers(name), row)
+    assert "rows.jsonl:1: " in message and said in message
+
+
+def test_thought_that_the_template_keeps_is_learned(tmp_path: Path, tokenizers: Any) -> None:
+    row = {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}
+    assert learned(tmp_path, tokenizers("qwen3"), row) == ["<think>\nhm\n</think>\n\nRain.<|im_end|>"]
