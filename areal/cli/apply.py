@@ -179,7 +179,8 @@ def diff(
         except (ArealError, OSError) as error:
             raise UsageFault(f"the plan is not saved: {error}", hint="choose another --out FILE") from error
         cli.info(f"saved; run it with `areal apply {out}`")
-    return refused or (0 if made.is_empty and not made.drift else 1)
+    differs = not made.is_empty or made.drift or (drift and made.unknown)
+    return refused or int(bool(differs))
 
 
 def _emit_plan(cli: Invocation, plan: Plan, page: Callable[[Plan], str]) -> int:

@@ -29,7 +29,7 @@ from areal.reconcilers.context import Context, Outcome
 from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.launch import Deadline, EffectContext
-from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, write_statuses
+from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, with_stuck, write_statuses
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND
@@ -82,6 +82,7 @@ def converge(
             if prepared.plan.is_empty:
                 return _nothing_to_do(command, prepared, notes)
             planned, unfinished = prepared, frozenset[Ref]() if wait else held
+            stuck: dict[str, str] = {}
             for passes_left in reversed(range(MAX_PASSES)):
                 report = _execute(command, planned, deadline, wait)
                 if wait and passes_left and is_overtaken(report, command.backend.observe):
@@ -98,6 +99,7 @@ def converge(
                     break
                 todo = [op.to_text() for op in following.plan.ops]
                 if not passes_left or todo == [op.to_text() for op in planned.plan.ops]:
+                    stuck = {op.ref: f"{op.target}: {op.cause}" for op in reversed(following.plan.ops)}
                     notes.append(
                         f"still to be done: {following.plan.ops[0].to_words()}; areal diff --drift shows it all"
                     )
@@ -107,7 +109,7 @@ def converge(
             endings = write_statuses(command.ctx, command.store, command.backend, prepared.scope, reports, left_to_do)
     finally:
         start_background(command, left, timeout_s)  # after an error, such as locks held by another command
-    return _with_notes(with_endings(outcome_of(prepared.plan, reports), endings), notes)
+    return _with_notes(with_endings(with_stuck(outcome_of(prepared.plan, reports), stuck), endings), notes)
 
 
 def _check_start(command: CommandContext, prepared: Prepared) -> None:

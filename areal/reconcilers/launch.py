@@ -185,7 +185,16 @@ class EffectContext:
     # -- services
 
     def key_file(self, service: str) -> str:
-        return str(ensure_key(self.ctx.home, self.object(service)))
+        """The service's key file, written when needed. Raises ArealError instead of making a new key beside processes
+        that have the earlier one."""
+        found = self.object(service)
+        path = key_path(self.ctx.home, found)
+        if not path.exists() and not _declared(found) and any(run.is_live for run in self.observed.of(service)):
+            raise ArealError(
+                f"{service}: its key file {path} is gone, and its processes still have that key",
+                hint=f"put it back, or start everything with a new one: areal suspend {service}, then areal resume",
+            )
+        return str(ensure_key(self.ctx.home, found))
 
     def admin(self, service: str, url: str, timeout_s: float = ADMIN_TIMEOUT_S) -> AdminClient:
         from areal.client.http import AdminClient

@@ -153,9 +153,9 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
         for state, answer, age_s in zip(asked, probes, ages, strict=True)
     }
     routes = {
-        state.spec.owner: _table(state, answer)
+        state.spec.owner: _table(state, answer, bool(headers(key_file(state.spec))))
         for state, answer in zip(routers, tables, strict=True)
-        if probed[state.spec.uid].seen is Seen.READY
+        if probed[state.spec.uid].seen in (Seen.READY, Seen.NOT_READY)
     }
     runs: dict[str, list[ObservedRun]] = {}
     for state in sorted(states, key=lambda state: state.spec.uid):
@@ -219,12 +219,17 @@ def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen,
     return Seen.NOT_READY, f"GET {path} answers {answer.status}" + (f" ({reason})" if reason else "")
 
 
-def _table(router: RunState, answer: ProbeResponse | ProbeFailed) -> RouteTable | str:
-    """The router's table, or why it could not be read."""
+def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool) -> RouteTable | str:
+    """The router's table, or why it could not be read. ``has_key``: whether the key file could be read."""
     why = f"{router.spec.owner} router/0: its table cannot be read: "
     if isinstance(answer, ProbeFailed):
         return f"{why}{answer}"
     data = answer.json()
+    if answer.status in (401, 403):
+        file = key_file(router.spec)
+        fault = "is not the one that it was started with" if has_key else "cannot be read"
+        again = f"put it back, or start everything with a new one: areal suspend {router.spec.owner}, then areal resume"
+        return f"{why}the key in {file} {fault}; {again}"
     if answer.status != 200 or not data:
         return f"{why}GET /table answers {answer.status}"
     models = {

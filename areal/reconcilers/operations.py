@@ -44,10 +44,16 @@ def _yes(plan: Plan) -> bool:
 
 
 def _converge(
-    ctx: Context, choose: Choose, policy: Policy, timeout_s: float, approve: Callable[[Plan], bool] = _yes
+    ctx: Context,
+    choose: Choose,
+    policy: Policy,
+    timeout_s: float,
+    approve: Callable[[Plan], bool] = _yes,
+    *,
+    whole: bool = False,
 ) -> Outcome:
     command = CommandContext.open(ctx)
-    return converge(command, lambda: plan_targets(command, choose, policy), approve, timeout_s=timeout_s)
+    return converge(command, lambda: plan_targets(command, choose, policy, whole=whole), approve, timeout_s=timeout_s)
 
 
 def _only(ctx: Context, ref: Ref, edit: Edit) -> Choose:
@@ -292,7 +298,7 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         check_removals(stored, targets)
         return tuple(targets)
 
-    return _converge(ctx, choose, Policy(), timeout_s)
+    return _converge(ctx, choose, Policy(), timeout_s, whole=wanted is None)
 
 
 def _is_deletable(stored: list[StoredObject], ref: Ref) -> bool:

@@ -193,6 +193,18 @@ def refusal_of(error: ArealError) -> Refusal:
     return Refusal(reason, error.message, error.hint or "")
 
 
+def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
+    """``stuck``: by object, what is still to be done although it was done."""
+    objects = tuple(
+        replace(item, message=f"not converged: {stuck[item.ref]}", exit_code=_PARTIAL)
+        if item.ref in stuck and not item.exit_code
+        else item
+        for item in outcome.objects
+    )
+    worst = worst_exit([outcome.exit_code, *(item.exit_code for item in objects)])
+    return replace(outcome, objects=objects, exit_code=worst)
+
+
 def with_endings(outcome: Outcome, endings: Mapping[str, Ending]) -> Outcome:
     """Add each object's phase, and the address of a ready service, to its message."""
     objects = []

@@ -57,6 +57,7 @@ def make_plan(
         for part in parts:
             getattr(part, phase.__name__)()
     notes, ops_of = planning.notes, planning.build.ops_of
+    _note_unready(planning)
     drifted: dict[str, list[Drift]] = {}
     for drift in notes.drift:
         drifted.setdefault(drift.ref, []).append(drift)
@@ -79,6 +80,27 @@ def make_plan(
         serial=serial,
         source=source or {},
     )
+
+
+_WELL = ("Ready", "Suspended", "Recorded")
+
+
+def _note_unready(planning: Planning) -> None:
+    """Note as drift why an object is not ready where nothing else in the plan says so: its status and its plan must not
+    contradict each other."""
+    notes, scope, ops_of = planning.notes, planning.scope, planning.build.ops_of
+    named = {drift.ref for drift in notes.drift} | notes.unseen.keys() | notes.refused.keys()
+    for target in scope.targets:
+        item, controller = target.object, controller_of(target.object.kind)
+        if target.is_deleted or controller.runs_to_completion or target.ref in named or ops_of(target.ref):
+            continue
+        host = scope.by_ref.get(host_of(item) or "")
+        health = controller.health(target.ref, item.spec, planning.observed, host.object.spec if host else None)
+        if health.phase not in _WELL:
+            message = health.message or health.reason
+            notes.drift.append(Drift(target.ref, "not-ready", health.phase, message))
+            if host is None or not ops_of(host.ref):  # else the plan mends its host
+                notes.unseen.setdefault(target.ref, message)
 
 
 def _refuse_unseen(planning: Planning) -> None:

@@ -12,17 +12,19 @@ from areal.reconcilers.context import Context
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import controller_of, controllers, host_of
 from areal.reconcilers.observe import Observed, look
-from areal.reconcilers.plan import Plan, Verb
+from areal.reconcilers.plan import Drift, ObjectPlan, Plan, Refusal, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import NO_LIMIT, PlanScope, Policy
 from areal.resources.kinds import Ref, parse_ref
 from areal.runtime.backends import Backends
-from areal.runtime.backends.base import Capacity
+from areal.runtime.backends.base import LIVE, Capacity, RunState
 from areal.state.files import crash_point
 from areal.state.objects import ObjectStore, StoreSnapshot
-from areal.state.records import StoredObject
+from areal.state.records import Listing, StoredObject
+from areal.state.upkeep import ref_of
 
 STABLE_READS = 3
+_FILE = "object.json"
 
 Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 
@@ -64,9 +66,15 @@ class Prepared:
 
 
 def plan_targets(
-    command: CommandContext, choose: Choose, policy: Policy, source: dict[str, Any] | None = None
+    command: CommandContext,
+    choose: Choose,
+    policy: Policy,
+    source: dict[str, Any] | None = None,
+    *,
+    whole: bool = False,
 ) -> Prepared:
-    """Choose targets among what is stored, add their neighbours, observe, plan. Read-only."""
+    """Choose targets among what is stored, add their neighbours, observe, plan. Read-only. ``whole``: the plan is that
+    of all that is recorded, so that it names what cannot be read."""
     snapshot, scope, observed = _observe_stable(command, choose)
     plan = make_plan(scope, observed, replace(policy, free_gpus=NO_LIMIT), serial=snapshot.serial, source=source)
     # Reading GPUs starts a process for NVML: only a plan that starts or stops something needs it.
@@ -78,7 +86,18 @@ def plan_targets(
             observed = replace(observed, capacity=_capacity(command, needed))
             policy = replace(policy, free_gpus=len(observed.capacity.gpus))
             plan = make_plan(scope, observed, policy, serial=snapshot.serial, source=source)
-    return Prepared(scope, observed, plan)
+    return Prepared(scope, observed, _with_unreadable(plan, scope) if whole else plan)
+
+
+def _with_unreadable(plan: Plan, scope: PlanScope) -> Plan:
+    """The plan with the objects that cannot be read, blocked."""
+    drifts = [Drift(ref, "record-unreadable", _FILE, reason) for ref, reason in scope.unreadable.items()]
+    hint = "areal doctor --fix restores it from its newest revision; without one, apply its manifest again"
+    blocked = [
+        ObjectPlan(it.ref, "blocked", it.message, refusal=Refusal("invalid", f"{it.ref}: {it.message}", hint))
+        for it in drifts
+    ]
+    return replace(plan, objects=(*plan.objects, *blocked), drift=(*plan.drift, *drifts))
 
 
 def _capacity(command: CommandContext, schedulers: Collection[str]) -> Capacity:
@@ -99,13 +118,24 @@ def _observe_stable(command: CommandContext, choose: Choose) -> tuple[StoreSnaps
         kinds = {item.kind for item in (*snapshot.objects, *(target.object for target in targets))}
         for controller in controllers(kinds):
             targets = controller.follow(targets, snapshot.objects, states)
-        scope = PlanScope(targets, _context(targets, snapshot.objects))
+        unreadable = _unreadable(snapshot.objects, targets, states)
+        scope = PlanScope(targets, _context(targets, snapshot.objects), unreadable)
         owners = {target.ref for target in scope.all}
         observed = look([state for state in states if state.spec.owner in owners])
         if command.store.serial() == snapshot.serial:
             break
         snapshot = command.store.snapshot()
     return snapshot, scope, observed
+
+
+def _unreadable(stored: Listing[StoredObject], targets: Sequence[Target], states: Iterable[RunState]) -> dict[str, str]:
+    """Objects whose record cannot be read, or is gone while their processes live, and why."""
+    known = {str(item.ref) for item in stored} | {target.ref for target in targets}
+    found = {str(ref_of(path)): f"{path} is unreadable: {why}" for path, why in stored.unreadable}
+    for state in states:
+        if state.phase in LIVE and state.spec.owner and state.spec.owner not in known:
+            found.setdefault(state.spec.owner, "its processes live, and it is not recorded")
+    return found
 
 
 def _context(targets: Sequence[Target], stored: Sequence[StoredObject]) -> tuple[Target, ...]:
@@ -131,4 +161,5 @@ def drift(ctx: Context, refs: Iterable[str] | None = None, *, assume_capacity: b
     def choose(stored: list[StoredObject]) -> tuple[Target, ...]:
         return tuple(Target(item, "unchanged") for item in stored if wanted is None or str(item.ref) in wanted)
 
-    return plan_targets(CommandContext.open(ctx), choose, Policy(assume_capacity=assume_capacity)).plan
+    policy = Policy(assume_capacity=assume_capacity)
+    return plan_targets(CommandContext.open(ctx), choose, policy, whole=wanted is None).plan

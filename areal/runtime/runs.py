@@ -368,12 +368,14 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
     try:
         intent = read_intent(folder)
     except DAMAGED as error:
-        return _unreadable(uid, f"{records.INTENT} cannot be read: {error!r}")
+        return _unreadable(uid, f"{records.INTENT} cannot be read: {_brief(error)}")
     if intent is None:
         return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
     _, spec = intent
     try:
         identity = read_identity(folder)
+        if identity is None and store.is_held(uid) and records.read_object(folder, records.CHILD) is not None:
+            return RunState(spec, Phase.UNKNOWN, reason=f"{folder}/{records.ID} is gone, and its supervisor lives")
         if identity is None:
             return RunState(spec, Phase.INTENDED)
         state = liveness(identity)
@@ -386,7 +388,12 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
         return _dead(folder, spec, identity)
     except DAMAGED as error:
-        return RunState(spec, Phase.UNKNOWN, reason=f"a record cannot be read: {error!r}")
+        return RunState(spec, Phase.UNKNOWN, reason=f"a record in {folder} cannot be read: {_brief(error)}")
+
+
+def _brief(error: Exception) -> str:
+    """The error without the bytes of the file."""
+    return "it is not UTF-8" if isinstance(error, UnicodeError) else repr(error)
 
 
 def read_identity(folder: str) -> ProcessIdentity | None:

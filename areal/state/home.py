@@ -126,6 +126,8 @@ def read_key(path: Path | str, *, hint: str | None = None) -> str:
         raise explain(error, path, "read the key in") from error
     if not key:
         raise ArealError(f"{path} holds no key: it is empty", hint=hint)
+    if not key.isprintable():
+        raise ArealError(f"{path} does not hold a key: it is not text", hint=hint)
     return key
 
 

@@ -78,7 +78,7 @@ def test_diff_that_cannot_save_its_plan_is_wrong_usage(areal: Areal, out: str) -
     assert refused.code == 2, refused.err
 
 
-@pytest.mark.parametrize("mode", MODES[:-1], ids=" ".join)
+@pytest.mark.parametrize("mode", MODES, ids=" ".join)
 def test_diff_of_an_unreadable_record_is_no_difference(
     areal: Areal, home: Home, record: Callable[..., Any], mode: tuple[str, ...]
 ) -> None:

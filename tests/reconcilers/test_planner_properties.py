@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from areal.errors import NoCapacity
 from areal.reconcilers.converge import MAX_PASSES
 from areal.reconcilers.desired import Target
+from areal.reconcilers.kinds import controller_of, host_of
 from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.model_plan import gpus_per_replica, replica_count
 from areal.reconcilers.observe import ObservedRun
@@ -154,6 +155,20 @@ def assert_replicas(world: Simulation, ref: str, home: str, parts: Sequence[str]
 
 def slot(run: Any) -> str:
     return f"{run.state.spec.component}/{run.state.spec.replica}"
+
+
+@many
+@given(worlds(), wishes())
+def test_what_is_not_ready_is_named_in_the_plan_with_a_cause(world: Simulation, wish: Wish) -> None:
+    plan, targets = planned(world, wish)
+    named = {drift.ref for drift in plan.drift if drift.message} | {op.ref for op in plan.ops if op.cause}
+    named |= {item.ref for item in plan.objects if item.unseen or item.refusal}
+    for ref in wish.specs.keys() & targets.keys():
+        item = targets[ref].object
+        host = targets.get(host_of(item) or "")
+        health = controller_of(item.kind).health(ref, item.spec, world.observed(), host.object.spec if host else None)
+        if not targets[ref].is_deleted and health.phase not in ("Ready", "Suspended"):
+            assert ref in named, f"{ref} is {health.phase}: {health.message}\n{plan.to_text()}"
 
 
 @many

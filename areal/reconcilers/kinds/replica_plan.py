@@ -234,6 +234,11 @@ def _lost_routes(work: ReplicaWork) -> str:
     draining = [uid for uid in work.routed if work.known[uid] in ("draining", "cordoned") and uid in wanted]
     if draining:
         return "a drain was interrupted"
+    serving = {run.uid for run in _proxies(work) if run.seen is Seen.READY}
+    dead = [uid for uid in work.routed if work.known[uid] == "dead" and uid in serving and not work.routes_only]
+    if dead:
+        message = f"{len(dead)} of {len(work.routed)} replicas are ready, and the router does not hear from them"
+        return _note_drift(work, "route-dead", message)
     table = work.service.table
     readiness = table.readiness.get(work.name, work.readiness) if isinstance(table, RouteTable) else work.readiness
     return "" if readiness == work.readiness else "probes.readiness changed"

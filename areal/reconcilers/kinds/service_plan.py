@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from areal.reconcilers.observe import ObservedRun, RouteTable
-from areal.reconcilers.plan import Verb
+from areal.reconcilers.plan import Drift, Verb
 from areal.reconcilers.planning import (
     KEY_INPUT,
     Action,
@@ -148,8 +148,8 @@ class ServicePlan(KindPlan, ABC):
 
     def _unroute_undeclared(self, view: ServiceView) -> None:
         """Unroute models of the router's table that no object declares."""
-        if not isinstance(view.table, RouteTable) or view.is_deleted:
-            return
+        if not isinstance(view.table, RouteTable) or view.is_deleted or self.planning.scope.unreadable:
+            return  # what cannot be read may declare it
         declared = self.declared(view.ref)
         for name in sorted(view.table.models):
             if name not in declared:
@@ -263,6 +263,7 @@ def _open_router(work: ServiceWork) -> Decision:
         if isinstance(view.table, str):
             work.notes.unknown.append(view.table)
             work.notes.unseen.setdefault(work.ref, view.table)
+            work.notes.drift.append(Drift(work.ref, "table-unreadable", "router/0", view.table))
     else:
         needs = (*work.recorded, *work.swept.get(component.target, ()))
         if decision.action is Action.REPLACE and decision.run is not None:

@@ -81,15 +81,24 @@ class RouterLease:
             if any(now.get(name) != sent.get(name) for name in _URGENT_FIELDS):
                 return
 
-    async def _renew(self, ready: Mapping[str, Any]) -> float:
-        """Renew the lease; returns the seconds until the next renewal."""
-        body = orjson.dumps({**ready, **self._lease})
+    def _router_url(self) -> str:
+        """The router's address; while its file cannot be read, the last one. Raises OSError, ValueError, KeyError or
+        TypeError where there is none."""
         try:
             status = self._file.stat()
             identity = (status.st_ino, status.st_mtime_ns, status.st_size)
             if identity != self._read[0]:
                 self._read = identity, json.loads(self._file.read_text())["url"]
-            url = self._read[1]
+        except (OSError, ValueError, KeyError, TypeError):
+            if not self._read[1]:
+                raise
+        return self._read[1]
+
+    async def _renew(self, ready: Mapping[str, Any]) -> float:
+        """Renew the lease; returns the seconds until the next renewal."""
+        body = orjson.dumps({**ready, **self._lease})
+        try:
+            url = self._router_url()
             response = await self._http.fetch(
                 "POST", url, "/lease", headers=self._headers, body=body, timeout_s=_TIMEOUT_S
             )

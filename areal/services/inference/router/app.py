@@ -186,6 +186,9 @@ class DeclaredFile:
         self._written: dict[str, Any] | None = None
         self._serial = -1
         self._url: str | None = None
+        self._identity: tuple[int, int, int] | None = None  # of the file as it was written
+        self.fault: str | None = None
+        """Why the file cannot be written."""
 
     def read(self) -> None:
         """Restore the registry. A new service has no file, and then its router is synced."""
@@ -214,17 +217,40 @@ class DeclaredFile:
         content = {"url": self._url, "declared": self._registry.declared()}
         if content != self._written:
             replace_file(self._path, orjson.dumps(content), mode=0o600, durable=True)
-            self._written = content
+            self._written, self._identity = content, _identity(self._path)
         self._serial = self._registry.serial
+
+    def keep(self) -> None:
+        """Write the file if something has changed, or if somebody has damaged or removed it: data proxies find the
+        router by it."""
+        if self._written is not None and self._path is not None and _identity(self._path) != self._identity:
+            _log.warning("%s was changed or removed by another program, and is written again", self._path)
+            self._written, self._serial = None, -1
+        try:
+            self.write()
+            self.fault = None
+        except OSError as error:
+            if self.fault is None:
+                _log.warning("%s cannot be written: %s", self._path, error)
+            self.fault = f"{self._path} cannot be written: {error.strerror}"
 
     async def run(self) -> None:
         """Write changes by leases once a period, and end the learning."""
         learnt_at = time.monotonic() + _LEARNING_S
         while True:
-            self.write()
+            self.keep()
             await asyncio.sleep(until_beat(_PERIOD_S))
             if self._registry.learning and time.monotonic() > learnt_at:
                 self._registry.mark_synced()
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    """What tells a file from a later one at its path; None where there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 _LEASE_FIELDS = tuple(RenewLease.__dataclass_fields__)
@@ -474,9 +500,9 @@ def count_workers(metrics: Metrics, registry: WorkerRegistry) -> None:
 @contextlib.asynccontextmanager
 async def router(config: RouterConfig, options: ServeOptions) -> AsyncIterator[Service]:
     """The router process, wired together."""
-    service = Service("router", key=options.key, loopback=options.loopback)
     registry = WorkerRegistry(strategy=config.strategy, readiness=Readiness(period_seconds=config.health_period))
     file = DeclaredFile(Path(config.state_file) if config.state_file else None, registry)
+    service = Service("router", key=options.key, loopback=options.loopback, not_ready=lambda: file.fault)
     file.read()
     async with HttpClient() as http:
         prober = Prober(registry, http, options.headers)

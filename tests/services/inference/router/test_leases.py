@@ -242,3 +242,35 @@ def test_changes_of_one_among_many_name_that_one_only() -> None:
     changes = registry.changes_since(serial)
     assert changes is not None
     assert [worker.id for worker in changes.models["m"].workers] == ["w250"]
+
+
+# -- the declared file is damaged while its router lives
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b"\x00"])
+def test_declared_file_that_was_damaged_is_written_again(tmp_path: Path, content: bytes | None) -> None:
+    path, registry = tmp_path / "routes.json", WorkerRegistry()
+    file = DeclaredFile(path, registry)
+    renewed(registry, 0)
+    file.announce("http://h:1")
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    file.keep()
+    assert path.read_bytes() == whole
+
+
+def test_declared_file_that_cannot_be_written_is_a_fault_until_it_can(tmp_path: Path) -> None:
+    path, registry = tmp_path / "routes.json", WorkerRegistry()
+    file = DeclaredFile(path, registry)
+    file.announce("http://h:1")
+    file.keep()
+    assert file.fault is None
+    path.unlink()
+    path.mkdir()
+    file.keep()
+    assert file.fault is not None and str(path) in file.fault
+    path.rmdir()
+    file.keep()
+    assert file.fault is None and json.loads(path.read_bytes())["url"] == "http://h:1"
