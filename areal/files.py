@@ -4,13 +4,14 @@ a killed process left has a name beginning with a dot, and ``.tmp-`` in it. Lock
 Imported by the shim: no ``dataclasses``, no ``typing``, no ``pathlib``.
 """
 
-# ruff: noqa: PTH104, PTH108, PTH118
+# ruff: noqa: PTH104, PTH108, PTH116, PTH118
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import time
 from contextlib import suppress
 
 TYPE_CHECKING = False
@@ -45,6 +46,26 @@ def write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def append_line(path: str, line: bytes) -> None:
+    """Append to a file that others lock, cut and replace. A lock that is held longer than a moment is not waited for:
+    a line may then be lost with the file that it replaces. Raises OSError where the folder is gone."""
+    for attempt in range(_TRIES):
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            locked = try_lock(fd)
+            if (locked and os.path.samestat(os.fstat(fd), os.stat(path))) or attempt == _TRIES - 1:
+                write_all(fd, line)
+                return
+        except FileNotFoundError:  # replaced between the two looks
+            pass
+        finally:
+            os.close(fd)
+        time.sleep(_PAUSE_S)
+
+
+_TRIES, _PAUSE_S = 50, 0.01
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:

@@ -29,6 +29,7 @@ from areal.cli.objects import (
     process_row,
     stored,
     targets_argument,
+    weights_text,
 )
 from areal.cli.options import Invocation, Seconds, read_options
 from areal.cli.output import (
@@ -257,6 +258,7 @@ def _page(document: Mapping[str, Any]) -> str:
         "Status": f"{status['phase']} ({status['ready']})",
         "Message": status.get("message"),
         "Address": status.get("address"),
+        "Weights": weights_text(status),
         "Generation": f"{metadata['generation']} (revision {metadata['revision']})",
         "Created": metadata["createdAt"],
         "Owner": metadata.get("owner"),

@@ -12,7 +12,7 @@ import click
 
 from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest
 from areal.cli.options import Invocation, gather, print_options
-from areal.cli.output import Column, as_list, emit_one, emit_rows, field, refuse_existing, to_yaml, write, write_file
+from areal.cli.output import Column, emit_one, emit_rows, field, refuse_existing, to_yaml, write, write_file
 from areal.errors import UsageFault
 from areal.resources.kinds import check_name, resolve_kind
 
@@ -120,7 +120,7 @@ def print_manifests(cli: Invocation, manifests: Sequence[Mapping[str, Any]], not
     elif cli.format.kind == "table":
         write("\n".join(f"{document_name(item)} {note}".rstrip() for item in manifests))
     else:
-        emit_rows(cli, manifests, _COLUMNS, name=document_name, wrap=as_list)
+        emit_rows(cli, manifests, _COLUMNS, name=document_name)
 
 
 _VALID = (Column("OBJECT", lambda row: row["ref"]), Column("WHERE", lambda row: f"{row['file']}:{row['line']}"))

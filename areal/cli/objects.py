@@ -382,12 +382,25 @@ def columns_for(kinds: Iterable[str]) -> tuple[Column, ...]:
         field(controller.ready_title, "status", "ready"),
         field("STATUS", "status", "phase", state=True),
         *(field(title, *path, wide=wide) for title, path, wide in own),
+        *([Column("WEIGHTS", lambda row: weights_text(row["status"]), wide=True)] if more or one == MODEL else ()),
         Column("AGE", lambda row: _age(row["metadata"].get("createdAt")), right=True),
         field("GENERATION", "metadata", "generation", wide=True, right=True),
         field("SET", "metadata", "set", wide=True),
         field("LABELS", "metadata", "labels", wide=True),
         field("MESSAGE", "status", "message", wide=True),
     )
+
+
+def weights_text(status: Mapping[str, Any]) -> str:
+    """``version 353 of TrainJob/x, /path``: the weights that a model serves, of its status or row."""
+    weights = status.get("weights") or {}
+    version, writer = weights.get("version"), weights.get("writer")
+    if version is None:
+        return str(weights.get("path") or "")
+    text = (
+        f"version {version}" + (f" of {writer}" if writer else "") + (f", {weights['path']}" if weights["path"] else "")
+    )
+    return text + (f" (other replicas: {', '.join(map(str, weights['others']))})" if weights.get("others") else "")
 
 
 def _age(created: str | None) -> str:

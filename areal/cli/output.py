@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+_UNDERSCORE = re.compile("(?<=[a-z])_([a-z])")
+
+
 def write(text: str) -> None:
     """Writes data to stdout, with one trailing newline."""
     if text:
@@ -65,10 +68,14 @@ def emit_rows(
     *,
     name: Callable[[Row], str],
     empty: str = "nothing found",
-    wrap: Callable[[Sequence[Row]], Any] = list,
+    wrap: Callable[[Sequence[Row]], Any] | None = None,
+    answered: bool = False,
 ) -> None:
-    """Prints a list. ``wrap`` builds the document for JSON, YAML and JSONPath; jsonl and name print row by row."""
+    """Prints a list. ``wrap`` builds the document for JSON, YAML and JSONPath, by default a List as in Kubernetes;
+    jsonl and name print row by row. ``answered``: the rows are a service's answer, with keys of another spelling."""
     chosen = cli.format
+    if answered and not chosen.is_table and chosen.kind != "name":
+        rows = [camel(row) for row in rows]
     if chosen.is_table:
         if rows:
             write(render_table(rows, columns, wide=chosen.kind == "wide"))
@@ -79,7 +86,7 @@ def emit_rows(
     elif chosen.kind == "jsonl":
         write("\n".join(compact(row) for row in rows))
     else:
-        write(dump(chosen, wrap(rows)))
+        write(dump(chosen, (wrap or as_list)(rows)))
 
 
 def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str]) -> None:
@@ -130,6 +137,11 @@ def as_list(items: Sequence[Any]) -> dict[str, Any]:
     from areal.resources.kinds import API_VERSION
 
     return {"apiVersion": API_VERSION, "kind": "List", "items": list(items)}
+
+
+def camel(row: Row) -> Row:
+    """Returns a row of a service's answer with keys as in our own documents."""
+    return {_UNDERSCORE.sub(lambda found: found[1].upper(), key): value for key, value in row.items()}
 
 
 # -- tables: upper-case titles, two spaces between columns, nothing to strip for ``awk``
@@ -516,7 +528,7 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
         emit_one(cli, rows[0], name=table.name(rows[0]), text=str)
     else:
         empty = table.note or f"nothing in {table.where or cli.home.root} yet"
-        emit_rows(cli, rows, table.columns, name=table.name, empty=empty, wrap=as_list)
+        emit_rows(cli, rows, table.columns, name=table.name, empty=empty)
     if table.note and rows:
         cli.info(table.note)
     for path, reason in table.unreadable:

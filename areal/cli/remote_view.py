@@ -280,12 +280,22 @@ def model_rows(chosen: GatewayClient, answers: GatewayAnswers | None = None) -> 
             "service": chosen.url,
             "backend": owners.get(name),
             "path": None,
+            "weights": _weights(answers, name),
             "phase": health.phase,
             "ready": _fraction(health),
             "message": health.message,
         }
         for name, health in model_healths(answers).items()
     ]
+
+
+def _weights(answers: GatewayAnswers, model: str) -> Document | None:
+    """The newest version that a worker of the model serves; a gateway does not know who wrote it."""
+    versions = [row.get("version") for row in answers.worker_rows if row.get("model") == model]
+    known = sorted({version for version in versions if isinstance(version, int)})
+    if not known:
+        return None
+    return {"path": None, "version": known[-1], "writer": None, **({"others": known[:-1]} if known[1:] else {})}
 
 
 def service_status(chosen: GatewayClient) -> Document:

@@ -217,7 +217,7 @@ def emit_sessions(
     found = list(islice(sessions, limit + 1))
     if len(found) > limit:
         cli.info(f"there are more than {limit}; --limit shows them")
-    emit_rows(cli, found[:limit], columns, name=lambda row: str(row[name]), empty="no session")
+    emit_rows(cli, found[:limit], columns, name=lambda row: str(row[name]), empty="no session", answered=True)
 
 
 # -- scaleup and scaledown

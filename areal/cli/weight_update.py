@@ -117,7 +117,7 @@ def _page(document: Mapping[str, Any]) -> str:
 def pairs(cli: Invocation, service: str) -> int:
     """Pairs of training and inference: NAME MODE TRAIN INFER VERSION LAST-UPDATE DURATION STATE."""
     rows = _chosen(cli, service).get("/pairs")["pairs"]
-    emit_rows(cli, rows, _PAIRS, name="{pair_name}".format_map, empty="no pair is connected")
+    emit_rows(cli, rows, _PAIRS, name="{pair_name}".format_map, empty="no pair is connected", answered=True)
     return 0
 
 

@@ -28,13 +28,23 @@ from urllib.parse import urlsplit
 from areal.errors import ArealError, NoCapacity, TargetFailed, TimedOut
 from areal.reconcilers.kinds import Endpoint, controller_of, host_of
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot
-from areal.reconcilers.observe import Observed, ObservedRun, Seen, key_file, key_headers, probe_run, ready_path
+from areal.reconcilers.observe import (
+    Observed,
+    ObservedRun,
+    Seen,
+    key_file,
+    key_headers,
+    probe_run,
+    ready_path,
+    trouble_of,
+)
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
 from areal.runtime.backends.base import NODE_HOST, Phase
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeResponse, failure, http_get, wait_ready
+from areal.state.events import events_file
 from areal.state.records import new_uid
 from areal.wire.agents import ConfigureSessions
 from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
@@ -218,6 +228,7 @@ def spawn(context: EffectContext, op: Op, number: int) -> None:
     slot = context.slots[op.run]
     context.report(op, f"starting {slot.component}")
     spec = controller_of(parse_ref(op.ref).kind).launch(context, op, slot)
+    spec = replace(spec, events=str(events_file(context.ctx.home, parse_ref(op.ref))))
     context.backend.start(spec, on_pid=lambda pid: context.tx.note(number, pid=pid))
     with context.lock:
         context.spawned[op.run] = slot.uid
@@ -268,6 +279,8 @@ def _accepts(op: Op, response: ProbeResponse) -> bool:
     """Whether the process is ready, or a data proxy that only waits for weights which its model's trainer will bring.
     Raises TargetFailed when the process reports a fault that waiting does not clear."""
     readiness = response.json()
+    if trouble := trouble_of(readiness):
+        raise TargetFailed(f"{op.ref} {op.target}: {trouble}", hint="free space under $AREAL_HOME")
     if response.status == 200 or (op.args.get("trainer") and readiness.get("awaits_version") is not None):
         return True
     if fault := readiness.get("fault"):

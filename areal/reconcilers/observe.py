@@ -41,6 +41,8 @@ class ObservedRun:
     why: str = ""
     age_s: float | None = None  # of the present child, when it was observed
     settings: Mapping[str, Any] = field(default_factory=dict)  # that can change while it runs
+    trouble: str = ""  # a failure that its callers get while it answers its probe
+    weights: Mapping[str, Any] = field(default_factory=dict)  # that a data proxy serves: path, version, writer
 
     @property
     def uid(self) -> str:
@@ -149,7 +151,7 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
     now = time.time()
     ages = [now - state.started_at if state.started_at else None for state in asked]
     probed = {
-        state.spec.uid: ObservedRun(state, *_probed(state, answer), age_s, _settings(answer))
+        state.spec.uid: _observed(state, answer, age_s)
         for state, answer, age_s in zip(asked, probes, ages, strict=True)
     }
     routes = {
@@ -197,9 +199,25 @@ def key_headers(path: str | None) -> dict[str, str]:
         return {}
 
 
-def _settings(answer: ProbeResponse | ProbeFailed) -> Mapping[str, Any]:
-    found = {} if isinstance(answer, ProbeFailed) else answer.json().get("settings")
-    return found if isinstance(found, dict) else {}
+def _observed(state: RunState, answer: ProbeResponse | ProbeFailed, age_s: float | None) -> ObservedRun:
+    seen, why = _probed(state, answer)
+    settings, trouble, weights = _reported(answer)
+    return ObservedRun(state, seen, why, age_s, settings, trouble, weights)
+
+
+def _reported(answer: ProbeResponse | ProbeFailed) -> tuple[Mapping[str, Any], str, Mapping[str, Any]]:
+    """The settings, the trouble and the weights in an answer."""
+    about = {} if isinstance(answer, ProbeFailed) else answer.json()
+    settings, weights = (
+        {} if not isinstance(about.get(name), dict) else about[name] for name in ("settings", "weights")
+    )
+    return settings, trouble_of(about), weights
+
+
+def trouble_of(about: Mapping[str, Any]) -> str:
+    """A failure that a process reports beside its readiness: its callers get it, and its probe is answered."""
+    why = about.get("journal_failing")
+    return f"calls are refused, since they cannot be recorded: {why}" if why else ""
 
 
 def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen, str]:
@@ -307,7 +325,7 @@ def best_run(seen: Observed, ref: str, name: str, index: int = 0) -> ObservedRun
 
 
 def serves(run: ObservedRun | None) -> bool:
-    return run is not None and run.state.phase is Phase.RUNNING and run.seen is Seen.READY
+    return run is not None and run.state.phase is Phase.RUNNING and run.seen is Seen.READY and not run.trouble
 
 
 def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, external: bool = False) -> Health:
@@ -335,6 +353,9 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     if silent:
         why = f"{silent[0].slot}: {silent[0].why or 'it was not asked'}"
         return Health("Degraded" if ready else "Unknown", ready, desired, "NoAnswer", why)
+    if failing := next((run for run in waiting if run.trouble), None):
+        why = f"{failing.slot}: {failing.trouble}; free space under $AREAL_HOME"
+        return Health("Degraded", ready, desired, "NotRecording", why)
     run = next((run for run in waiting if run.seen is Seen.NOT_READY), waiting[0])
     why = f"{run.slot}: {run.why or 'starting'}"
     if run.seen is Seen.NOT_READY:

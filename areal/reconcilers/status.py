@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from areal import interrupt
@@ -43,6 +43,7 @@ def object_document(
     }
     shown: dict[str, Any] = {
         **found.status,
+        **status.details,
         "phase": status.phase,
         "ready": status.ready,
         "desiredReplicas": status.desired,
@@ -80,6 +81,7 @@ class ObjectStatus:
     address: str
     message: str
     age_s: float
+    details: Mapping[str, Any] = field(default_factory=dict)  # of the kind
 
 
 def statuses(home: Home, objects: Iterable[StoredObject], runs: Runs) -> dict[str, ObjectStatus]:
@@ -179,6 +181,7 @@ def _status(obj: StoredObject, seen: Observed, health: Health, left: str | None)
         gateway_address(ref, [run.state for run in seen.of(ref)]),
         failure or health.message,
         max(0.0, now - obj.created_at) if obj.created_at else 0.0,
+        controller_of(obj.kind).details(ref, seen),
     )
 
 

@@ -262,10 +262,10 @@ class Strategy(RolloutStrategy):
 
 
 class Backoff(SpecModel):
-    """Pause before a restart: grows by `factor` with each, falls back after a quiet time."""
+    """Pause before a restart: none before the first one, then growing by `factor`; none again after a quiet time."""
 
     initial_seconds: Annotated[Seconds, UpdateClass.META] = 10.0
-    """Pause before the first restart."""
+    """Pause before the second restart; the first one is at once."""
     factor: Annotated[Factor, UpdateClass.META] = 2.0
     """Each pause is this many times the one before."""
     max_seconds: Annotated[Seconds, UpdateClass.META] = 300.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,9 @@ from areal.state.home import Home
 from areal.state.locks import acquire, flock_owner
 from areal.state.locks import actor as this_actor
 
+SERVES = "Serves"  # weights of a trainer
+_STEPS = (SERVES,)  # only the newest of them in a row is kept: a training run has one for each of its steps
+_NUMBER = re.compile(r"version [0-9]+")
 KEEP = 1000
 _SLACK = 250  # cut only this many above KEEP, so that not every append rewrites the file
 _LINE_FLOOR = 90  # no event is shorter: below KEEP + _SLACK such lines there is nothing to count
@@ -45,7 +49,13 @@ class Event:
 
     @property
     def same(self) -> tuple[str, str, str, str]:
-        return self.ref, self.type, self.reason, self.message
+        message = _NUMBER.sub("", self.message) if self.reason in _STEPS else self.message
+        return self.ref, self.type, self.reason, message
+
+
+def events_file(home: Home, ref: Ref) -> Path:
+    """The events of an object that is recorded."""
+    return home.object_folder(ref) / "events.jsonl"
 
 
 class EventLog:
@@ -60,8 +70,8 @@ class EventLog:
         if len(message) > _MESSAGE_LIMIT:
             message = message[: _MESSAGE_LIMIT - 1] + "…"
         event = Event(str(ref), type, reason, message, actor or this_actor(), now, first_at=now)
-        folder = self._home.object_folder(ref)
-        path = folder / "events.jsonl" if folder.is_dir() else self._stray
+        path = events_file(self._home, ref)
+        path = path if path.parent.is_dir() else self._stray
         try:
             _append(path, _line(event))
         except OSError as error:
@@ -74,7 +84,7 @@ class EventLog:
             paths = [self._stray, *(path for folder in folders for path in sorted(folder.glob("*/events.jsonl")))]
             events = [event for path in paths for event in load(path)]
         else:
-            own = load(self._home.object_folder(ref) / "events.jsonl")
+            own = load(events_file(self._home, ref))
             events = own + [event for event in load(self._stray) if event.ref == str(ref)]
         events.sort(key=lambda event: event.at)
         return events if limit is None else events[max(0, len(events) - limit) :]

@@ -36,6 +36,7 @@ from areal.resources.addresses import base_url
 from areal.resources.backend import engine_arguments
 from areal.rollout.controller import ADDRESS, ServiceAddress
 from areal.runtime.backends.base import NODE_ADDRESS_VARIABLE
+from areal.runtime.notes import OWNER_VARIABLE
 from areal.services.http.auth import load_admin_key
 from areal.services.http.process import die_with_parent
 from areal.services.weight_update.publisher import TrainerPair, WeightPublisher, serve_endpoint
@@ -69,6 +70,7 @@ def weight_update_gateway(folder: Path, key_file: Path | None, log: Path) -> Ite
             port=free_port(),
             discovery_file=str(folder / DISCOVERY),
             admin_key_file=str(key_file) if key_file is not None else None,
+            writer=os.environ.get(OWNER_VARIABLE, str(folder)),
         )
         file = log.with_suffix(".config.json")
         replace_file(file, json.dumps(write_fields(config), indent=1).encode() + b"\n")

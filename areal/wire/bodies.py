@@ -168,13 +168,15 @@ class GroupOffer:
 @dataclass(frozen=True, kw_only=True)
 class WeightOrder:
     """One version of a pair's weights. ``source``: ``path`` of their folder, or ``layout`` of their broadcast.
-    ``verify``: the engine only says whether it would refuse them."""
+    ``verify``: the engine only says whether it would refuse them. ``writer``: the job, or the folder of the run, that
+    trained them."""
 
     pair_name: str = text()
     version: int = bounded(0, 2**63 - 1)
     source: Mapping[str, Any] = field(default_factory=dict)
     verify: bool = False
     gateway: str | None = None
+    writer: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ class WeightUpdateConfig(ServeConfig):
     port: int = option(7080, "0 takes a free one", least=0)
     drain_timeout: float = option(60.0, "seconds running requests get at SIGTERM", least=0)
     discovery_file: str | None = option(None, "written with the address once the service listens, removed at exit")
+    writer: str | None = option(None, "the job, or the folder of the run, whose weights these are")
 
 
 @dataclass(frozen=True, kw_only=True)

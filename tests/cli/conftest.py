@@ -39,6 +39,13 @@ class Result:
         return json.loads(self.out)
 
     @property
+    def items(self) -> list[Any]:
+        """Of a list as JSON."""
+        document = self.json
+        assert document["kind"] == "List"
+        return list(document["items"])
+
+    @property
     def rows(self) -> list[list[str]]:
         """The lines of a table, split at its columns' gaps."""
         return [line.split() for line in self.out.splitlines()]

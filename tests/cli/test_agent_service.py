@@ -157,7 +157,7 @@ def test_service_that_does_not_run_is_said_so_with_the_command_that_starts_it(
 def test_ps_shows_what_runs_and_with_all_what_is_stopped(areal: Areal, record: Callable[..., Any]) -> None:
     record("AgentService", "default", {"agent": "a:B", "pairs": 2, "suspend": True})
     assert "no agent service runs" in areal("agent", "ps").err
-    (row,) = areal("agent", "ps", "--all", "--json").json
+    (row,) = areal("agent", "ps", "--all", "--json").items
     assert (row["service"], row["phase"], row["pairs"], row["agent"]) == ("default", "Suspended", 2, "a:B")
 
 

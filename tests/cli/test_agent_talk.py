@@ -194,7 +194,7 @@ def test_sessions_are_listed_shown_switched_and_closed(agent: Agent) -> None:
     assert agent("sessions", "new", "mine/1", "-o", "name").out == "mine/1\n"
     other = new_session(agent)
     agent("chat", "-m", "weather", "--session", "mine/1")
-    rows = {row["session_key"]: row for row in agent("sessions", "list", "--json").json}
+    rows = {row["sessionKey"]: row for row in agent("sessions", "list", "--json").items}
     assert rows["mine/1"]["turns"] == 1 and rows[other]["current"] and not rows["mine/1"]["current"]
     assert agent("sessions", "switch", "mine/1").code == 0
     assert any(row[:2] == ["*", "mine/1"] for row in agent("sessions", "list").rows)
@@ -230,7 +230,7 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
     file = tmp_path / "trajectory.json"
     exported = agent("export", "--session", session, "--output", str(file))
     assert (exported.code, exported.out) == (0, f"1 rows in {file}\n")
-    (episode,) = areal("inf", "trajectories", "show", str(file), "--json").json
+    (episode,) = areal("inf", "trajectories", "show", str(file), "--json").items
     assert episode["interactions"][0]["reward"] == 0.5
     assert areal("inf", "trajectories", "show", str(file)).code == 0
     (theirs := file.with_suffix(".tmp")).write_text("mine")
@@ -238,7 +238,7 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
         new_session(agent), agent("chat", "-m", "model"), agent("reward", "0.5")
         other = file.with_suffix(suffix)
         assert agent("export", "--output", str(other)).out == f"1 rows in {other}\n"
-        (shown,) = areal("inf", "trajectories", "show", str(other), "--json").json
+        (shown,) = areal("inf", "trajectories", "show", str(other), "--json").items
         assert shown["interactions"][0]["input_ids"] == episode["interactions"][0]["input_ids"]
     assert theirs.read_text() == "mine"
 
@@ -308,7 +308,7 @@ def test_damaged_file_of_current_sessions_counts_as_none(agent: Agent, tmp_path:
 
 
 def test_remote_service_is_listed_and_its_health_told(agent: Agent) -> None:
-    (row,) = agent("ps", "--json").json
+    (row,) = agent("ps", "--json").items
     assert row["phase"] == "Ready"
     assert agent("status").code == 0
 

@@ -142,7 +142,7 @@ def test_set_changes_what_is_rendered(areal: Areal, manifest: str) -> None:
 
 
 def test_render_show_origin_names_file_line_and_column(areal: Areal, manifest: str) -> None:
-    rows = {row["path"]: row for row in areal("render", "-f", manifest, "--show-origin", "--json").json}
+    rows = {row["path"]: row for row in areal("render", "-f", manifest, "--show-origin", "--json").items}
     assert (rows["spec.gateway.port"]["file"], rows["spec.gateway.port"]["line"]) == (manifest, 4)
 
 
@@ -151,8 +151,8 @@ def test_validate_lists_faults_as_documents_too(areal: Areal, tmp_path: Path) ->
     bad.write_text(MANIFEST.replace("path: .", "pth: .").replace("port: 18099", "port: x"))
     result = areal("validate", "-f", str(bad), "--json")
     assert result.code == 3
-    assert next((row["line"], row["valid"]) for row in result.json) == (4, False)
-    assert len(result.json) >= 2
+    assert next((row["line"], row["valid"]) for row in result.items) == (4, False)
+    assert len(result.items) >= 2
 
 
 @pytest.mark.parametrize("kind", ["inferenceservice", "model", "agentservice", "trainjob"])

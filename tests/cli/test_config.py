@@ -90,7 +90,7 @@ def test_contexts_are_added_used_and_removed(areal: Areal) -> None:
     assert areal("config", "set-context", "lab", "--gateway", "10.0.0.5:8080", "--api-key-file", "~/k").code == 0
     assert areal("config", "use-context", "lab").code == 0
     assert areal("config", "current-context").out == "lab\n"
-    rows = areal("config", "get-contexts", "--json").json
+    rows = areal("config", "get-contexts", "--json").items
     assert [(row["name"], row["current"], row["gateway"]) for row in rows] == [
         ("local", False, None),
         ("lab", True, "http://10.0.0.5:8080"),

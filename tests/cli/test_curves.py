@@ -83,7 +83,7 @@ def test_runs_are_compared_series_by_series(areal: Areal, tmp_path: Path) -> Non
     assert [line.split()[1] for line in rewards] == [a, b]
     assert len(rewards[0]) - len(rewards[1]) == 25
     assert rewards[1][-1] in "▄▅"  # half as high: one scale
-    rows = areal("train", "metrics", a, b, "--json").json
+    rows = areal("train", "metrics", a, b, "--json").items
     assert [(row["metric"], row["job"], len(row["steps"])) for row in rows if row["metric"] != "loss"] == [
         ("reward/mean", a, 50),
         ("reward/mean", b, 25),

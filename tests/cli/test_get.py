@@ -172,7 +172,7 @@ def test_show_origin_names_layer_person_and_file(areal: Areal, objects: None, ho
     import dataclasses
 
     store.put(dataclasses.replace(found, layers=replace_layer(found.layers, layer)))
-    rows = {row["path"]: row for row in areal("get", "model/qwen", "--show-origin", "-o", "json").json}
+    rows = {row["path"]: row for row in areal("get", "model/qwen", "--show-origin", "-o", "json").items}
     assert rows["spec.replicas"]["origin"] == "scale"
     assert rows["spec.replicas"]["actor"] == "bob@desk"
     assert rows["spec.path"]["source"] == "service.yaml:3"
@@ -183,7 +183,7 @@ def test_show_defaults_fills_in_what_was_not_set(areal: Areal, objects: None) ->
     assert spec["gateway"] == {"host": "127.0.0.1", "port": 8081, "relays": 1}
     origins = {
         row["path"]: row["origin"]
-        for row in areal("get", "inf/default", "--show-origin", "--show-defaults", "--json").json
+        for row in areal("get", "inf/default", "--show-origin", "--show-defaults", "--json").items
     }
     assert origins["spec.gateway.port"] == "apply"
     assert origins["spec.gateway.host"] == "default"
@@ -206,7 +206,7 @@ def test_damaged_object_is_reported_and_the_others_are_shown(areal: Areal, objec
 
 
 def test_get_kinds(areal: Areal) -> None:
-    assert [row["kind"] for row in areal("get", "kinds", "--json").json] == [
+    assert [row["kind"] for row in areal("get", "kinds", "--json").items] == [
         "InferenceService",
         "Model",
         "AgentService",
@@ -235,7 +235,7 @@ def test_reading_without_a_home_creates_none(areal: Areal, home: Home) -> None:
 def test_history_lists_revisions_and_prints_one(areal: Areal, record: Record) -> None:
     record("Model", "qwen", {**QWEN, "replicas": 1})
     record("Model", "qwen", {**QWEN, "replicas": 2})
-    rows = areal("history", "model/qwen", "--json").json
+    rows = areal("history", "model/qwen", "--json").items
     assert [(row["revision"], row["spec"]["replicas"], row["current"]) for row in rows] == [(1, 1, False), (2, 2, True)]
     assert rows[0]["actor"] == "ann@desk" and rows[0]["source"] == "service.yaml:3"
     assert yaml.safe_load(areal("history", "model/qwen", "--revision", "1").out)["replicas"] == 1
@@ -247,9 +247,9 @@ def test_events_of_one_object_and_of_all(areal: Areal, objects: None, home: Home
     log.record(Ref("Model", "qwen"), "Normal", "Created", "new object")
     for _ in range(3):
         log.record(Ref("Model", "llama"), "Warning", "Failed", "no GPU")
-    assert [row["reason"] for row in areal("events", "model/qwen", "--json").json] == ["Created"]
+    assert [row["reason"] for row in areal("events", "model/qwen", "--json").items] == ["Created"]
     assert "no GPU (x3)" in areal("events").out
-    assert [row["ref"] for row in areal("events", "--type", "Warning", "-o", "json").json] == ["Model/llama"]
+    assert [row["ref"] for row in areal("events", "--type", "Warning", "-o", "json").items] == ["Model/llama"]
     assert areal("events", "-n", "1", "-o", "name").out == "Model/llama Failed\n"
 
 
@@ -271,9 +271,9 @@ def test_describe_of_a_service_names_its_models(areal: Areal, objects: None) -> 
 
 
 def test_inf_verbs_list_services_and_models(areal: Areal, objects: None) -> None:
-    services = areal("inf", "ps", "--json").json
+    services = areal("inf", "ps", "--json").items
     assert [(row["service"], row["models"]) for row in services] == [("default", ["llama", "qwen"])]
-    models = areal("inf", "models", "--json").json
+    models = areal("inf", "models", "--json").items
     assert [(row["name"], row["replicas"], row["backend"]) for row in models] == [
         ("llama", 1, "embedded"),
         ("qwen", 2, "embedded:d2"),

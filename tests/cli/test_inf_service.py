@@ -254,7 +254,7 @@ def test_served_name_that_another_model_of_the_service_has_is_refused(
     taken = areal(*words, "--model", "n", "--served-model-name", "Q/q")
     assert taken.code == 3 and '--served-model-name: "Q/q" is what clients' in taken.err and "Model/m" in taken.err
     assert areal(*words, "--model", "n", "--served-model-name", "Q/other").code == 0
-    assert areal("inf", "models", "--json").json[0]["servedModelName"] == "Q/q"
+    assert areal("inf", "models", "--json").items[0]["servedModelName"] == "Q/q"
 
 
 @pytest.mark.parametrize(

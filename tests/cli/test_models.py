@@ -51,7 +51,7 @@ def test_list_shows_each_revision_and_who_uses_it(areal: Areal, hub: HubStandin,
     second = hub.repository(NAME).push({**FILES, "more.json": b"1"}, "second")
     areal("models", "pull", NAME)
     record("Model", "m", {"backend": "embedded", "path": NAME}, status={"commits": {f"{NAME}@main": first}})
-    rows = {row["commit"]: row for row in areal("models", "ls", "-o", "json").json}
+    rows = {row["commit"]: row for row in areal("models", "ls", "-o", "json").items}
     assert rows[second]["revision"] == "main" and rows[second]["usedBy"] == []
     assert rows[first]["revision"] is None and rows[first]["usedBy"] == ["Model/m"]
     assert rows[first]["bytes"] == 1002

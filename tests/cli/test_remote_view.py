@@ -155,7 +155,7 @@ def elsewhere() -> Iterator[Elsewhere]:
 def phases(areal: Areal, url: str) -> dict[str, Any]:
     """The model's phase by every view, and what status says of the whole."""
     items = json.loads(areal("get", "--gateway", url, "-o", "json").out)["items"]
-    rows = json.loads(areal("inf", "models", "--gateway", url, "-o", "json").out)
+    rows = json.loads(areal("inf", "models", "--gateway", url, "-o", "json").out)["items"]
     status = areal("inf", "status", "--gateway", url, "-o", "json")
     found = json.loads(status.out)
     return {

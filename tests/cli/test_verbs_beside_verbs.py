@@ -61,7 +61,7 @@ class Machine:
     def others(self) -> Fields:
         """The fields that other layers hold."""
         _, text = self.areal("get", "model/m", "--show-origin", "-o", "json")
-        return {row["path"]: row["value"] for row in json.loads(text) if row["origin"] != "apply"}
+        return {row["path"]: row["value"] for row in json.loads(text)["items"] if row["origin"] != "apply"}
 
 
 def leaves_of(metadata: Fields, spec: Fields) -> Fields:

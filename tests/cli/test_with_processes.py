@@ -59,7 +59,7 @@ def test_inf_status_is_healthy_and_exits_0(served: Box) -> None:  # noqa: F811
 def test_logs_are_merged_prefixed_and_selected(served: Box) -> None:  # noqa: F811
     merged = served.ok("logs", "inf/default").out.splitlines()
     assert {line.split("|")[0].strip() for line in merged} >= {"default gateway/0", "reverse engine/0"}
-    rows = document(served, "logs", "inf/default")
+    rows = document(served, "logs", "inf/default")["items"]
     assert [row["at"] for row in rows] == sorted(row["at"] for row in rows)
     one = served.ok("logs", "model/reverse", "-c", "engine", "-r", "0", "-n", "1").out
     assert one.count("\n") == 1 and "|" not in one.split()[0]
@@ -82,7 +82,7 @@ def test_logs_follow_prints_what_is_written_later(served: Box) -> None:  # noqa:
 
 
 def test_top_measures_each_process(served: Box) -> None:  # noqa: F811
-    rows = {row["process"]: row for row in document(served, "top")}
+    rows = {row["process"]: row for row in document(served, "top")["items"]}
     assert rows["engine/0"]["memoryBytes"] > 1 << 20
     assert rows["engine/0"]["cpuPercent"] >= 0
     assert rows["engine/0"]["tokensPerSecond"] is not None
@@ -155,8 +155,8 @@ def test_verbs_through_a_gateway_need_no_state(served: Box, tmp_path: Path) -> N
     assert document(served, "get", "processes", *elsewhere)["items"][0]["model"] == "reverse"
     assert document(served, "describe", "model/reverse", *elsewhere)["workers"][0]["state"] == "ready"
     assert document(served, "inf", "status", *elsewhere)["healthy"] is True
-    assert document(served, "inf", "models", *elsewhere)[0]["name"] == "reverse"
-    assert document(served, "inf", "ps", *elsewhere)[0]["address"] == served.url
+    assert document(served, "inf", "models", *elsewhere)["items"][0]["name"] == "reverse"
+    assert document(served, "inf", "ps", *elsewhere)["items"][0]["address"] == served.url
     assert served.ok("inf", "chat", "-m", "12", *elsewhere).out.strip()
     served.ok("wait", "model/reverse", "--for", "ready", "--timeout", "20s", *elsewhere)
     assert served.areal("wait", "model/none", "--for", "ready", "--timeout", "1s", *elsewhere).code == 7
@@ -209,8 +209,8 @@ def test_run_in_the_foreground_stops_on_ctrl_c_and_runs_again(box: Box) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 130
     assert box.living() == []
-    assert document(box, "inf", "ps") == []
-    assert [row["phase"] for row in document(box, "inf", "ps", "--all")] == ["Suspended"]
+    assert document(box, "inf", "ps")["items"] == []
+    assert [row["phase"] for row in document(box, "inf", "ps", "--all")["items"]] == ["Suspended"]
     again = box.ok("inf", "run", "-d")
     assert box.url in again.text
     assert box.chat("12")

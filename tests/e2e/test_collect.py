@@ -82,7 +82,9 @@ def test_collector_that_is_killed_goes_on_where_it_was(pair: Box) -> None:
     assert json.loads(ended.out)["done_before"] >= 50
     assert_exact(pair, "lost-collector")
     run_id = json.loads((pair.folder / "lost-collector" / "run.json").read_text())["run_id"]
-    left = json.loads(pair.ok("inf", "sessions", "list", "--task", f"collect-{run_id}", "--ready", "-o", "json").out)
+    left = json.loads(pair.ok("inf", "sessions", "list", "--task", f"collect-{run_id}", "--ready", "-o", "json").out)[
+        "items"
+    ]
     assert left == [], "what was not taken over was let go"
 
 

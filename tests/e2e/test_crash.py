@@ -96,7 +96,7 @@ def assert_recovers(box: Box, what: str) -> None:
     assert box.areal("diff", "-f", service(box)).code == 0, what
     assert set(box.processes()) == {"router/0", "gateway/0"}, what
     assert settled(box) == [], f"{what}: after recovery"
-    left = [each for each in json.loads(box.areal("doctor", "-o", "json").out) if not is_remains(each)]
+    left = [each for each in json.loads(box.areal("doctor", "-o", "json").out)["items"] if not is_remains(each)]
     assert left == [], f"{what}: doctor still finds {left}"
 
 

@@ -36,7 +36,7 @@ def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
     box.ok("wait", JOB, "--for", "completed", "--timeout", "200s")
     assert len(rewards(box)) == 3
     folder = str(box.home / "jobs" / "learn-to-guess" / "trajectories")
-    shown = json.loads(box.ok("inf", "trajectories", "show", folder, "-o", "json").out)
+    shown = json.loads(box.ok("inf", "trajectories", "show", folder, "-o", "json").out)["items"]
     assert sum(len(episode["interactions"]) for episode in shown) > len(shown) > 0, "a game has several model calls"
     listing = ("agent", "sessions", "list", "--service", "guess-number", "-o", "json")
     wait_until(lambda: json.loads(box.ok(*listing).out) == [], what="the episodes' sessions to be closed")

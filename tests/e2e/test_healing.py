@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import Box
+
+
+def killed_until_it_backs_off(box: Box, name: str) -> dict[str, Any]:
+    """The processes before the second kill: after the first one a component starts again at once."""
+    first = box.processes()[name]
+    os.kill(first["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while (rows := box.processes()).get(name, first)["pid"] == first["pid"]:
+        assert time.monotonic() < deadline, rows
+    os.kill(rows[name]["pid"], signal.SIGKILL)
+    return rows
+
+
+def test_component_that_is_killed_once_starts_again_at_once_and_the_events_tell(served: Box) -> None:
+    first = served.processes()["data-proxy/0"]
+    os.kill(first["pid"], signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while served.processes().get("data-proxy/0", first)["pid"] == first["pid"]:
+        assert time.monotonic() < deadline
+    served.ok("wait", "model/reverse", "--for", "ready", "--timeout", "1m")
+
+    events = json.loads(served.ok("events", "model/reverse", "-o", "json").out)["items"]
+    told = [(each["reason"], each["message"]) for each in events if each["actor"] == "supervisor"]
+    assert [reason for reason, _ in told] == ["Died", "Restarted"]
+    assert told[0][1].startswith("data-proxy/0: killed by SIGKILL after ") and told[0][1].endswith(
+        "starts again at once"
+    )
+    assert events[-1]["at"] - events[-2]["at"] < 5
+    served.ok("restart", "model/reverse")  # with a fresh budget
 
 
 @pytest.mark.parametrize(
@@ -21,8 +53,7 @@ from tests.e2e.conftest import Box
     ],
 )
 def test_apply_heals_only_what_was_killed(served: Box, component: str) -> None:
-    before = served.processes()
-    os.kill(before[f"{component}/0"]["pid"], signal.SIGKILL)
+    before = killed_until_it_backs_off(served, f"{component}/0")
     drift = served.areal("diff", "--drift")
     assert drift.code == 1
     assert f"{component}/0: process-died: killed by SIGKILL" in drift.out

@@ -36,6 +36,7 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     box.ok("wait", "trainjob/learn", "--for", "completed", "--timeout", "200s")
     status = json.loads(box.ok("train", "status", "learn", "-o", "json").out)
     assert (status["phase"], status["step"]) == ("Succeeded", 3)
+    assert_says_whose_weights_it_serves(box)
     shown = box.ok("inf", "trajectories", "show", str(box.home / "jobs" / "learn" / "trajectories"), "-o", "json").out
     assert shown.count('"episode"') == 10
     assert (
@@ -45,6 +46,20 @@ def test_apply_of_the_quickstart_serves_trains_and_goes_away(box: Box) -> None:
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
     assert box.ok("get", "-o", "name").out == ""
+
+
+def assert_says_whose_weights_it_serves(box: Box) -> None:
+    """Three steps of TrainJob/learn were published; it has ended, and leaves them in its folder."""
+    weights = json.loads(box.ok("get", "model/reverse", "-o", "json").out)["status"]["weights"]
+    assert (weights["version"], weights["writer"]) == (3, "TrainJob/learn")
+    assert Path(weights["path"]).is_relative_to(box.home / "jobs" / "learn")
+    assert [row["weights"] for row in json.loads(box.ok("inf", "models", "-o", "json").out)["items"]] == [weights]
+    for words in (("describe", "model/reverse"), ("get", "-o", "wide"), ("inf", "status"), ("inf", "models")):
+        assert "version 3 of TrainJob/learn" in box.ok(*words).out, words
+    events = json.loads(box.ok("events", "model/reverse", "-o", "json").out)["items"]
+    assert [(each["message"], each["count"]) for each in events if each["reason"] == "Serves"] == [
+        ("serves version 3 of TrainJob/learn", 4)  # from version 0 on: folded into the newest
+    ]
 
 
 @pytest.mark.extended

@@ -90,7 +90,9 @@ def test_apply_chat_kill_and_delete_on_a_cluster(box: Box, cluster: Cluster) -> 
     assert {row["node"] for row in processes.values()} == {NODE}
     assert engine["jobId"] == f"job-{engine['uid']}" and engine["jobId"] in wide and NODE in wide
 
-    used = json.loads(box.ok("top", "-o", "json").out)  # the pids are of another machine, as far as areal knows
+    used = json.loads(box.ok("top", "-o", "json").out)[
+        "items"
+    ]  # the pids are of another machine, as far as areal knows
     assert {(row["cpuPercent"], row["memoryBytes"], row["processes"], row["node"]) for row in used} == {
         (None, None, None, NODE)
     }

@@ -134,10 +134,10 @@ def test_failed_driver_is_started_again_and_goes_on_from_where_it_was(jobs: Box)
     assert "attempt 2 from 4" in logs
     assert "devices ''" in logs, "a job of no GPUs sees none"
     first = jobs.ok("train", "logs", "count", "--attempt", "1").out
-    documents = json.loads(jobs.ok("train", "logs", "count", "--attempt", "1", "-o", "json").out)
+    documents = json.loads(jobs.ok("train", "logs", "count", "--attempt", "1", "-o", "json").out)["items"]
     assert [row["line"] for row in documents] == first.splitlines()
     assert "scripted failure" in first and "attempt 2" not in first
-    assert json.loads(jobs.ok("train", "metrics", "count", "--json").out)[0]["steps"] == list(range(1, 11))
+    assert json.loads(jobs.ok("train", "metrics", "count", "--json").out)["items"][0]["steps"] == list(range(1, 11))
     files = jobs.files()
     assert "unchanged" in jobs.ok("apply", "-f", manifest).out, "a finished job is not run again"
     assert jobs.files() == files

@@ -46,8 +46,8 @@ def phases(areal: Areal) -> dict[str, set[str]]:
         found["service" if item["kind"] == "InferenceService" else "model"].add(item["status"]["phase"])
         ready = next(each for each in item["status"]["conditions"] if each["type"] == "Ready")
         found["conditions"].add(f"{item['kind']} {ready['status']}")
-    found["model"] |= {row["phase"] for row in document("inf", "models")}
-    found["service"] |= {row["phase"] for row in document("inf", "ps", "--all")}
+    found["model"] |= {row["phase"] for row in document("inf", "models")["items"]}
+    found["service"] |= {row["phase"] for row in document("inf", "ps", "--all")["items"]}
     status = document("inf", "status")
     found["service"].add(status["phase"])
     found["model"] |= {row["phase"] for row in status["models"]}

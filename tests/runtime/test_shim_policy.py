@@ -26,17 +26,20 @@ def delays(decisions: list[RestartDecision]) -> list[float]:
     return [decision.delay_s for decision in decisions]
 
 
-def test_delays_of_quick_deaths_double_up_to_the_maximum() -> None:
+def test_first_restart_is_at_once_and_delays_of_further_quick_deaths_double_up_to_the_maximum() -> None:
     history = budget(jitter=0.0, budget_count=100)
 
     decisions = [history.decide(exited(), 1.0, float(number), 0.5) for number in range(8)]
 
-    assert delays(decisions) == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert delays(decisions) == [0, 10, 20, 40, 80, 160, 300, 300]
 
 
 @pytest.mark.parametrize(("spread", "delay_s"), [(0.0, 8.0), (0.5, 10.0), (0.75, 11.0)])
 def test_jitter_spreads_delays_evenly_around_the_backoff(spread: float, delay_s: float) -> None:
-    assert budget(jitter=0.2).decide(exited(), 1.0, 0.0, spread).delay_s == pytest.approx(delay_s)
+    history = budget(jitter=0.2)
+    assert history.decide(exited(), 1.0, 0.0, spread).delay_s == 0, "the first one waits for nothing"
+
+    assert history.decide(exited(), 1.0, 1.0, spread).delay_s == pytest.approx(delay_s)
 
 
 def test_delay_after_a_long_life_starts_over() -> None:
@@ -44,7 +47,7 @@ def test_delay_after_a_long_life_starts_over() -> None:
     history.decide(exited(), 1.0, 0.0, 0.5)
     history.decide(exited(), 1.0, 1.0, 0.5)
 
-    assert history.decide(exited(), 600.0, 1000.0, 0.5).delay_s == 10
+    assert history.decide(exited(), 600.0, 1000.0, 0.5).delay_s == 0
 
 
 def test_restarts_over_the_budget_within_the_window_are_a_crash_loop() -> None:
@@ -81,7 +84,7 @@ def test_forgive_gives_a_fresh_budget_and_the_first_delay() -> None:
     history.reset()
 
     decision = history.decide(exited(), 1.0, 1.0, 0.5)
-    assert (decision.action, decision.delay_s) == (RESTART, 10)
+    assert (decision.action, decision.delay_s) == (RESTART, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +125,8 @@ def test_any_history_keeps_to_the_budget_and_the_bounds(
         assert (decision.action == CRASHLOOP) == (len(recent) >= count)
         if decision.action == CRASHLOOP:
             return
-        assert 10 * (1 - jitter) <= decision.delay_s <= 300 * (1 + jitter)
+        at_once = not restarts or ran_s >= 600
+        assert (decision.delay_s == 0) if at_once else (10 * (1 - jitter) <= decision.delay_s <= 300 * (1 + jitter))
         restarts.append(now)
         now += decision.delay_s
 

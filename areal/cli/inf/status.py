@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal.cli.logs import LogQuery, log_options, show_logs
-from areal.cli.objects import HomeView, service_name, service_of, service_option, stored
+from areal.cli.objects import HomeView, service_name, service_of, service_option, stored, weights_text
 from areal.cli.options import Invocation, read_options, watch_options
-from areal.cli.output import emit_rows, field, render_table
+from areal.cli.output import Column, emit_rows, field, render_table
 from areal.cli.remote import GatewayClient, gateway, local_options
 from areal.cli.services import list_services, service_columns, service_status, status_page, watch_service
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref, served_name
@@ -61,6 +61,7 @@ _MODELS = (
     field("STATUS", "phase", state=True),
     field("READY", "ready"),
     field("BACKEND", "backend"),
+    Column("WEIGHTS", weights_text),
     field("MESSAGE", "message"),
 )
 
@@ -103,7 +104,9 @@ def _status(cli: Invocation, service: str | None) -> dict[str, Any]:
     models = [item for item in home.objects if service_of(item) == found.name]
     document, seen = service_status(home, found, models)
     rows = [model_row(item, seen[str(item.ref)]) for item in models]
-    document["models"] = [{key: row[key] for key in ("name", "phase", "ready", "backend", "message")} for row in rows]
+    document["models"] = [
+        {key: row[key] for key in ("name", "phase", "ready", "backend", "weights", "message")} for row in rows
+    ]
     return document
 
 
@@ -115,6 +118,7 @@ _MODEL_COLUMNS = (
     field("READY", "ready"),
     field("BACKEND", "backend"),
     field("PATH", "path"),
+    Column("WEIGHTS", lambda row: weights_text(row) if (row.get("weights") or {}).get("version") is not None else ""),
     field("SERVED AS", "servedModelName", wide=True),
     field("SERVICE", "service", wide=True),
     field("MESSAGE", "message", wide=True),
@@ -149,6 +153,7 @@ def model_row(model: StoredObject, state: ObjectStatus) -> dict[str, Any]:
         "service": service_of(model),
         "backend": model.spec.get("backend") or ("external" if external else None),
         "path": model.spec.get("path") or external.get("url"),
+        "weights": state.details.get("weights"),
         "phase": state.phase,
         "ready": state.ready,
         "replicas": state.desired,

@@ -141,6 +141,10 @@ class KindController:
         """``host``: the spec of the object's host, None where it is not recorded."""
         return Health("Suspended" if spec.get("suspend") else "Recorded", 0, 0)
 
+    def details(self, ref: str, seen: Observed) -> dict[str, Any]:
+        """Further fields of the status, from what the processes report."""
+        return {}
+
     def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int] | None:
         """The number of processes of each component that the object should have. None: it keeps those that ended."""
         return None

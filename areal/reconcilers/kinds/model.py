@@ -104,6 +104,16 @@ class ModelController(KindController):
         name, owner = served_name(ref.partition("/")[2], spec), service_ref(spec)
         return routed_health(seen, ref, name, count, tuple(slots), owner, recorded=host is not None)
 
+    def details(self, ref: str, seen: Observed) -> dict[str, Any]:
+        """``weights``: the path, the version and the writer of those that are served: the newest, and ``others``, the
+        versions of replicas that serve other ones."""
+        found = [run.weights for run in seen.of(ref, "data-proxy") if run.weights]
+        newest = max(found, key=lambda weights: weights.get("version") or 0, default=None)
+        if newest is None:
+            return {}
+        others = sorted({weights.get("version") or 0 for weights in found} - {newest.get("version") or 0})
+        return {"weights": {**newest, **({"others": others} if others else {})}}
+
     def slots(self, spec: Mapping[str, Any], host: Mapping[str, Any] | None) -> Mapping[str, int]:
         count = 0 if host is not None and host.get("suspend") else self.replicas(spec)
         names = ("data-proxy",) if spec.get("external") or spec.get("engineUrl") else ("engine", "data-proxy")

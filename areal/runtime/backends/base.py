@@ -115,6 +115,7 @@ class RunSpec:
     restart: RestartPolicy = field(default_factory=RestartPolicy)
     liveness: HttpProbe | None = None
     stop_grace_s: float = 10.0
+    events: str | None = None  # the file of the owner's events, to which the supervisor and the component add
     on_end: tuple[str, ...] = ()  # a command, started once the component has ended for good by itself
     log_max_bytes: int = 100 << 20  # of one file; the shim rotates
     log_files: int = 5

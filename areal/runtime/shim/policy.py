@@ -1,9 +1,9 @@
 """Restart decisions: pure, no clock and no randomness of their own.
 
-A failed component is started again after ``initial * factor**n`` seconds (at most ``max``), spread by ``jitter`` so
-that replicas which died together do not return together. One that ran for ``reset_after`` seconds starts over at
-``initial``. More than ``budget_count`` restarts within ``budget_window`` seconds is a crash loop: give up, and
-release the GPU to somebody it can help.
+A failed component is started again at once, and where it fails again after ``initial * factor**n`` seconds (at most
+``max``), spread by ``jitter`` so that replicas which fail together do not return together. One that ran for
+``reset_after`` seconds starts over. More than ``budget_count`` restarts within ``budget_window`` seconds is a crash
+loop: give up, and release the GPU to somebody it can help.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class RestartBudget:
             within = f" within {self._window:g} s" if self._window < _A_YEAR_S else ""  # a job's restarts never expire
             return RestartDecision(CRASHLOOP, reason=f"{times}{within} were not enough: {exit.reason}")
         self._restarts.append(now)
-        delay = min(self._max, self._initial * self._factor**self._streak)
+        delay = min(self._max, self._initial * self._factor ** (self._streak - 1)) if self._streak else 0.0
         self._streak += 1
         return RestartDecision(RESTART, delay_s=delay * (1 + self._jitter * (2 * spread - 1)), reason=exit.reason)
 

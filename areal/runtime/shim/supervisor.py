@@ -21,7 +21,7 @@ import signal
 import time
 from contextlib import suppress
 
-from areal.runtime import procfs, records
+from areal.runtime import notes, procfs, records
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
 from areal.runtime.shim import ACK, GO, NO_FOLDER, NOT_STARTED, PARENT_VARIABLE
 from areal.runtime.shim.log import RotatingLog
@@ -189,7 +189,10 @@ class RunSupervisor:
             RUN_DIR_VARIABLE: self._run_dir,
             STAGE_FILE_VARIABLE: os.path.join(self._run_dir, records.STAGE),
         }
-        inherited = {name: value for name, value in os.environ.items() if name != PARENT_VARIABLE}  # ours alone
+        if self._intent.get("events"):
+            ours |= {notes.EVENTS_VARIABLE: self._intent["events"], notes.OWNER_VARIABLE: self._intent["owner"]}
+        alone = (PARENT_VARIABLE, notes.EVENTS_VARIABLE, notes.OWNER_VARIABLE)  # of this run, or of its caller's
+        inherited = {name: value for name, value in os.environ.items() if name not in alone}
         return {**inherited, **self._intent["env"], **secret, **ours}
 
     # -- beginning
@@ -317,6 +320,8 @@ class RunSupervisor:
             self._on_exit(Exit(None, None, time.time(), f"cannot fork: {error.strerror}"))
             return
         self._log.mark(f"started pid {self._child.pid}" + (f", restart {self._restarts}" if self._restarts else ""))
+        if self._restarts:
+            self._note("Normal", "Restarted", f"pid {self._child.pid}, restart {self._restarts}")
         if self._probe:
             self._probe.restart(time.monotonic())
         self._record_child("running")
@@ -336,9 +341,14 @@ class RunSupervisor:
             self._restart_at = time.monotonic() + decision.delay_s
             self._record_child("backoff", next_start_at=time.time() + decision.delay_s)
             self._log.mark(f"{exit.reason}; next start in {decision.delay_s:.1f} s")
+            soon = f"in {decision.delay_s:.0f} s" if decision.delay_s else "at once"
+            self._note("Warning", "Died", f"{exit.reason} after {ran_s:.0f} s, starts again {soon}")
             self._sweep()
         else:
-            self._finish("crashloop" if decision.action == CRASHLOOP else "exited", decision.reason)
+            is_loop = decision.action == CRASHLOOP
+            if is_loop or exit.code != 0:
+                self._note("Warning", "CrashLoop" if is_loop else "Died", decision.reason)
+            self._finish("crashloop" if is_loop else "exited", decision.reason)
 
     def _terminate(self, cause: str, grace_s: float) -> None:
         """Ask the component to end, and set the time at which it is made to."""
@@ -379,6 +389,10 @@ class RunSupervisor:
         self._swept += sweep(lambda stat: is_orphan(stat) or member(stat))[0]
 
     # -- records
+
+    def _note(self, type: str, reason: str, message: str) -> None:
+        slot = f"{self._intent['component']}/{self._intent['replica']}"
+        notes.note(self._env, type, reason, f"{slot}: {message}", "supervisor")
 
     def _record_child(self, state: str, **extra: object) -> None:
         record: dict[str, object] = {

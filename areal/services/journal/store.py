@@ -134,6 +134,7 @@ class JournalStore(Generic[J]):
         while True:
             for journal in self:
                 try:
+                    await journal.check_writable()  # where the last commit failed: no call may come to try again
                     if journal is not self.own:
                         await self.own.inherit(journal)
                     if not await journal.sweep() and journal is not self.own and journal.is_spent():

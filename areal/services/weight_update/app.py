@@ -176,7 +176,8 @@ async def weight_update_gateway(config: WeightUpdateConfig, options: ServeOption
     file = config.discovery_file
     async with HttpClient() as http:
         client = WorkerClient(http, options.headers)
-        WeightUpdateRoutes(Pairs(), Updater(client, lambda: service.address), PairMetadata()).add_to(service)
+        updater = Updater(client, lambda: service.address, config.writer)
+        WeightUpdateRoutes(Pairs(), updater, PairMetadata()).add_to(service)
         with _discovery_file(Path(file), config) if file else contextlib.nullcontext():
             yield service
 

@@ -188,11 +188,15 @@ class WorkerSet:
 
 
 class Updater:
-    """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests."""
+    """The operations on pairs. ``address``: this gateway's own, to which workers send their join requests. ``writer``:
+    of the weights."""
 
-    def __init__(self, client: WorkerClient, address: Callable[[], str | None] = lambda: None) -> None:
+    def __init__(
+        self, client: WorkerClient, address: Callable[[], str | None] = lambda: None, writer: str | None = None
+    ) -> None:
         self._client = client
         self._address = address
+        self._writer = writer
 
     # -- connecting
 
@@ -347,7 +351,7 @@ class Updater:
         reply = await workers.each(lambda url: self._client.post(url, "/weights/update", taken, _TRANSFER_S))
         if (probe := published.get("probe")) is not None:
             await workers.all("/weights/check", CheckWeights(probe=probe))
-        await workers.all("/weights/commit", replace(taken, gateway=self._address()))
+        await workers.all("/weights/commit", replace(taken, gateway=self._address(), writer=self._writer))
         pauses = [float(answer["paused_ms"]) for answer in reply.values()]
         return int(published["bytes"]), max(pauses, default=0.0)
 

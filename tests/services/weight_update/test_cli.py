@@ -48,7 +48,10 @@ def test_gateway_whose_key_cannot_be_read_is_listed_beside_the_others(
     assert run(["weight-update", "ps", "--all", "-o", "json"]) == 0
 
     captured = capsys.readouterr()
-    assert [(row["name"], row["state"]) for row in json.loads(captured.out)] == [("a", "unknown"), ("b", "dead")]
+    assert [(row["name"], row["state"]) for row in json.loads(captured.out)["items"]] == [
+        ("a", "unknown"),
+        ("b", "dead"),
+    ]
     assert "warning: a: " in captured.err and "holds no key" in captured.err and "rm " not in captured.err
 
 
@@ -81,8 +84,8 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         assert "has published nothing yet" in areal("force-sync", "--pair", "actor", code=1)
         pair.publish(3, weights(model(1)))
 
-        (row,) = json.loads(areal("pairs", "-o", "json"))
-        assert (row["pair_name"], row["mode"], row["version"], row["state"]) == ("actor", "disk", 3, "connected")
+        (row,) = json.loads(areal("pairs", "-o", "json"))["items"]
+        assert (row["pairName"], row["mode"], row["version"], row["state"]) == ("actor", "disk", 3, "connected")
         title, line = areal("pairs").splitlines()
         assert title.split() == ["NAME", "MODE", "TRAIN", "INFER", "VERSION", "LAST-UPDATE", "DURATION", "STATE"]
         assert line.split()[:5] == ["actor", "disk", "1", "1", "3"]
@@ -90,7 +93,7 @@ def test_verbs_show_and_sync_the_pairs_of_a_job(
         assert areal("ps").splitlines()[1].split()[0] == "demo"
         assert "listens on" in areal("logs", "-n", "5") and areal("logs", "-n", "0") == ""
         assert new_lines_of(log) == "a new line\n"
-        assert json.loads(areal("logs", "-n", "1", "-o", "json")) == [{"line": "a new line"}]
+        assert json.loads(areal("logs", "-n", "1", "-o", "json"))["items"] == [{"line": "a new line"}]
         killed = tmp_path / "home" / "jobs" / "killed"  # its trainer, and so its gateway: the file stays
         (killed / "logs" / "latest").mkdir(parents=True)
         (killed / "logs" / "latest" / "weight_update.log").write_text("of another job")

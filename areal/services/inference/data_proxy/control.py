@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from areal.files import replace_file
+from areal.runtime.notes import note
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, read_body, read_object
@@ -184,13 +186,14 @@ class EngineWatch:
 class PublishedWeights:
     """A published weight version. ``path``: the folder of the weights, if they are in one. ``gateway``: the
     weight-update gateway that transfers them while the trainer runs. ``base``: the model that the engine was started
-    with."""
+    with. ``writer``: the job, or the folder of the run, that trained them."""
 
     pair: str
     version: int
     path: str | None = None
     gateway: str | None = None
     base: str | None = None
+    writer: str | None = None
 
     @classmethod
     def read(cls, text: str) -> PublishedWeights | None:
@@ -289,7 +292,11 @@ class WeightTracker:
     def commit(self, record: PublishedWeights) -> None:
         """Publish a version that every worker was given: the model serves it from now on. An engine that was lost, or
         loaded other weights, since it was given it is behind. Raises OSError."""
+        is_news = record != self.published
         self._write(record)
+        if is_news:
+            by = f" of {record.writer}" if record.writer else ""
+            note(os.environ, "Normal", "Serves", f"serves version {record.version}{by}", "data-proxy")
 
     def end(self, pair: str, left: Mapping[str, Any] | None) -> None:
         """Note that the trainer has ended. Weights that it leaves in a folder are still served; without them an engine
@@ -299,14 +306,23 @@ class WeightTracker:
             return
         path = left.get("path") if left is not None and left.get("version") == record.version else None
         if isinstance(path, str) and Path(path).is_dir():
-            self._write(PublishedWeights(pair, record.version, path, None, record.base))
+            self._write(PublishedWeights(pair, record.version, path, None, record.base, record.writer))
         else:
             if self.file is not None:
                 self.file.unlink(missing_ok=True)
             self.published, self._stamp = None, None
 
-    def record(self, pair: str, version: int, path: str | None, gateway: str | None) -> PublishedWeights:
-        return PublishedWeights(pair, version, path, gateway, self._base)
+    def record(
+        self, pair: str, version: int, path: str | None, gateway: str | None, writer: str | None = None
+    ) -> PublishedWeights:
+        return PublishedWeights(pair, version, path, gateway, self._base, writer)
+
+    def about(self) -> dict[str, Any]:
+        """The weights that the model serves: their folder, if they are in one, their version and who trained them."""
+        record = self.published
+        if record is None:
+            return {"path": self._base, "version": None, "writer": None}
+        return {"path": record.path, "version": record.version, "writer": record.writer}
 
     def _write(self, record: PublishedWeights) -> None:
         if self.file is not None:

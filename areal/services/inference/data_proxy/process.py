@@ -126,6 +126,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
                 "models": models.names,
                 "fault": watch.state.fault,
                 "awaits_version": tracker.behind.version if control.engine_is_available and tracker.behind else None,
+                "weights": tracker.about(),
                 **(store_details(store) if store is not None else {}),
             }
 

@@ -285,7 +285,7 @@ class WeightRoutes:
         # Shared memory ends with its trainer: its path is not published.
         path = body_as(bodies.FolderSource, body.source, "source").path if pair.mode == "disk" else None
         with _storage_errors():
-            self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway))
+            self._tracker.commit(self._tracker.record(pair.name, body.version, path, body.gateway, body.writer))
         self._uncommitted = None
         return json_response({"status": "ok", "pair_name": pair.name, "version": body.version})
 
