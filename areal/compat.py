@@ -51,6 +51,8 @@ UNSUPPORTED = {
     "areal.infra.launcher.ray": _LAUNCHER.format("ray"),
     "areal.infra.launcher.slurm": _LAUNCHER.format("slurm"),
     "areal.infra.async_task_runner": "areal.client.RolloutController runs episodes: submit, wait, rollout_batch",
+    "areal.infra.rpc.rpc_server": _SCHEDULER,
+    "areal.experimental.inference_service.guard": _SCHEDULER,
     "areal.infra.rpc": "trajectories are plain tensors in the driver's process: leave RTensor.localize out",
     "areal.infra.sandbox": _SANDBOX,
     "areal.launcher": "python -m areal.infra.launcher.local DRIVER --config FILE, or areal train run --driver DRIVER",

@@ -3,6 +3,7 @@ load_expr_config``."""
 
 from dataclasses import dataclass, field
 
+from areal.api.config.engines import FSDPEngineConfig, FSDPWrapPolicy, MegatronDDPConfig, MegatronEngineConfig
 from areal.api.config.experiment import (
     BaseExperimentConfig,
     CheckpointerConfig,
@@ -45,10 +46,6 @@ from areal.api.config.rollout import (
 from areal.api.config.training import (
     PRESETS,
     DPOEngineConfig,
-    FSDPEngineConfig,
-    FSDPWrapPolicy,
-    MegatronDDPConfig,
-    MegatronEngineConfig,
     MicroBatchSpec,
     NormConfig,
     OptimizerConfig,

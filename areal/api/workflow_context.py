@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
 class EpisodeContext:
-    """The running episode. ``task_id`` is None outside of episodes."""
+    """The running episode. ``task_id`` is None outside of episodes. ``http_client`` returns the client that episodes
+    share."""
 
     task_id: str | None = None
     is_eval: bool = False
+    http_client: Callable[[], Any] | None = None
 
 
 _NONE = EpisodeContext()
@@ -27,6 +30,14 @@ def get() -> EpisodeContext:
 def stat_scope() -> str:
     """The name of the metrics tracker of the episode: evaluation has its own."""
     return "eval-rollout" if get().is_eval else "rollout"
+
+
+async def get_httpx_client() -> Any:
+    """The ``httpx.AsyncClient`` that episodes share, for clients such as ``openai.AsyncOpenAI(http_client=...)``; its
+    owner closes it. Raises RuntimeError outside of episodes."""
+    if (client := get().http_client) is None:
+        raise RuntimeError("the HTTP client of episodes is only there in an episode")
+    return client()
 
 
 @contextmanager

@@ -215,11 +215,14 @@ def get_custom_dataset(
     type: str | None = None,
     max_length: int | None = None,
     train_on: TrainOn | None = None,
+    img_folder_path: str | None = None,
 ) -> Any:
     """Load a data set. ``path`` is a local file or folder, a registered name or ``module:function``, or a data set of
     the Hugging Face hub (``org/name``, ``org/name:split`` or ``org/name:config:split``). Arguments override
     ``dataset_config``. Raises NotFound, UsageFault, BadData."""
     where = path or (dataset_config.path if dataset_config is not None else "")
+    if img_folder_path is not None:
+        raise UsageFault("img_folder_path is not supported: prompts are text, and images would not be seen")
     if not where:
         raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
     split = split or (dataset_config.split if dataset_config is not None else None)

@@ -20,7 +20,7 @@ from areal.errors import TimedOut
 from areal.rollout.engine import EpisodeEngine, HeadVersion
 from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
-from areal.rollout.workflows import run_episode
+from areal.rollout.workflows import run_episode, shared_http_client
 from areal.wire.bodies import LARGEST_F32
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class EpisodeRunner:
             self._heads.pop(item.number, None)
 
     async def _attempt(self, item: EpisodeSpec, engine: EpisodeEngine) -> Any:
-        with episode(EpisodeContext(item.task_id, is_eval=item.is_eval)):
+        with episode(EpisodeContext(item.task_id, is_eval=item.is_eval, http_client=shared_http_client)):
             try:
                 async with asyncio.timeout(self.timeout_s):
                     trajectory = await run_episode(item.workflow, engine, dict(item.data))

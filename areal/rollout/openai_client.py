@@ -7,6 +7,7 @@ rows are fetched after the episode has returned them. An episode may return thos
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -35,8 +36,9 @@ class ArealOpenAI(openai.AsyncOpenAI):
         **options: Any,
     ) -> None:
         options.setdefault("http_client", shared_http_client())
+        os.environ.setdefault("OPENAI_DEFAULT_MODEL", "default")  # of the OpenAI Agents SDK, which names a model itself
         super().__init__(base_url=engine.base_url, api_key=self._key, **options)
-        self._engine = engine
+        self.engine = engine
         self._session: AsyncSession | None = None
         self._starting = asyncio.Lock()
         self._calls: list[str] = []
@@ -46,7 +48,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
     async def _key(self) -> str:
         async with self._starting:
             if self._session is None:
-                (self._session,) = (await self._engine.start_sessions(1)).sessions
+                (self._session,) = (await self.engine.start_sessions(1)).sessions
         return self._session.api_key
 
     @cached_property
@@ -64,13 +66,13 @@ class ArealOpenAI(openai.AsyncOpenAI):
         return self._name_model(AsyncResponses(self))
 
     def _name_model(self, calls: Any) -> Any:
-        calls.create = partial(calls.create, model=self._engine.model or "default")
+        calls.create = partial(calls.create, model=self.engine.model or "default")
         return calls
 
     async def post(self, path: str, **kwargs: Any) -> Any:
         body = kwargs.get("body")
         if path == "/chat/completions" and isinstance(body, dict):
-            seed = self._engine.next_seed(body.get("seed"))  # as of a workflow's: members of a group differ
+            seed = self.engine.next_seed(body.get("seed"))  # as of a workflow's: members of a group differ
             kwargs["body"] = {**body, "seed": seed} if seed is not None else body
         answer: Any = await super().post(path, **kwargs)
         if isinstance(name := getattr(answer, "id", None), str):

@@ -45,7 +45,7 @@ def shared_http_client() -> Any:
     """This event loop's HTTP client for agents' SDKs; None where ``openai`` is not installed. A client for each episode
     would open new connections and load the machine's certificates again."""
     loop = asyncio.get_running_loop()
-    if loop not in _http_clients:
+    if getattr(_http_clients.get(loop), "is_closed", loop not in _http_clients):  # an SDK's ``async with`` closes it
         try:
             import openai
         except ImportError:

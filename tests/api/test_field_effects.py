@@ -408,9 +408,10 @@ NAMED: dict[str, dict[str, str]] = {
         "rollout": ONE_NUMBER,
     },
     "MegatronDDPConfig": {"overlap_grad_reduce": MEGATRON},
-    "MegatronEngineConfig": dict.fromkeys(
-        ("ddp", "recompute_granularity", "recompute_method", "recompute_num_layers"), MEGATRON
-    ),
+    "MegatronEngineConfig": {
+        **dict.fromkeys(("ddp", "recompute_granularity", "recompute_method", "recompute_num_layers"), MEGATRON),
+        "use_deterministic_algorithms": MEGATRON.partition("::")[0] + "::test_deterministic_algorithms_are_torchs",
+    },
     "PPOCriticConfig": dict.fromkeys(("ppo_n_minibatches", "ppo_epochs"), CRITIC),
     "PrometheusConfig": {
         **dict.fromkeys(("host", "key_file"), f"{PROMETHEUS}::test_metrics_of_a_trainer_need_a_key_beyond_loopback"),

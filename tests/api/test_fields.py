@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import logging
+import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,15 @@ import pytest
 import yaml
 
 import areal
-from areal.api.cli_args import ConfigError, DPOConfig, GRPOConfig, RWConfig, SFTConfig, load_expr_config
+from areal.api.cli_args import (
+    ConfigError,
+    DPOConfig,
+    GenerationHyperparameters,
+    GRPOConfig,
+    RWConfig,
+    SFTConfig,
+    load_expr_config,
+)
 from areal.api.config.fields import NoEffect, NotSupported, default_of, hints_of
 
 ROOT = Path(areal.__file__).parent
@@ -128,6 +138,8 @@ def names_read() -> set[str]:
                 for node in ast.walk(tree)
                 if isinstance(node, ast.Constant) and isinstance(node.value, str)
             }
+    for line in inspect.getsource(GenerationHyperparameters.request_fields).splitlines():
+        found |= set(re.findall(r"self\.(\w+)", line))  # what the rollout engine sends
     return found
 
 

@@ -188,6 +188,11 @@ class TrainDatasetConfig:
     split: str | None = None
     pin_memory: Annotated[bool, NoEffect("rows are prompts, not tensors")] = False
     num_workers: Annotated[int, NoEffect("rows are read where they are used")] = 0
+    num_dataset_workers: Annotated[int, NoEffect("rows are read where they are used")] = 1
+    setup_timeout: Annotated[float, NoEffect("rows are read where they are used")] = 3600.0
+    dataset_kwargs: Annotated[dict[str, Any], NotSupported("the path names a configuration: org/name:config:split")] = (
+        field(default_factory=dict)
+    )
     scheduling_spec: Annotated[Any, NoEffect("rows are read where they are used")] = None
 
     def __post_init__(self) -> None:
@@ -257,6 +262,7 @@ class BaseExperimentConfig:
     checkpointer: CheckpointerConfig | None = None
     stats_logger: StatsLoggerConfig = field(default_factory=StatsLoggerConfig)
     perf_tracer: Annotated[PerfTracerConfig | None, NoEffect("timings are in metrics.jsonl")] = None
+    memory_profiler: Annotated[dict[str, Any] | None, NotSupported("torch.profiler records memory in a driver")] = None
     sglang: SGLangConfig = field(default_factory=SGLangConfig)
     vllm: vLLMConfig = field(default_factory=vLLMConfig)
     scheduler: Annotated[SchedulerConfig, PLACEMENT] = field(default_factory=SchedulerConfig)
@@ -280,6 +286,8 @@ class BaseExperimentConfig:
             "trial_name": self.trial_name,
             "fileroot": self.cluster.fileroot,
         }
+        # A driver's own sections may have other names: an engine beside the run, say.
+        shared = {each.name for cls in type(self).__mro__ if cls.__module__ == __name__ for each in fields(cls)}
         copies: dict[int, Any] = {}  # a section with two names stays one object
         for place, given in self._parts():
             part = copies.setdefault(id(given), copy.copy(given))
@@ -288,7 +296,7 @@ class BaseExperimentConfig:
                 own = getattr(part, name, None)
                 if value and own == "":
                     setattr(part, name, value)
-                elif own and own != value:
+                elif own and own != value and place in shared:
                     top = f"cluster.{name}" if name == "fileroot" else name
                     raise ValueError(f"{place}.{name} is {own!r} and {top} {value!r}: a run has one")
 
@@ -387,7 +395,7 @@ class PPOConfig(BaseExperimentConfig):
     actor: PPOActorConfig = field(default_factory=PPOActorConfig)
     ref: TrainEngineConfig | None = None
     critic: PPOCriticConfig | None = None
-    teacher: Annotated[TrainEngineConfig | None, NotSupported("there is no distillation")] = None
+    teacher: Annotated[dict[str, Any] | None, NotSupported("there is no distillation")] = None
     dynamic_bs: bool = False
     async_training: bool = True
     workflow: str = "areal.workflow.rlvr:RLVRWorkflow"  # of the built-in driver; a custom driver sets it in code

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
 
@@ -115,11 +116,52 @@ class EngineArgs(dict[str, Any]):
 
 
 class SGLangConfig(EngineArgs):
-    pass
+    @staticmethod
+    def build_args(
+        sglang_config: Mapping[str, Any], tp_size: int = 1, base_gpu_id: int = 0, **more: Any
+    ) -> dict[str, Any]:
+        """The arguments of SGLang's server: the section's, and its layout. ``more``: ``host``, ``port`` and others."""
+        return _set({**sglang_config, "tp_size": tp_size, "base_gpu_id": base_gpu_id, **more})
+
+    @classmethod
+    def build_cmd(cls, sglang_config: Mapping[str, Any], **layout: Any) -> list[str]:
+        """The command that starts SGLang's server. ``layout``: as for ``build_args``."""
+        return cls.build_cmd_from_args(cls.build_args(sglang_config, **layout))
+
+    @staticmethod
+    def build_cmd_from_args(args: Mapping[str, Any]) -> list[str]:
+        return [sys.executable, "-m", "sglang.launch_server", *_flags(args)]
 
 
 class vLLMConfig(EngineArgs):
-    pass
+    @staticmethod
+    def build_args(vllm_config: Mapping[str, Any], tp_size: int = 1, pp_size: int = 1, **more: Any) -> dict[str, Any]:
+        """The arguments of vLLM's server: the section's, and its layout. ``more``: ``host``, ``port`` and others."""
+        layout = {"tensor_parallel_size": tp_size, "pipeline_parallel_size": pp_size}
+        return _set({**vllm_config, **layout, **more})
+
+    @classmethod
+    def build_cmd(cls, vllm_config: Mapping[str, Any], **layout: Any) -> list[str]:
+        """The command that starts vLLM's server. ``layout``: as for ``build_args``."""
+        return cls.build_cmd_from_args(cls.build_args(vllm_config, **layout))
+
+    @staticmethod
+    def build_cmd_from_args(args: Mapping[str, Any]) -> list[str]:
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_flags(args)]
+
+
+def _set(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if value is not None and value != ""}
+
+
+def _flags(args: Mapping[str, Any]) -> list[str]:
+    """Command line flags. True is a flag without a value; False is left out, as servers' switches are off."""
+    words: list[str] = []
+    for name, value in args.items():
+        values = value if isinstance(value, list | tuple) else () if value is True else (value,)
+        if value is not False:
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return words
 
 
 @dataclass

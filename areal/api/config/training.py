@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from areal.api.config.engines import FSDPEngineConfig, MegatronEngineConfig
 from areal.api.config.fields import (
     COUNT,
     NOT_NEGATIVE,
@@ -40,7 +41,7 @@ def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], st
     """(key, why) of settings that need a proximal policy other than the behaviour policy, if there is none."""
     needs = "needs a proximal policy beside the one that sampled: use_decoupled_loss, or recompute_logprob"
     proximal = actor.use_decoupled_loss or actor.recompute_logprob
-    if (rejection := actor.rejection_sampling) is not None:
+    if (rejection := actor.rejection_sampling) is not None and (proximal or not actor.use_sapo_loss):
         if not proximal:
             yield ("rejection_sampling",), needs
         elif rejection.action == "clamp" and not actor.use_decoupled_loss:
@@ -59,6 +60,8 @@ def objective_ineffective(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ..
     objective = "use_sapo_loss" if actor.use_sapo_loss else "use_cispo_loss" if actor.use_cispo_loss else ""
     if actor.use_sapo_loss:
         yield from _all("use_sapo_loss gates softly, and does not clip", "eps_clip", "eps_clip_higher")
+        if not actor.recompute_logprob:
+            yield from _all("use_sapo_loss gates softly, and has no proximal policy", "rejection_sampling")
     else:
         yield from _all("it is of use_sapo_loss", "sapo_tau_pos", "sapo_tau_neg")
     if objective:
@@ -281,46 +284,6 @@ class OptimizerConfig:
             raise ValueError("type adam_bf16 is not supported: the optimizer's states are float32, use adam")
 
 
-@dataclass
-class FSDPWrapPolicy:
-    transformer_layer_cls_to_wrap: list[str] | None = None
-
-
-@dataclass
-class FSDPEngineConfig:
-    wrap_policy: Annotated[FSDPWrapPolicy | None, NoEffect("each decoder layer is sharded on its own")] = None
-    offload_params: Annotated[bool, NotSupported("parameters stay on the device")] = False
-    memory_efficient_load: Annotated[bool, NoEffect("weights are always loaded shard by shard")] = False
-
-
-@dataclass
-class MegatronDDPConfig:
-    """``overlap_grad_reduce``: gradients travel while the backward pass goes on."""
-
-    overlap_grad_reduce: bool = False
-    use_distributed_optimizer: Annotated[bool, NotSupported("data-parallel ranks share Adam's states")] = True
-    grad_reduce_in_fp32: Annotated[bool, NoEffect("set grad_reduce_dtype")] = False
-    overlap_param_gather: Annotated[bool, NotSupported("weights are gathered when the optimizer has stepped")] = False
-
-
-@dataclass
-class MegatronEngineConfig:
-    """Settings of ``backend: megatron:...``. The ``recompute_`` fields say how ``gradient_checkpointing`` is done:
-    ``uniform`` in groups of so many layers, ``block`` for so many of a stage's layers."""
-
-    ddp: MegatronDDPConfig = field(default_factory=MegatronDDPConfig)
-    recompute_granularity: Literal["full"] | None = None  # full is what gradient_checkpointing does
-    recompute_method: Literal["uniform", "block"] = "uniform"
-    recompute_num_layers: Annotated[int, COUNT] = 1
-    virtual_pipeline_parallel_size: Annotated[int, NotSupported("stages are not interleaved")] = 1
-    overlap_param_gather_with_optimizer_step: Annotated[bool, NotSupported("the optimizer steps by itself")] = False
-    use_precision_aware_optimizer: Annotated[bool, NotSupported("moments are float32")] = False
-    async_save: Annotated[bool, NotSupported("a checkpoint is whole before the next step begins")] = False
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
-
 def megatron_faults(engine: TrainEngineConfig) -> Iterator[str]:
     """Messages of settings that the Megatron engine does not support, each naming its key."""
     if engine.use_lora:
@@ -379,10 +342,16 @@ class TrainEngineConfig:
     peft_type: Literal["lora"] = "lora"
     fsdp: FSDPEngineConfig = field(default_factory=FSDPEngineConfig)
     megatron: MegatronEngineConfig = field(default_factory=MegatronEngineConfig)
-    archon: Annotated[dict[str, Any], NotSupported("there is no archon engine")] = field(default_factory=dict)
+    archon: Annotated[dict[str, Any], NoEffect("there is no archon engine, and a backend archon is refused")] = field(
+        default_factory=dict
+    )
     scheduling_spec: Annotated[list[SchedulingSpec], PLACEMENT] = field(default_factory=list)
     scheduling_strategy: Annotated[SchedulingStrategy, PLACEMENT] = field(default_factory=SchedulingStrategy)
-    enable_tree_training: Annotated[bool, NotSupported("rows are trained one by one")] = False
+    enable_tree_training: Annotated[bool, NoEffect("samples of a prompt share its tokens wherever that saves some")] = (
+        False
+    )
+    offload: Annotated[bool, NotSupported("weights and the optimizer's states stay on the device")] = False
+    use_kernels: Annotated[bool, NotSupported("models run as transformers has them")] = False
     _version: Annotated[Literal["v1", "v2"], ONE_PROGRAM] = "v1"
     admin_api_key: Annotated[str, ONE_PROGRAM] = field(default="", repr=False)
     log_level: Annotated[str, ONE_PROGRAM] = "warning"

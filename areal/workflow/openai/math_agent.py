@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from areal.errors import UsageFault
 from areal.reward.gsm8k import gsm8k_reward_fn
 from areal.rollout.rlvr import TRY_AGAIN, RowReward
+from areal.workflow.agent import ModelAccess
 
 
 class MathAgent:
     """Answers ``data["messages"]``; ``reward_fn`` scores the answer, by default by its final number. After an answer
     with a reward of 0 or less, ``feedback`` asks for another, up to ``max_turns`` answers. The result is the last
-    answer's reward times ``turn_discount`` for each previous answer. Other keyword arguments go to the chat call.
-    Raises UsageFault for invalid arguments."""
+    answer's reward times ``turn_discount`` for each previous answer. Other keyword arguments go to the chat call; of
+    ``max_tokens`` and ``max_completion_tokens`` the latter counts. Raises UsageFault for invalid arguments."""
 
     def __init__(
         self,
@@ -26,6 +26,8 @@ class MathAgent:
     ) -> None:
         if max_turns < 1:
             raise UsageFault(f"max_turns must be at least 1, not {max_turns}")
+        if "max_completion_tokens" in sampling:
+            sampling.pop("max_tokens", None)  # the older name
         self._sampling = sampling
         self._reward = RowReward(reward_fn)
         self._max_turns = max_turns
@@ -37,16 +39,13 @@ class MathAgent:
 
         self._reward.check(data)
 
+        access = ModelAccess.of(extra_kwargs)
         client = openai.AsyncOpenAI(
-            base_url=extra_kwargs.get("base_url") or os.environ.get("OPENAI_BASE_URL"),
-            api_key=extra_kwargs.get("api_key") or os.environ.get("OPENAI_API_KEY"),
-            http_client=extra_kwargs.get("http_client"),
-            max_retries=2,
+            base_url=access.base_url, api_key=access.api_key, http_client=access.http_client, max_retries=2
         )
-        model = extra_kwargs.get("model") or "default"
         messages, scale = list(data["messages"]), 1.0
         while True:
-            answer = await client.chat.completions.create(model=model, messages=messages, **self._sampling)
+            answer = await client.chat.completions.create(model=access.model, messages=messages, **self._sampling)
             text = answer.choices[0].message.content or ""
             reward = await self._reward(str(data["messages"][-1]["content"]), text, [], [], data)
             turn = (len(messages) - len(data["messages"])) // 2 + 1

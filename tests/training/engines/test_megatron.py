@@ -150,6 +150,19 @@ def test_megatron_conforms() -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
+def test_deterministic_algorithms_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from areal.training.engines.megatron.engine import choose_algorithms
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    choose_algorithms(MegatronEngineConfig())
+    assert not torch.are_deterministic_algorithms_enabled()
+    try:
+        choose_algorithms(MegatronEngineConfig(use_deterministic_algorithms=True))
+        assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_settings_of_megatron_are_followed(models: dict[str, Path]) -> None:
     from transformers import AutoConfig
 

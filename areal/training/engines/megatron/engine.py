@@ -8,6 +8,7 @@ numbers.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,13 +38,20 @@ from areal.training.engines.megatron.optimizer import (
 from areal.training.ranks import Ranks, require_layout
 
 if TYPE_CHECKING:
-    from areal.api.cli_args import TrainEngineConfig
+    from areal.api.cli_args import MegatronEngineConfig, TrainEngineConfig
     from areal.training.engines.megatron.modules import Vocabulary
 
 OutputFn = Callable[["TokenOutputs", int], Tensor]
 """(outputs, number of the micro-batch) -> a loss or other result."""
 HeadFn = Callable[[Tensor, "Tensor | None", int], Tensor]
 """(states after the last layer, ``slices_of`` the rows, number of the micro-batch) -> a loss."""
+
+
+def choose_algorithms(settings: MegatronEngineConfig) -> None:
+    """Have torch compute deterministically where it can, if the settings say so; where it cannot, it warns."""
+    if settings.use_deterministic_algorithms:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 class MegatronEngine(EngineBase):
@@ -55,6 +63,7 @@ class MegatronEngine(EngineBase):
         if fault := next(megatron_faults(config), None):
             raise UsageFault(fault)
         require_layout(ranks, self.part, "the model's")
+        choose_algorithms(config.megatron)
         folder = model_folder(config.path)
         about = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         self._configs = [about, _generation(folder, about)]

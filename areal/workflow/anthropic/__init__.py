@@ -1,0 +1,1 @@
+"""Agents that use Anthropic's API."""

@@ -1,0 +1,46 @@
+"""What AReaL's examples use works here, or is refused with a reason (``areal_examples.tsv``)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.drivers.areal_examples import BESIDE, REFUSED, Row, examine, judge, read_table
+
+ROWS = read_table()
+
+
+@pytest.mark.parametrize("kind", ["import", "member", "string", "key", "allocation"])
+def test_what_examples_use_works_or_is_refused_as_the_table_has_it(kind: str) -> None:
+    listed = [row for row in ROWS if row.kind == kind]
+    beside = [row for row in listed if row.why.startswith(BESIDE)]
+    judged = [judge(kind, row.subject) for row in listed if row not in beside]
+    assert judged == [row for row in listed if row not in beside]
+    refused = {row.subject for row in ROWS if row.verdict == REFUSED}
+    assert {row.why.removeprefix(BESIDE) for row in beside} <= refused  # the import that is refused before
+    assert listed
+
+
+def test_every_refusal_has_a_reason_and_nothing_is_missing() -> None:
+    assert {row.verdict for row in ROWS} == {"works", REFUSED}
+    assert all(row.why for row in ROWS if row.verdict == REFUSED)
+
+
+def test_subject_that_neither_works_nor_is_refused_is_missing() -> None:
+    unknown = {
+        "import": "areal.api Nothing",
+        "member": "areal.api.cli_args:GenerationHyperparameters.nothing",
+        "string": "areal.workflow.nothing.Agent",
+        "key": "GRPOConfig actor.nothing",
+    }
+    assert {judge(kind, subject).verdict for kind, subject in unknown.items()} == {"missing"}
+    assert judge("member", "areal.api.cli_args:GRPOConfig.actor") == Row(
+        "member", "areal.api.cli_args:GRPOConfig.actor"
+    )
+
+
+@pytest.mark.skipif("AREAL_EXAMPLES" not in os.environ, reason="AREAL_EXAMPLES is a checkout of AReaL")
+def test_table_is_that_of_the_checkout() -> None:
+    assert [str(row) for row in examine(Path(os.environ["AREAL_EXAMPLES"]))] == [str(row) for row in ROWS]
