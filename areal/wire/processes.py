@@ -195,4 +195,5 @@ class AgentWorkerConfig(ServeConfig):
     command: tuple[str, ...] = option((), "JSON: a program that answers a turn, and its arguments")
     tools: tuple[Mapping[str, Any], ...] = option((), "JSON: MCP servers whose tools the agent gets")
     import_path: tuple[str, ...] = option((), "JSON: folders of the agent's modules")
+    connect_timeout: float = option(60.0, "seconds to connect each MCP server and list its tools", above=0)
     max_body_bytes: int = option(GatewayLimits.max_body_bytes, "longest request body", least=0)

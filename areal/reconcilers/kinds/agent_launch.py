@@ -36,6 +36,8 @@ from areal.wire.processes import (
     RouterConfig,
 )
 
+_OF_SETUP = 0.75  # of the time until a pair must be ready, so that a tool server that hangs is named within it
+
 
 def agent_run(context: EffectContext, op: Op, slot: Slot) -> RunSpec:
     """Raises ArealError saying what is missing."""
@@ -105,6 +107,7 @@ def _worker(context: EffectContext, launch: Launch, spec: AgentServiceSpec) -> R
         command=tuple(spec.command),
         tools=tuple(tool.model_dump(mode="json", exclude_defaults=True) for tool in spec.tools),
         import_path=tuple(_import_folders(folder, file)),
+        connect_timeout=spec.setup_timeout_seconds * _OF_SETUP,
     )
     secret_env = {name: secret_of(source, launch.object) for name, source in spec.env_from.items()}
     argv = service_argv("agent.worker")

@@ -113,8 +113,9 @@ class RlSessions:
             reply = await self._send("GET", theirs.base_url, _MODELS, _bearer(theirs))
         except ApiError:
             return
-        if reply.status in _REFUSED:
-            message = f"the inference service at {theirs.base_url} knows no RL session with this session_api_key"
+        if reply.status in (*_REFUSED, 409):
+            knows = "knows no RL session with" if reply.status in _REFUSED else "has ended the RL session of"
+            message = f"the inference service at {theirs.base_url} {knows} this session_api_key"
             raise ApiError(401, message, code="invalid_session_api_key", param="session_api_key")
 
     async def start(self, metadata: Mapping[str, Any]) -> RlSession | None:

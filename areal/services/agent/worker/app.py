@@ -217,7 +217,7 @@ async def _made(config: AgentWorkerConfig, found: Any) -> AsyncIterator[AgentAda
     if config.agent is None:
         yield command_agent(config.command, config.tools)
         return
-    async with mcp_tools(config.tools) if config.tools else contextlib.nullcontext() as tools:
+    async with mcp_tools(config.tools, config.connect_timeout) if config.tools else contextlib.nullcontext() as tools:
         if is_openai_agent(found):
             yield openai_agent(found, config.kwargs or {}, tools)
         else:

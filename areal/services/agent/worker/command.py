@@ -17,11 +17,12 @@ forwarded as it is written:
     {"type": "complete", "summary": "...", "metadata": {...}}                   both fields are optional
     {"type": "failed", "error": "..."}
 
-A line that begins with { has at most 4,194,304 characters: a longer one fails the turn.
+A line that begins with { has at most 4,194,304 characters: a longer one fails the turn. So does a line that begins as
+an event and is no JSON, or has more levels or digits than JSON is read with.
 
 The turn ends when the program exits. An exit status other than 0 fails the turn, with the last lines of stderr in the
-error; stderr goes to the worker's log. Other processes of its group are killed at its exit. If the turn is cancelled,
-the group gets SIGTERM, and SIGKILL two seconds later.
+error; stderr goes to the worker's log. Processes that it leaves behind are killed at its exit, also those that left its
+group or session. If the turn is cancelled, the group gets SIGTERM, and SIGKILL two seconds later.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 from asyncio.subprocess import PIPE, SubprocessStreamProtocol
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, cast
 
@@ -45,6 +47,7 @@ import orjson
 from areal.api.agent import AgentRequest, AgentResponse
 from areal.errors import UsageFault
 from areal.services.agent.worker.agents import MODEL, AgentAdapter
+from areal.services.agent.worker.descendants import ProgramFamily
 from areal.services.agent.worker.turn import AgentFailed, WorkerTurn, response_of, waited
 from areal.services.http.tasks import Watchdog
 
@@ -53,7 +56,10 @@ _LONGEST_EVENT = 4 * 1024 * 1024
 _STDERR_LINES = 10
 _TERM_S = 2.0
 _TAIL_S = 1.0  # for the rest of the output, where a process outside the group holds it open and the caller keeps up
+_RUN_ID = "AREAL_RUN_ID"
 _TYPES = ("delta", "tool_call", "tool_result", "complete", "failed")
+_NAMES_A_TYPE = re.compile(rf'"type"\s*:\s*"(?:{"|".join(_TYPES)})"')
+_BEGINS_AS_EVENT = re.compile(rf"\{{\s*{_NAMES_A_TYPE.pattern}")
 _log = logging.getLogger(__name__)
 
 
@@ -62,15 +68,16 @@ def command_agent(command: Sequence[str], tools: Sequence[Mapping[str, Any]]) ->
     if shutil.which(command[0]) is None:
         raise UsageFault(f"command: there is no program {command[0]!r}")
     more = {"AREAL_MCP_SERVERS": json.dumps([each["mcp"] for each in tools])} if tools else {}
+    family = ProgramFamily()
 
     async def run(request: AgentRequest, turn: WorkerTurn) -> object:
-        return await _ProgramRun(request, turn).of(command, {**os.environ, **more, **_environment(request)})
+        return await _ProgramRun(request, turn, family).of(command, {**os.environ, **more, **_environment(request)})
 
     return AgentAdapter("command", run)
 
 
 def _environment(request: AgentRequest) -> dict[str, str]:
-    about = {"AREAL_SESSION_KEY": request.session_key, "AREAL_RUN_ID": request.run_id}
+    about = {"AREAL_SESSION_KEY": request.session_key, _RUN_ID: request.run_id}
     access = request.metadata.get("areal_inference")
     if not access:
         return about
@@ -84,7 +91,8 @@ class _Process(SubprocessStreamProtocol):
     """A process that leads a process group, and whose exit kills the group. ``exited`` is set at the exit; it does not
     wait for the pipes to close, which processes outside the group may hold open."""
 
-    def __init__(self) -> None:
+    def __init__(self, family: ProgramFamily) -> None:
+        self._family = family
         self._running_loop = asyncio.get_running_loop()
         super().__init__(limit=_READ, loop=self._running_loop)
         self.exited: asyncio.Future[None] = self._running_loop.create_future()
@@ -92,9 +100,11 @@ class _Process(SubprocessStreamProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.process = cast(asyncio.SubprocessTransport, transport)
+        self._family.started.add(self.process.get_pid())
 
     def process_exited(self) -> None:
         super().process_exited()
+        self._family.started.discard(self.process.get_pid())
         self.signal(signal.SIGKILL)
         if not self.exited.done():
             self.exited.set_result(None)
@@ -116,7 +126,8 @@ class _Process(SubprocessStreamProtocol):
 class _ProgramRun:
     """One turn of a program."""
 
-    def __init__(self, request: AgentRequest, turn: WorkerTurn) -> None:
+    def __init__(self, request: AgentRequest, turn: WorkerTurn, family: ProgramFamily) -> None:
+        self._family = family
         self._request = request
         self._turn = turn
         self._complete = AgentResponse()
@@ -126,7 +137,13 @@ class _ProgramRun:
     async def of(self, command: Sequence[str], environment: Mapping[str, str]) -> AgentResponse:
         loop = asyncio.get_running_loop()
         how: dict[str, Any] = {"stdin": PIPE, "stdout": PIPE, "stderr": PIPE, "env": environment, "process_group": 0}
-        _, process = await loop.subprocess_exec(_Process, *command, **how)
+        async with self._family.turn(f"{_RUN_ID}={environment[_RUN_ID]}"):
+            return await self._run(loop.subprocess_exec(lambda: _Process(self._family), *command, **how), command[0])
+
+    async def _run(
+        self, start: Coroutine[Any, Any, tuple[asyncio.SubprocessTransport, _Process]], program: str
+    ) -> AgentResponse:
+        _, process = await start
         try:
             async with asyncio.TaskGroup() as group:
                 works = (self._write(process), self._read(process), self._log(process))
@@ -141,7 +158,7 @@ class _ProgramRun:
             raise errors.exceptions[0]
         finally:
             await process.end()
-        self._check(command[0], process.process.get_returncode() or 0)
+        self._check(program, process.process.get_returncode() or 0)
         return self._complete
 
     async def _write(self, process: _Process) -> None:
@@ -241,17 +258,21 @@ class ProgramOutput:
 
 
 def _event_of(line: str) -> dict[str, Any] | None:
-    """The event of a line, None for text. Raises AgentFailed for an event that only Python's JSON parser accepts: with
-    a NaN, an infinity or an unpaired surrogate."""
+    """The event of a line, None for text. Raises AgentFailed for an event that is no JSON, such as one with a NaN, an
+    infinity or an unpaired surrogate, one that was cut, or one with more levels or digits than JSON is read with."""
     fault = ""
     try:
         found = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         fault = str(error)
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
+            found = json.loads(line, parse_int=float)  # of any length
+        except RecursionError:
+            found = {"type": "event"} if _NAMES_A_TYPE.search(line) else None
+        except ValueError:
+            found = {"type": "event"} if _BEGINS_AS_EVENT.match(line) else None
+        if found == {"type": "event"}:
+            raise AgentFailed(f"an event of the program is no JSON: {fault}") from error
     if not isinstance(found, dict) or found.get("type") not in _TYPES:
         return None
     if fault:

@@ -23,7 +23,7 @@ from areal.services.http.tasks import background
 if TYPE_CHECKING:
     from mcp import Client
 
-_CONNECT_S = 60.0
+_MOST_PAGES = 1000  # of one server's list of tools
 _AGAIN_S = 1.0
 _CLOSED = -32000  # JSON-RPC's code of a connection that was closed
 _log = logging.getLogger(__name__)
@@ -65,8 +65,10 @@ class McpConnection:
     """The connection to one MCP server. ``serve`` opens and closes it, because anyio requires one task for both.
     ``tools`` are those that the server listed when it was first connected."""
 
-    def __init__(self, command: Sequence[str], url: str | None) -> None:
+    def __init__(self, command: Sequence[str], url: str | None, timeout_s: float) -> None:
         self.name = url or " ".join(command)
+        self._timeout_s = timeout_s
+        self._doing = "answer"
         self.tools: list[McpTool] = []
         self._command, self._url = command, url
         self._lost = asyncio.Event()
@@ -89,12 +91,18 @@ class McpConnection:
         from mcp import Client
 
         self._lost.clear()
-        async with asyncio.timeout(_CONNECT_S) as limit, Client(_watched(self._transport(), self._lose)) as client:
-            if not self.tools:
-                self.tools = [tool async for tool in self._listed(client)]
-            limit.reschedule(None)
-            self._client.set_result(client)
-            await self._lost.wait()
+        self._doing = "answer"
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                async with Client(_watched(self._transport(), self._lose)) as client:
+                    if not self.tools:
+                        self._doing = "end the list of its tools"
+                        self.tools = [tool async for tool in self._listed(client)]
+                    limit.reschedule(None)
+                    self._client.set_result(client)
+                    await self._lost.wait()
+        except TimeoutError as error:
+            raise ToolError(f"it did not {self._doing} within {self._timeout_s:g} s") from error
 
     def _lose(self) -> None:
         """Drop the connection. Later calls wait for the next one."""
@@ -117,12 +125,13 @@ class McpConnection:
 
     async def _listed(self, client: Client) -> AsyncIterator[McpTool]:
         cursor = None
-        while True:
+        for _ in range(_MOST_PAGES):
             page = await client.list_tools(cursor=cursor)
             for tool in page.tools:
                 yield McpTool(self, tool.name, tool.description or "", tool.input_schema)
             if (cursor := page.next_cursor) is None:
                 return
+        raise ToolError(f"its list of tools has more than {_MOST_PAGES} pages")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         connection = self._client
@@ -163,8 +172,9 @@ async def _watched(
 
 
 @contextlib.asynccontextmanager
-async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[list[Tool]]:
-    """Connect all servers while the body runs, and yield their tools. Raises ArealError for a failed connection."""
+async def mcp_tools(configured: Sequence[Mapping[str, Any]], timeout_s: float) -> AsyncIterator[list[Tool]]:
+    """Connect all servers while the body runs, each within ``timeout_s``, and yield their tools. Raises ArealError for
+    a failed connection."""
     try:
         import mcp  # noqa: F401
     except ImportError as error:
@@ -173,7 +183,7 @@ async def mcp_tools(configured: Sequence[Mapping[str, Any]]) -> AsyncIterator[li
         tools: dict[str, Tool] = {}
         for each in configured:
             about = each["mcp"]
-            server = McpConnection(about.get("command") or (), about.get("url"))
+            server = McpConnection(about.get("command") or (), about.get("url"), timeout_s)
             report_stage(f"connecting to the MCP server {server.name}")
             await stack.enter_async_context(background(f"mcp {server.name}", server.serve))
             try:
@@ -191,4 +201,4 @@ def _shown(error: BaseException) -> str:
     """The message of an error; of an exception group, of the first error in it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}".removesuffix(": ")
+    return str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}".removesuffix(": ")

@@ -18,12 +18,12 @@ from areal.services.http.auth import Access, presented_key
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import AnyResponse, Request, Response, decode_object, read_body
 from areal.services.http.process import ServeOptions
-from areal.services.http.service import Handler, Service, json_response
+from areal.services.http.service import Handler, Service, json_response, to_response
 from areal.services.http.tasks import uninterrupted
 from areal.services.inference.gateway.exports import ExportRoutes
 from areal.services.inference.gateway.relay import Relay, RelayMetrics
 from areal.services.inference.gateway.routing import LiveTable, RouterClient
-from areal.services.inference.gateway.sessions import SessionKeys, SessionRoutes, gateway_parts
+from areal.services.inference.gateway.sessions import JournalClient, SessionKeys, SessionRoutes, gateway_parts
 from areal.wire.bodies import ModelWorker, NameModel, PublishModel, RegisterExternal, RegisterModel, SetVersion
 from areal.wire.fields import write_fields
 from areal.wire.processes import GatewayConfig
@@ -34,8 +34,11 @@ PREFIXES = ("/v1", "")  # clients differ in what they take for the base URL
 
 
 class GatewayRoutes:
-    def __init__(self, table: LiveTable, relay: Relay, router: RouterClient, keys: SessionKeys) -> None:
+    def __init__(
+        self, table: LiveTable, relay: Relay, router: RouterClient, keys: SessionKeys, journals: JournalClient
+    ) -> None:
         self._keys = keys
+        self._journals = journals
         self._table = table
         self._relay = relay
         self._router = router
@@ -63,14 +66,24 @@ class GatewayRoutes:
         return handle
 
     async def models(self, request: Request) -> Response:
-        await self._keys.journal_of(request.headers)
+        if (refusal := await self._refusal(request)) is not None:
+            return refusal
         self._table.require_whole()
         models = self._table.published()
         data = [entry for model in models for entry in _openai_models(model)]
         return json_response({"object": "list", "data": data, "models": [entry["id"] for entry in data]})
 
+    async def _refusal(self, request: Request) -> Response | None:
+        """The answer to a session's key that is not live, as its data proxy gives it. Raises 401."""
+        tag = await self._keys.journal_of(request.headers)
+        if tag is None:
+            return None
+        reply = await self._journals.call(tag, "GET", "/v1/models", self._journals.for_caller(request))
+        return to_response(reply) if reply.status != 200 else None
+
     async def model(self, request: Request) -> Response:
-        await self._keys.journal_of(request.headers)
+        if (refusal := await self._refusal(request)) is not None:
+            return refusal
         name = request.match_info["name"]
         for model in self._table.published():
             for entry in _openai_models(model):
@@ -353,7 +366,7 @@ async def gateway(config: GatewayConfig, options: ServeOptions) -> AsyncIterator
         parts = gateway_parts(config, options, http, "Model requests waiting for a worker.")
         service, table, router, keys = parts.service, parts.table, parts.router, parts.keys
         relay = Relay(table, parts.follower, parts.admission, http, RelayMetrics(service.metrics))
-        GatewayRoutes(table, relay, router, keys).add_to(service)
+        GatewayRoutes(table, relay, router, keys, parts.journals).add_to(service)
         SessionRoutes(table, relay, router, parts.journals, keys).add_to(service)
         ExportRoutes(parts.journals).add_to(service)
         WorkerControl(http, router, options.headers).add_to(service)

@@ -58,6 +58,18 @@ PROGRAM = """
     elif what == "escaped":
         child = subprocess.Popen(["sleep", "3600"], start_new_session=True)
         print(child.pid)
+    elif what == "vanished":  # no mark, no session, no parent of its own
+        said = "import os; pid = os.fork(); print(pid) if pid else os.execvpe('sleep', ['sleep', '3600'], {})"
+        subprocess.run([sys.executable, "-c", said], start_new_session=True, env={})
+    elif what == "wait":
+        print("began", flush=True)
+        time.sleep(3600)
+    elif what == "deep":
+        print('{"type": "complete", "summary": "won", "metadata": {"x": ' + "[" * 5000 + "]" * 5000 + "}}")
+    elif what == "digits":
+        print('{"type": "complete", "summary": "won", "metadata": {"reward": ' + "1" * 5000 + "}}")
+    elif what == "cut":
+        print('{"type": "complete", "summary": "won", "metadata": {"reward": 1.0')
     elif what == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         child = subprocess.Popen(["sleep", "3600"])
@@ -146,6 +158,9 @@ def test_events_of_a_program(worker: Process) -> None:
             "nan",
             "unexpected character, expected a JSON value: line 1 column 63 (char 62)",
         ),
+        ("deep", "depth limit exceeded: line 1 column 1081 (char 1080)"),
+        ("digits", "number is infinity when parsed as double: line 1 column 63 (char 62)"),
+        ("cut", "unexpected end of data: line 2 column 1 (char 66)"),
         ("bad", "a delta is a text, not int 5"),
     ],
 )
@@ -159,9 +174,20 @@ def test_program_leaves_no_process_behind(worker: Process) -> None:
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_program_whose_output_is_held_open_ends_its_turn(worker: Process) -> None:
-    pid = int(answer(worker, "escaped")["summary"])
-    psutil.Process(pid).kill()
+@pytest.mark.parametrize("how", ["escaped", "vanished"])
+def test_process_that_left_the_session_ends_with_its_turn(worker: Process, how: str) -> None:
+    """It also holds the program's output open."""
+    pid = int(answer(worker, how)["summary"])
+    assert not psutil.pid_exists(pid)
+
+
+def test_process_without_a_mark_ends_with_the_turns_that_it_may_belong_to(worker: Process) -> None:
+    other = Events(worker, "wait")
+    assert other.next() == {"type": "delta", "text": "began"}
+    vanished = psutil.Process(int(answer(worker, "vanished")["summary"]))
+    assert not ended(vanished), "it may be the other turn's"
+    other.leave()
+    wait_until(lambda: ended(vanished), what="the process to end")
 
 
 def ended(process: psutil.Process) -> bool:

@@ -151,6 +151,48 @@ def test_tools_that_cannot_be_had_end_the_worker(
     wait_until(lambda: error in "".join(process.log), what=str(process.log))
 
 
+ENDLESS = """
+    import json, sys
+
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "id" not in asked:
+            continue
+        if asked["method"] == "initialize":
+            about = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}}}
+            result = {**about, "serverInfo": {"name": "endless", "version": "1"}}
+        elif asked["method"] != "tools/list":
+            error = {"code": -32601, "message": "no"}
+            print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": error}), flush=True)
+            continue
+        elif sys.argv[1] == "silent":
+            continue
+        else:
+            result = {"tools": [], "nextCursor": str(asked["id"])}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ("silent", "is away: it did not end the list of its tools within 2 s"),
+        ("pages", "is away: its list of tools has more than 1000 pages"),
+    ],
+)
+def test_server_whose_list_of_tools_never_ends_is_named(
+    processes: Processes, tmp_path: Path, how: str, error: str
+) -> None:
+    (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
+    (tmp_path / "server.py").write_text(textwrap.dedent(ENDLESS))
+    tools = json.dumps([{"mcp": {"command": [sys.executable, str(tmp_path / "server.py"), how]}}])
+    timeout = "2" if how == "silent" else "60"
+    flags = ("--agent", f"{tmp_path / 'agent.py'}:Agent", "--tools", tools, "--connect-timeout", timeout)
+    process = processes.spawn("-m", "areal.services.agent.worker", "--port", "0", *flags)
+    assert process.wait(60) != 0
+    wait_until(lambda: error in "".join(process.log), what=str(process.log))
+
+
 def test_command_gets_its_servers_as_json(processes: Processes, tmp_path: Path) -> None:
     servers: list[dict[str, Any]] = [{"command": ["a", "b"]}, {"url": "http://x/mcp"}]
     command = ["sh", "-c", "echo $AREAL_MCP_SERVERS"]

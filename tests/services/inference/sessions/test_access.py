@@ -45,6 +45,25 @@ def test_key_of_no_session_is_401(recording: RecordingService, method: str, path
     assert refused(recording.gateway.call(method, path, BODY, key=key), 401)["code"] == "invalid_api_key"
 
 
+def test_invented_key_with_the_tag_of_a_journal_is_401(recording: RecordingService, rollout: Rollout) -> None:
+    invented = f"{rollout.key[:12]}{'x' * 43}"
+    for method, path in SESSION_ROUTES:
+        assert refused(recording.gateway.call(method, path, BODY, key=invented), 401)["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/models", "/v1/models/tiny"])
+def test_key_of_a_session_that_has_ended_lists_no_models(recording: RecordingService, path: str) -> None:
+    ended, exported = recording.begin(), recording.begin()
+    for each in (ended, exported):
+        assert recording.gateway.call("GET", path, key=each.key).status == 200
+    recording.admin("POST", "/rl/end_session", {"session_id": ended.session_id})
+    assert refused(recording.gateway.call("GET", path, key=ended.key), 409)["code"] == "session_ended"
+    exported.chat("a")
+    exported.reward(1.0)
+    exported.export()
+    assert refused(recording.gateway.call("GET", path, key=exported.key), 401)["code"] == "invalid_api_key"
+
+
 def test_session_key_speaks_for_no_other_session(recording: RecordingService, rollout: Rollout) -> None:
     other = recording.begin()
     other.chat("a")
