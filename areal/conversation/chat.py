@@ -11,6 +11,7 @@ from areal.conversation.messages import Conversation, ConversationError
 from areal.conversation.template import PROBE, Template
 
 _THOUGHT = f"{PROBE}Thought"
+_SHORTEST_OVERLAP = 4  # characters of what closes a thought
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,22 @@ def _rest(pieces: Sequence[str], text: str) -> str | None:
     if not others:
         return last[len(text) :] if last.startswith(text) else None
     at, last = _end_of(others, text), last.lstrip()
-    while at is not None and (at := text.find(last[:4], at)) >= 0:
-        if last.startswith(text[at:]):
-            return last[len(text) - at :]
-        at += 1
-    return None
+    shared = 0 if at is None else _overlap(text[at:], last)
+    return last[shared:] if shared >= min(_SHORTEST_OVERLAP, len(last)) else None
+
+
+def _overlap(text: str, start: str) -> int:
+    """Return the length of the longest end of ``text`` that ``start`` begins with (Knuth, Morris, Pratt)."""
+    start = start[: len(text)]
+    borders, length = [0] * len(start), 0
+    for place, character in enumerate(start + "\0" + text):
+        while length and (length == len(start) or start[length] != character):
+            length = borders[length - 1]
+        if place and length < len(start) and start[length] == character:
+            length += 1
+        if place < len(start):
+            borders[place] = length
+    return length
 
 
 def _difference(whole: str, text: str) -> str:

@@ -16,9 +16,11 @@ Invariant: ``taken == trained + rejected + returned + given_up + len(in_flight)`
 from __future__ import annotations
 
 import bisect
+import hashlib
+import json
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -29,13 +31,31 @@ MAX_TRIES = 3
 @dataclass(frozen=True)
 class DataOrder:
     """The order of a data set of ``count`` rows over epochs. ``shuffle``: each epoch has a new permutation.
-    ``drop_last``: the last, incomplete batch of an epoch is left out."""
+    ``drop_last``: the last, incomplete batch of an epoch is left out. ``source`` and ``digest`` say which rows."""
 
     count: int
     batch_size: int = 1
     shuffle: bool = True
     drop_last: bool = True
     seed: int = 1
+    source: str = ""
+    digest: str = ""
+
+    def changes(self, earlier: Mapping[str, Any]) -> list[str]:
+        """What differs from the order that a checkpoint has. The same rows from elsewhere are no difference; older
+        checkpoints have no digest."""
+        names = ("count", "batch_size", "shuffle", "drop_last", "seed")
+        found = [
+            f"{name} {earlier[name]} -> {getattr(self, name)}" for name in names if earlier[name] != getattr(self, name)
+        ]
+        before = str(earlier.get("digest", ""))
+        if before and self.digest and before != self.digest:
+            was, now = (
+                f"{source} (sha256 {digest[:12]})"
+                for source, digest in ((earlier["source"], before), (self.source, self.digest))
+            )
+            found.append(f"rows of {was} -> {now}")
+        return found
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -69,6 +89,23 @@ def _permutation(count: int, seed: int, epoch: int) -> tuple[int, ...]:
     rows = list(range(count))
     random.Random(f"{seed}/{epoch}").shuffle(rows)
     return tuple(rows)
+
+
+def rows_digest(rows: Iterable[Any]) -> str:
+    """Return the SHA-256 of the content of rows."""
+    found = hashlib.sha256()
+    for row in rows:
+        found.update(json.dumps(row, sort_keys=True, default=_plain).encode())
+        found.update(b"\n")
+    return found.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A column that is not JSON: arrays and tensors as lists, other objects by their type, since they print
+    addresses."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.tolist() if hasattr(value, "tolist") else type(value).__qualname__
 
 
 @dataclass

@@ -3,8 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from areal.conversation import Branch, ConversationError, normalise
+from areal.conversation.chat import _overlap
 from tests.conversation.small import chat, decode, encode
 
 CHATML = """\
@@ -165,3 +168,9 @@ def test_render_gives_a_template_the_forms_that_it_shows() -> None:
         "{% for c in m.tool_calls %}{{ c.function.name + c.function.arguments }}{% endfor %}{% endfor %}"
     )
     assert chat(text).template.render(normalise([ASK, CALLS])) == "Rome?weather{}"
+
+
+@given(text=st.text("ab", max_size=9), start=st.text("ab", max_size=9))
+def test_overlap_is_the_longest_end_that_the_other_begins_with(text: str, start: str) -> None:
+    ends = [length for length in range(len(text) + 1) if start.startswith(text[len(text) - length :])]
+    assert _overlap(text, start) == max(ends)

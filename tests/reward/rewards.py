@@ -136,7 +136,3 @@ def no_extra(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any
 
 def other_names(question: str, text: str, a: Any, b: Any, answer: str) -> float:
     return float(text == answer and question == "q")
-
-
-def answers_42(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float:
-    return float("42" in completions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from areal.rollout.rlvr import MultiTurnWorkflow, RLVRWorkflow
 from areal.rollout.workflows import GroupedWorkflow
 from areal.training.trainers.rollouts import sample_rewards
 from tests.conversation.families import Family, families
-from tests.reward.rewards import answers_42, never_right
 
 USER = {"role": "user", "content": "6 * 7?"}
 FEEDBACK = "Wrong."
@@ -32,6 +32,14 @@ class Script:
         self.requests.append(request)
         ids = self._family.base.encode(next(self._texts), add_special_tokens=False).ids
         return ModelResponse(list(request.input_ids), ids, [-1.0] * len(ids), [0] * len(ids), "stop")
+
+
+async def never_right(*args: Any, **data: Any) -> float:  # async: of this process, which needs no worker
+    return 0.0
+
+
+async def answers_42(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, **data: Any) -> float:
+    return float("42" in completions)
 
 
 def text_of(family: Family, ids: torch.Tensor) -> str:

@@ -28,7 +28,7 @@ from areal.errors import ArealError, UsageFault
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine, without_optimizer
-from areal.training.frontier import DataOrder
+from areal.training.frontier import DataOrder, rows_digest
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Prometheus, Timings, open_trackers, prometheus
 from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout, require_shared
 from areal.training.run_folder import run_folder
@@ -99,9 +99,14 @@ class Trainer(abc.ABC):
         self.ranks: Ranks = self.stack.enter_context(join_ranks(layout_of(self.config)))
         torch.manual_seed(self.config.seed)  # the same on every rank: new weights are initialized before sharding
         self.folder = run_folder(self.config)
-        data, count = self.config.train_dataset, len(self._require_rows(self.train_dataset, "train_dataset"))
+        data, rows = self.config.train_dataset, self._require_rows(self.train_dataset, "train_dataset")
+        source = str(getattr(rows, "source", "") or data.path or "memory")
+        is_kept = self.ranks.is_first and self.config.recover.enabled
+        digest = rows_digest(rows[place] for place in range(len(rows))) if is_kept else ""
         try:
-            self.order = DataOrder(count, data.batch_size, data.shuffle, data.drop_last, self.config.seed)
+            self.order = DataOrder(
+                len(rows), data.batch_size, data.shuffle, data.drop_last, self.config.seed, source, digest
+            )
         except ValueError as error:
             raise UsageFault(str(error), hint="train_dataset.batch_size=N, or train_dataset.drop_last=false") from error
         self.steps_per_epoch = self.order.batches_per_epoch
@@ -322,11 +327,10 @@ class Trainer(abc.ABC):
             timer.restore(state["timers"][name])
         self._skipped = set(state.get("skipped", ()))  # absent in older checkpoints
         self.restore(state["algorithm"])
-        changed = {name: value for name, value in asdict(self.order).items() if value != state["data"][name]}
+        changed = self.order.changes(state["data"])
         if self.ranks.is_first and changed:
-            diff = ", ".join(f"{name} {state['data'][name]} -> {value}" for name, value in changed.items())
             self.progress.info(
-                f"warning: the data is not that of the checkpoint ({diff}): rows may come twice, or never"
+                f"warning: the data is not that of the checkpoint ({', '.join(changed)}): rows may come twice, or never"
             )
         if self.ranks.is_first:
             self.log.rewind(self.step)

@@ -1,6 +1,7 @@
 """A run and its disk, and a run that is told to stop: what it keeps, what it goes on from, what it says."""
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from areal.api.cli_args import RecoverConfig, SaverConfig, SFTConfig, TrainDatasetConfig, TrainEngineConfig
+from areal.dataset.files import Rows
 from areal.errors import ArealError
 from areal.state.job_metrics import steps_of
 from areal.training import stopping
@@ -23,7 +25,7 @@ from areal.training.trainers.ppo import version_to_publish
 from tests.training.trainers.reversing import engine, experiment, solved
 
 
-def _trainer(tmp_path: Path, steps: int, rows: int = 64, **more: Any) -> SFTTrainer:
+def _trainer(tmp_path: Path, steps: int, rows: int = 64, data: Any = None, **more: Any) -> SFTTrainer:
     config = SFTConfig(
         **experiment(
             tmp_path, total_train_steps=steps, **{"recover": RecoverConfig(mode="auto", freq_steps=2), **more}
@@ -31,7 +33,7 @@ def _trainer(tmp_path: Path, steps: int, rows: int = 64, **more: Any) -> SFTTrai
         train_dataset=TrainDatasetConfig(batch_size=8),
         model=TrainEngineConfig(**engine()),
     )
-    return SFTTrainer(config, solved(rows))
+    return SFTTrainer(config, data or solved(rows))
 
 
 def _before_each_step(trainer: SFTTrainer, do: Callable[[int], None]) -> None:
@@ -162,7 +164,20 @@ def test_data_that_has_changed_since_the_checkpoint_is_said(tmp_path: Path, caps
     assert "is not that of the checkpoint" not in capsys.readouterr().err
     with _trainer(tmp_path, 6, rows=56) as other:
         other.train()
-    assert "is not that of the checkpoint (count 64 -> 56)" in capsys.readouterr().err
+    assert "is not that of the checkpoint (count 64 -> 56, rows of memory (sha256 " in capsys.readouterr().err
+
+
+def test_other_rows_of_the_same_number_are_said_with_both_names(tmp_path: Path, capsys) -> None:
+    rows = list(solved(64))
+    sources = {"first.jsonl": rows, "copy.jsonl": rows, "second.jsonl": rows[::-1]}
+    told = []
+    for number, (source, each) in enumerate(sources.items()):
+        with _trainer(tmp_path, 2 * number + 2, data=Rows(each, source)) as trainer:
+            trainer.train()
+        told.append(capsys.readouterr().err)
+    assert not any("is not that of the checkpoint" in each for each in told[:2]), "a copy is the same data"
+    digest = r"\(sha256 [0-9a-f]{12}\)"
+    assert re.search(rf"rows of copy.jsonl {digest} -> second.jsonl {digest}", told[2])
 
 
 def test_checkpoints_of_another_model_are_an_error_and_stay(tmp_path: Path) -> None:
