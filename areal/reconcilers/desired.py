@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.errors import Conflict
-from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
@@ -114,8 +113,9 @@ def in_full(kind: str, spec: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with its defaults; of a Model, with its number of replicas apart from its backend."""
     full: dict[str, Any] = effective(kind, spec).model_dump(by_alias=True, mode="json")
     if full.get("backend"):
-        full["backend"] = str(replace(inference_part(full["backend"]), data=1))
-        full["replicas"] = controller_of(kind).replicas(spec)
+        part = inference_part(full["backend"])
+        full["backend"] = str(replace(part, data=1))
+        full["replicas"] = part.data if full["replicas"] is None else full["replicas"]
     return full
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from areal.errors import ArealError
 from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
-from areal.reconcilers.kinds import controllers, started_again_by
+from areal.reconcilers.kinds import ServiceController, controller_of, controllers, started_again_by
+from areal.reconcilers.launch import key_path
 from areal.reconcilers.observe import setting
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref
@@ -24,6 +25,7 @@ from areal.runtime.backends import Backends
 from areal.runtime.backends.base import LIVE, LOOPBACK, Phase, RunState, Trouble
 from areal.state import upkeep
 from areal.state.files import crash_point
+from areal.state.home import read_key
 from areal.state.journal import orphans
 from areal.state.locks import holder
 from areal.state.objects import ObjectStore
@@ -52,7 +54,8 @@ class _Diagnosis(NamedTuple):
 def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Finding, ...]:
     """Every finding, worst first. ``fix`` repairs those that lose no data when they are repaired."""
     backend = Backends(ctx.home.root, crash=crash_point)
-    found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_home(ctx), *_data(ctx)]
+    found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_keys(ctx, backend)]
+    found += [*_home(ctx), *_data(ctx)]
     if security:
         found += _security(ctx, backend)
     results = [_repaired(*trouble) if fix else trouble.finding for trouble in found]
@@ -120,6 +123,19 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         yield _Diagnosis(Finding("error", error.message, "free GPUs and strays are not known", error.hint or ""))
     for uuid, who in sorted(squatters.items()):
         yield _Diagnosis(Finding("warning", f"GPU {uuid} is used without a lease", who, "nothing is started on it"))
+
+
+def _keys(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
+    """Services whose processes live with a key that cannot be read any more."""
+    alive = {state.spec.owner for state in backend.observe().values() if state.phase in LIVE}
+    for item in ObjectStore(ctx.home).list():
+        if str(item.ref) not in alive or not isinstance(controller_of(item.kind), ServiceController):
+            continue
+        try:
+            read_key(key_path(ctx.home, item))
+        except ArealError as error:
+            hint = f"put it back, or start everything with a new one: areal suspend {item.ref}, then areal resume"
+            yield _Diagnosis(Finding("error", f"the key of {item.ref} is lost", error.message, hint))
 
 
 def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Iterator[_Diagnosis]:

@@ -423,6 +423,15 @@ def conditions_of(
     )
 
 
+def rollout_failure(obj: StoredObject) -> str | None:
+    """Why the last rollout of this generation failed. A later rollout that succeeds clears it, and so does a
+    command that finds nothing left to do."""
+    previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
+    mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
+    failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
+    return (failures[0] if failures else "") or None
+
+
 def _seconds(text: Any, default: float) -> float:
     try:
         return datetime.fromisoformat(str(text)).timestamp()

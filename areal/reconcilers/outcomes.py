@@ -11,7 +11,7 @@ from areal import interrupt
 from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, TimedOut, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
 from areal.reconcilers.execute import Report
-from areal.reconcilers.observe import conditions_of, observe
+from areal.reconcilers.observe import conditions_of, observe, rollout_failure
 from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
 from areal.reconcilers.planning import PlanScope
 from areal.reconcilers.status import (
@@ -20,7 +20,6 @@ from areal.reconcilers.status import (
     health_of,
     hosts_of,
     is_converged,
-    rollout_failure,
     rollout_health,
 )
 from areal.resources.kinds import Ref, parse_ref

@@ -17,7 +17,7 @@ from typing import Any
 
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import called_by, controller_of, host_of
-from areal.reconcilers.observe import Observed
+from areal.reconcilers.observe import Observed, rollout_failure
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
 from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanNotes, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
@@ -101,6 +101,8 @@ def _note_unready(planning: Planning) -> None:
             notes.drift.append(Drift(target.ref, "not-ready", health.phase, message))
             if host is None or not ops_of(host.ref):  # else the plan mends its host
                 notes.unseen.setdefault(target.ref, message)
+        elif (failure := rollout_failure(item)) is not None:  # which the next apply finds to be over
+            notes.drift.append(Drift(target.ref, "rollout-failed", "status", failure))
 
 
 def _refuse_unseen(planning: Planning) -> None:

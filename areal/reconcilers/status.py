@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 from areal import interrupt
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers.kinds import controller_of, host_of, started_again_by
-from areal.reconcilers.observe import Condition, Health, Observed, ObservedRun, conditions_of, iso, look
+from areal.reconcilers.observe import (
+    Condition,
+    Health,
+    Observed,
+    ObservedRun,
+    conditions_of,
+    iso,
+    look,
+    rollout_failure,
+)
 from areal.resources.kinds import API_VERSION, Ref
 from areal.runtime.backends import Backends
 from areal.runtime.backends.base import ENDED
@@ -115,15 +124,6 @@ def hosts_of(home: Home, objects: Sequence[StoredObject]) -> dict[str, StoredObj
     wanted = sorted({host for item in objects if (host := host_of(item))})
     found = {ref: known.get(ref) or store.get(Ref(*ref.split("/", 1))) for ref in wanted}
     return {ref: item for ref, item in found.items() if item is not None}
-
-
-def rollout_failure(obj: StoredObject) -> str | None:
-    """Why the last rollout of this generation failed. A later rollout that succeeds clears it, and so does a
-    command that finds nothing left to do."""
-    previous: Sequence[Mapping[str, Any]] = obj.status.get("conditions", [])
-    mark = {"type": "Degraded", "reason": "RolloutFailed", "observedGeneration": obj.generation}
-    failures = [str(each.get("message", "")) for each in previous if mark.items() <= each.items()]
-    return (failures[0] if failures else "") or None
 
 
 def is_converged(obj: StoredObject) -> bool:

@@ -451,3 +451,21 @@ def test_deletion_of_many_replicas_grows_with_their_number_alone() -> None:
         return sum(len(op.needs) + len(op.args.get("after", ())) for op in plan.ops)
 
     assert size(200) < 2.2 * size(100)
+
+
+def test_plan_of_a_model_whose_rollout_failed_names_it_and_leaves_it() -> None:
+    home, item, seen = steady()
+    failed = {"type": "Degraded", "status": "True", "reason": "RolloutFailed", "message": "exited 1"}
+    item = replace(item, status={"conditions": [{**failed, "observedGeneration": item.generation}]})
+    plan = make_plan(PlanScope((unchanged(home), unchanged(item))), seen, Policy())
+    assert plan.is_empty
+    assert [(drift.ref, drift.kind, drift.message) for drift in plan.drift] == [
+        ("Model/qwen", "rollout-failed", "exited 1")
+    ]
+
+
+def test_plan_beside_an_unreadable_object_unroutes_nothing() -> None:
+    home, _, seen = steady()
+    scope = PlanScope((unchanged(home),), unreadable={"Model/qwen": "it is damaged"})
+    assert make_plan(scope, seen, Policy()).is_empty
+    assert [op.verb for op in make_plan(PlanScope((unchanged(home),)), seen, Policy()).ops] == [Verb.UNROUTE]
