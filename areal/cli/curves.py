@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from areal.cli.objects import complete_names, stored
+from areal.cli.objects import HomeView, complete_names, stored
 from areal.cli.options import Invocation
 from areal.cli.output import Column, clear, emit_rows, field, render_table, show, text_of
 from areal.cli.remote import local_options
@@ -209,8 +209,15 @@ def metrics(
 
     NAME with a / is the folder of a run that was started by hand.
     """
+    told = False
     while True:
         runs = {name: curves_of(steps_of(_metrics_file(cli, name)), metrics) for name in dict.fromkeys(names)}
+        if watch and not any(runs.values()) and (waits := [name for name in runs if not _has_ended(cli, name)]):
+            if not told:
+                cli.info(f"waiting for the first metrics of {', '.join(waits)}")
+            told = True
+            time.sleep(_WATCH_S)
+            continue
         _require(cli, runs, metrics)
         if cli.format.is_table and not (all_ or metrics):
             runs = _main(cli, runs)
@@ -235,6 +242,11 @@ def _metrics_file(cli: Invocation, name: str) -> Path:
         return path
     stored(cli.home, Ref(TRAIN_JOB, check_name(name)))
     return cli.home.job_metrics(name)
+
+
+def _has_ended(cli: Invocation, name: str) -> bool:
+    """Whether a job writes no more metrics. A folder of a run by hand does not tell."""
+    return "/" not in name and HomeView(cli.home).job_status(stored(cli.home, Ref(TRAIN_JOB, name))).finished
 
 
 def _require(cli: Invocation, runs: Mapping[str, Mapping[str, Curve]], wanted: Sequence[str]) -> None:

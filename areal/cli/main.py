@@ -215,6 +215,8 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] == "create" and "new" in self.table:  # as it is called elsewhere
+            args = ["new", *args[1:]]
         entry = self.table.get(args[0])
         if isinstance(entry, Leaf):
             ctx.ensure_object(Invocation).failed = entry.failed

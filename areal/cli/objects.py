@@ -33,7 +33,25 @@ if TYPE_CHECKING:
 
 
 def parse_refs(words: Sequence[str]) -> list[Ref]:
-    """Parses ``model qwen llama`` or ``model/qwen job/x``. Raises UsageFault if the two forms are mixed."""
+    """Parses ``model qwen llama`` or ``model/qwen job/x``. Raises UsageFault if the two forms are mixed, and NotFound,
+    with the object that has such a name, for an unknown kind."""
+    try:
+        return _parsed(words)
+    except NotFound as error:
+        same = [f"{kind.lower()}/{words[0]}" for kind in KINDS if words[0] in names_of(_root(), kind)]
+        if same and len(words) == 1:
+            raise NotFound(f'"{words[0]}" is no kind', hint=f"write {' or '.join(same)}") from error
+        raise
+
+
+def _root() -> str:
+    """The home of this invocation, as completion reads it."""
+    context = click.get_current_context(silent=True)
+    invocation = context.find_object(Invocation) if context is not None else None
+    return home_path(invocation.home_flag if invocation is not None else None)
+
+
+def _parsed(words: Sequence[str]) -> list[Ref]:
     if not words:
         return []
     if "/" in words[0]:

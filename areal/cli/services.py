@@ -19,7 +19,7 @@ from areal.cli.objects import PROCESS_COLUMNS, HomeView, complete, process_row, 
 from areal.cli.operate import approver, finish, merge_outcomes, mutate, scale_object
 from areal.cli.options import Decorator, Invocation, change_options, gather, stack, stop_options, timeout
 from areal.cli.output import Column, age, emit_rows, field, render_table, show_status
-from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace
+from areal.cli.remote import GatewayClient, gateway, gateway_of, namespace, refuse_remote_context
 from areal.errors import ArealError, UsageFault
 from areal.resources.kinds import BACKENDS, Ref, check_name
 
@@ -162,6 +162,7 @@ def stop_service(
 ) -> int:
     from areal.reconcilers import operations
 
+    refuse_remote_context(cli)
     if all_:
         refs = [found.ref for found in HomeView(cli.home).of_kind(kind)]
     else:

@@ -206,6 +206,23 @@ def test_sessions_are_listed_shown_switched_and_closed(agent: Agent) -> None:
         assert agent("sessions", verb, "mine/1").code == 4
 
 
+def test_session_is_named_by_a_beginning_that_no_other_has(agent: Agent, tmp_path: Path) -> None:
+    for key in ("mine-1", "mine-2", "other-1"):
+        assert agent("sessions", "create", key, "-o", "name").out == f"{key}\n", "create is new"
+    assert agent("chat", "-m", "model", "--session", "other").code == 0
+    assert agent("sessions", "show", "oth").out.startswith("other-1: idle, 1 turns")
+    assert agent("sessions", "switch", "other-").out == "other-1 is the current session\n"
+    assert agent("reward", "1", "--session", "othe").code == 0
+    assert agent("export", "--session", "oth", "--output", str(tmp_path / "o.json")).code == 0
+    several = agent("sessions", "close", "mine")
+    assert several.code == 2 and "2 sessions begin with mine: mine-1, mine-2" in several.err.replace(
+        "mine-2, mine-1", "mine-1, mine-2"
+    )
+    assert agent("sessions", "close", "mine-1").code == 0
+    assert agent("sessions", "close", "mine").out == "mine-2 is closed\n"
+    assert agent("sessions", "close", "nobody").code == 4
+
+
 def test_failed_turn_is_shown_with_its_error(agent: Agent) -> None:
     session = new_session(agent)
     agent("chat", "-m", "fail")

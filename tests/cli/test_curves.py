@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from areal.rollout.dump import write_step
 from areal.state.home import Home
 from areal.state.records import StoredObject
 from areal.trajectories.record import Episode, Interaction
-from tests.cli.conftest import Areal
+from tests.cli.conftest import Areal, Spawner
 
 STEPS = [
     {"step": step, "attempt": 1, "time": 1.0, "reward/mean": step / 50, "time/step": 0.1, "loss": 1.0 / step}
@@ -89,6 +90,19 @@ def test_runs_are_compared_series_by_series(areal: Areal, tmp_path: Path) -> Non
         ("reward/mean", b, 25),
         ("entropy", b, 25),
     ]
+
+
+def test_watch_waits_for_the_first_metrics(home: Home, record: Callable[..., StoredObject], spawn: Spawner) -> None:
+    record("TrainJob", "learn")
+    watching = spawn("train", "metrics", "learn", "-w", PYTHONUNBUFFERED="1").popen
+    assert watching.stderr is not None and watching.stdout is not None
+    assert watching.stderr.readline() == "waiting for the first metrics of learn\n"
+    file = home.job_metrics("learn")
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"step": 1, "attempt": 1, "reward/mean": 0.5}) + "\n")
+    assert "METRIC" in watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(30) == 130
 
 
 def test_metric_that_no_run_has_is_not_found(areal: Areal, tmp_path: Path) -> None:

@@ -391,3 +391,11 @@ def test_process_that_ended_is_listed_while_its_object_should_have_it(
     assert len(areal("get", "processes", "--all", "-o", "name").out.split()) == 2
     described = areal("describe", owner, "--json").json["processes"]
     assert [row["uid"] for row in described] == (["newer"] if listed else [])
+
+
+def test_name_in_the_place_of_a_kind_is_answered_with_the_object(areal: Areal, objects: None) -> None:
+    for verb in ("logs", "describe", "history"):
+        result = areal(verb, "qwen")
+        assert result.code == 4, result.err
+        assert result.err == 'error: "qwen" is no kind\n  hint: write model/qwen\n'
+    assert 'unknown kind "qwne"' in areal("logs", "qwne").err

@@ -360,3 +360,16 @@ def test_verb_that_deletes_on_a_terminal_follows_the_answer(
     typist.type(answer)
     assert typist.code() == code
     assert (len(areal("get", "-o", "name").out.split()) == 3) == (code == 2)
+
+
+def test_verbs_that_change_models_say_that_the_context_is_remote(areal: Areal) -> None:
+    assert areal("config", "set-context", "far", "--gateway", "http://10.0.0.1:8080").code == 0
+    assert areal("config", "use-context", "far").code == 0
+    for words in (
+        ("register", "--model", "m", "--backend", "embedded", "--model-path", "org/name"),
+        ("deregister", "--model", "m", "--yes"),
+        ("scaleup", "--model", "m"),
+        ("stop", "--yes"),
+    ):
+        result = areal("inf", *words)
+        assert result.code == 5 and "the context 'far' is a remote gateway" in result.err, (words, result.err)

@@ -16,6 +16,7 @@ from areal.cli.agent.sessions import (
     call_session,
     close_session,
     current_session,
+    known_session,
     new_session,
     result_line,
     service_option,
@@ -83,8 +84,7 @@ def chat(
 def _session(cli: Invocation, chosen: GatewayClient, service: str, given: str | None) -> str:
     """The key of the given session; else of the current one, if it exists; else of a new one. Raises NotFound."""
     if given is not None:
-        call_session(chosen, "GET", given)
-        return given
+        return known_session(cli, chosen, given)
     key = current_session(cli, service)
     if key is not None:
         with contextlib.suppress(NotFound):
@@ -178,8 +178,7 @@ def _commands(
 
     def session(rest: str) -> None:
         if rest:
-            call_session(chosen, "GET", rest)
-            use(rest)
+            use(known_session(cli, chosen, rest))
         cli.info(f"session {talk.session}")
 
     def new(rest: str) -> None:

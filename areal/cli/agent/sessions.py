@@ -71,6 +71,33 @@ def call_session(chosen: GatewayClient, method: str, key: str, verb: str = "", b
     raise fault(str(error.get("message")), detail=f"request {error.get('request_id')}")
 
 
+def known_session(cli: Invocation, chosen: GatewayClient, given: str) -> str:
+    """The key of a session, given whole or by a beginning that no other session has. Raises NotFound, UsageFault."""
+    try:
+        return str(call_session(chosen, "GET", given)["session_key"])
+    except NotFound:
+        keys = [str(row["session_key"]) for row in session_pages(cli, chosen, "/sessions")]
+        keys = [key for key in keys if given and key.startswith(given)]
+        if len(keys) > 1:
+            shown = ", ".join(keys[:_SHOWN]) + (", ..." if keys[_SHOWN:] else "")
+            raise UsageFault(f"{len(keys)} sessions begin with {given}: {shown}") from None
+        if not keys:
+            raise
+        return keys[0]
+
+
+_SHOWN = 4
+
+
+def _post(cli: Invocation, chosen: GatewayClient, given: str, verb: str, body: Any) -> tuple[str, dict[str, Any]]:
+    """Call a route of a session, given as for ``known_session``. Returns its key and the answer."""
+    try:
+        return given, call_session(chosen, "POST", given, verb, body)
+    except NotFound:
+        key = known_session(cli, chosen, given)
+        return key, call_session(chosen, "POST", key, verb, body)
+
+
 def new_session(chosen: GatewayClient, key: str | None = None) -> str:
     body = {} if key is None else {"session_key": _checked_key(key)}
     document = chosen.checked("POST", "/sessions", *chosen.ask("POST", "/sessions", body))
@@ -158,7 +185,8 @@ def sessions_list(cli: Invocation, service: str, limit: int) -> int:
 @read_options()
 def sessions_show(cli: Invocation, session: str, service: str) -> int:
     """Print the history of SESSION: its turns, with the agent's tool calls and their results."""
-    document = call_session(agent_gateway(cli, service), "GET", session)
+    chosen = agent_gateway(cli, service)
+    document = call_session(chosen, "GET", session := known_session(cli, chosen, session))
     emit_one(cli, document, name=session, text=lambda: _page(document))
     return 0
 
@@ -225,7 +253,7 @@ def sessions_new(cli: Invocation, session: str | None, service: str) -> int:
 @read_options()
 def sessions_switch(cli: Invocation, session: str, service: str) -> int:
     """Make SESSION the current one."""
-    call_session(agent_gateway(cli, service), "GET", session)
+    session = known_session(cli, agent_gateway(cli, service), session)
     set_current(cli, service, session)
     emit_one(cli, {"session": session}, name=session, text=lambda: f"{session} is the current session")
     return 0
@@ -238,7 +266,7 @@ def sessions_switch(cli: Invocation, session: str, service: str) -> int:
 def sessions_close(cli: Invocation, session: str, service: str) -> int:
     """Close SESSION: its running turn is cancelled, its history is forgotten."""
     chosen = agent_gateway(cli, service)
-    call_session(chosen, "GET", session)
+    session = known_session(cli, chosen, session)
     close_session(chosen, session)
     if current_session(cli, service) == session:
         set_current(cli, service, None)
@@ -261,7 +289,7 @@ def reward(cli: Invocation, value: float, session: str | None, interaction: str 
         raise UsageFault(f"a reward is a finite number, not {value}")
     key = named_session(cli, service, session)
     body = {"reward": value, **({"interaction_id": interaction} if interaction else {})}
-    document = call_session(agent_gateway(cli, service), "POST", key, "/reward", body)
+    key, document = _post(cli, agent_gateway(cli, service), key, "/reward", body)
 
     def text() -> str:
         ready = "ready to be exported" if document["trajectory_ready"] else "not sealed yet"
@@ -337,10 +365,9 @@ def export(
         pyarrow()  # raises if it is not installed, before the export
     if not path.parent.is_dir():
         raise NotFound(f"there is no folder {path.parent}")
-    key = named_session(cli, service, session)
+    chosen, key = agent_gateway(cli, service), named_session(cli, service, session)
     body = {"discount": discount, "style": style, **({"trajectory_id": trajectory} if trajectory is not None else {})}
-    chosen = agent_gateway(cli, service)
-    document = call_session(chosen, "POST", key, "/export", body)
+    key, document = _post(cli, chosen, key, "/export", body)
     try:
         _write(document, path)
     except OSError as error:

@@ -21,6 +21,7 @@ from areal.cli.objects import (
 )
 from areal.cli.operate import approver, mutate
 from areal.cli.options import Invocation, Seconds, change_options, gather, stack, stop_options, timeout
+from areal.cli.remote import refuse_remote_context
 from areal.cli.services import (
     ScaleFlags,
     gateway_options,
@@ -224,6 +225,7 @@ def register(
     areal inf register --model qwen --backend sglang:d2t2 --model-path Qwen/Qwen3-8B
     areal inf register --model gpt --api-url https://api.openai.com/v1 --provider-api-key-env OPENAI_API_KEY
     """
+    refuse_remote_context(cli)
     name = service_name(cli, service)
     registered = resource(MODEL, model, {"service": name, **_model_spec(flags, external)})
     manifests = [with_applied(cli, registered, force=force)]
@@ -284,6 +286,7 @@ def deregister(cli: Invocation, model: str, service: str | None, grace: float | 
 
 def _model(cli: Invocation, model: str, service: str | None) -> StoredObject:
     """The stored model. Raises Conflict if it is not attached to ``service``, if that is given."""
+    refuse_remote_context(cli)
     found = stored(cli.home, Ref(MODEL, model))
     attached = service_of(found)
     if service is not None and attached != service:
