@@ -4,6 +4,7 @@ Started as ``python scripted_engine.py --port 0 --tokenizer DIR``; prints its po
 changes what it does next:
 
     text       what it answers, as text            token_ids  the same as ids
+    exact      true: the ids are all that it answers, without an end token
     replies    [[needle, text], ...]: instead, the text of the first needle in the prompt's last user turn
     delay_s    between two tokens                  flush      tokens a line
     gate       hold each answer after so many tokens until ``POST /release``
@@ -35,6 +36,7 @@ from tokenizers import Tokenizer
 class Script:
     text: str = "Hello there, friend!"
     token_ids: list[int] | None = None
+    exact: bool = False
     replies: list[list[str]] = field(default_factory=list)
     delay_s: float = 0.0
     flush: int = 1
@@ -75,7 +77,7 @@ class Engine:
         ids = list(script.token_ids or self.tokenizer.encode(self.text(prompt), add_special_tokens=False).ids)
         stops = sampling.get("stop_token_ids") or []
         end = self.tokenizer.token_to_id("<|im_end|>")
-        if not sampling.get("ignore_eos"):
+        if not script.exact and not sampling.get("ignore_eos"):
             assert end is not None
             ids.append(end)
         for position, token in enumerate(ids):

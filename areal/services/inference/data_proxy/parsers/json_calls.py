@@ -6,6 +6,7 @@ Arguments are passed on as the model writes them, valid or not: they are not par
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,7 @@ from areal.services.inference.data_proxy.parsers.reader import (
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "input", "args")
 _BESIDE_KEYS = ("id", "type", "call_id", "tool_call_id", "index")  # other keys of a call, which are ignored
+_MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")  # its templates refuse any other
 _SCALAR_ENDS = frozenset(",]} \t\r\n<")
 
 
@@ -95,13 +97,22 @@ class JsonCallReader:
     """Reads one ``{"name": ..., "arguments": ...}``, in either order; also inside ``{"function": ...}``.
 
     ``known``: whether a name is a tool's, for formats without tags. There an object with another name or other keys is
-    content.
+    content. ``with_id``: the object has the call's id, which may come last, so that the call starts once it is known.
     """
 
-    def __init__(self, source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> None:
+    def __init__(
+        self,
+        source: TextSource,
+        output: Output,
+        known: Callable[[str], bool] | None = None,
+        *,
+        with_id: bool = False,
+    ) -> None:
         self._source = source
         self._output = output
         self._known = known
+        self._with_id = with_id
+        self._id: str | None = None
         self._name: str | None = None
         self._held: str | None = None  # arguments that came before the name
         self._started = False
@@ -110,7 +121,8 @@ class JsonCallReader:
         """Return whether the object is a call, which stays open. The source is then after the object, or where reading
         it failed."""
         whole = yield from self._object()
-        if whole and not self._started and self._name is not None:
+        cut = self._with_id and self._held is not None  # arguments that wait for an id are the call's without it too
+        if (whole or cut) and not self._started and self._name is not None:
             self._start()
             self._output.arguments("{}" if self._held is None else plain_arguments(self._held))
         return self._started
@@ -141,7 +153,11 @@ class JsonCallReader:
         if key in _NAME_KEYS or key == "function":
             self._name = yield from read_string(source)
             return self._name is not None and self._name != "" and (self._known is None or self._known(self._name))
-        if key in _ARGUMENT_KEYS and self._name is not None and not self._started:
+        if key == "id" and self._with_id and (yield from source.peek()) == '"':
+            self._id = yield from read_string(source)
+            return self._id is not None
+        waits = self._with_id and self._id is None
+        if key in _ARGUMENT_KEYS and self._name is not None and not self._started and not waits:
             self._start()
             yield from read_arguments(source, self._output)
             return True
@@ -154,12 +170,14 @@ class JsonCallReader:
 
     def _start(self) -> None:
         assert self._name is not None
-        self._output.start(self._name)
+        self._output.start(self._name, self._id if self._id and _MISTRAL_ID.fullmatch(self._id) else None)
         self._source.forget_mark()
         self._started = True
 
 
-def read_calls(source: TextSource, output: Output, known: Callable[[str], bool] | None = None) -> Steps[bool]:
+def read_calls(
+    source: TextSource, output: Output, known: Callable[[str], bool] | None = None, *, with_id: bool = False
+) -> Steps[bool]:
     """Read call objects in a row or in a list, separated by commas or semicolons. Return whether there was any; the
     last one stays open."""
     called = False
@@ -167,7 +185,9 @@ def read_calls(source: TextSource, output: Output, known: Callable[[str], bool] 
     yield from source.accept("[")
     while True:
         yield from source.space()
-        if (yield from source.peek()) != "{" or not (yield from JsonCallReader(source, output, known).read()):
+        if (yield from source.peek()) != "{" or not (
+            yield from JsonCallReader(source, output, known, with_id=with_id).read()
+        ):
             return called
         called = True
         yield from source.space()
@@ -231,12 +251,12 @@ def parse_llama(source: TextSource, output: Output, tools: Tools) -> Steps[None]
 
 
 def parse_mistral(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
-    """``[TOOL_CALLS]`` and a list of objects; since tokenizer v11 a name, ``[ARGS]`` and the arguments."""
+    """``[TOOL_CALLS]`` and a list of objects with ids; since tokenizer v11 a name, ``[ARGS]`` and the arguments."""
     while (yield from source.until((_TOOL_CALLS,), output.text)) is not None:
         source.mark()
         yield from source.space()
         if (yield from source.peek()) in ("[", "{"):
-            called = yield from read_calls(source, output)
+            called = yield from read_calls(source, output, with_id=True)
             yield from source.accept("]")
         else:
             called = yield from _named(source, output)

@@ -94,7 +94,7 @@ TOOL_FORMATS = (
     ToolFormat(
         "gpt_oss", parse_harmony, HARMONY_MARKERS,
         "<|channel|>commentary to=functions.", "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>",
-        ("harmony", "openai"), ("<|channel|>", "<|constrain|>"), whole=True,
+        ("harmony", "openai"), ("<|channel|>analysis", "<|channel|>commentary"), whole=True,
     ),
     ToolFormat(
         "qwen3_coder", _QWEN_XML.parse, ("<tool_call>", "</tool_call>"),

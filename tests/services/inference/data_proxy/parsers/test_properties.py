@@ -99,6 +99,8 @@ def test_text_without_markup_is_content_to_the_last_character(name: str, text: s
 
 @pytest.mark.parametrize(("name", "write"), PAIRS, ids=[f"{name}-{index}" for index, (name, _) in enumerate(PAIRS)])
 def test_a_call_streams_before_it_is_whole(name: str, write: Any) -> None:
+    if write is WRITERS["mistral"]:
+        pytest.skip("a call begins with its id, which comes last here")
     text = write([("get_weather", {"days": 1, "city": "x" * 500})])
     begun = str(new_reader(name).push(text[:300]))
     assert "get_weather" in begun

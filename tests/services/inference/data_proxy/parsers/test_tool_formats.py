@@ -139,9 +139,32 @@ def test_kimi_keeps_the_ids_that_the_model_gave() -> None:
     assert [(call.id, call.name) for call in read(new_reader("kimi_k2"), [text]).calls] == [("functions.now:3", "now")]
 
 
-def test_mistral_keeps_the_id_that_the_model_gave() -> None:
-    reply = read(new_reader("mistral"), ["[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}"])
-    assert reply.calls[0].id == "abc123def"
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}", ["abc123def"]),
+        ('[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "abc123def"}]', ["abc123def"]),
+        ('[TOOL_CALLS][{"id": "abc123def", "name": "now", "arguments": {"a": 1}}]', ["abc123def"]),
+        (
+            '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abc123def"}, '
+            '{"name": "now", "arguments": "{}", "id": "ABC123DEF"}]',
+            ["abc123def", "ABC123DEF"],
+        ),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "call_1"}]', ["id0"]),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}, "id": null}]', ["id0"]),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {}}]', ["id0"]),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {"a', ["id0"]),
+        ('[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}, "id": "abc', ["id0"]),
+    ],
+)
+def test_mistral_keeps_the_id_that_the_model_gave(text: str, ids: list[str]) -> None:
+    for parts in ([text], list(text)):
+        assert [call.id for call in read(new_reader("mistral"), parts).calls] == ids
+
+
+def test_mistral_call_that_is_cut_keeps_what_was_written_of_its_arguments() -> None:
+    reply = read(new_reader("mistral"), ['[TOOL_CALLS][{"name": "now", "arguments": {"city": "Os'])
+    assert [(call.name, call.arguments) for call in reply.calls] == [("now", '{"city": "Os')]
 
 
 @pytest.mark.parametrize(
