@@ -116,6 +116,19 @@ class Family:
         assert found is not None, text
         return found
 
+    def letters(self, text: str) -> list[int]:
+        """The tokens of a sampled text: each character by itself, as no tokenizer would write it."""
+        found = list[int]()
+        for token in self.base.encode(text, add_special_tokens=False).ids:
+            piece = self.base.decode([token], skip_special_tokens=False)
+            whole = piece in self._added or "\ufffd" in piece  # or a part of a character
+            found += [token] if whole else [each for char in piece for each in self.base.encode(char).ids]
+        return found
+
+    @cached_property
+    def _added(self) -> frozenset[str]:
+        return frozenset(token.content for token in self.base.get_added_tokens_decoder().values())
+
     @property
     def generation_ends(self) -> tuple[int, ...]:
         """``eos_token_id`` of ``generation_config.json``."""

@@ -53,7 +53,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 
 @dataclass
 class Talk:
-    """A session at a data proxy whose engine answers what it is told, in single characters where it can."""
+    """A session at a data proxy whose engine answers what it is told, in tokens of single characters."""
 
     family: Family
     engine: Process
@@ -67,20 +67,10 @@ class Talk:
         self.rollout = begin(self.proxy, self.admin_key)
         self.messages: list[dict[str, Any]] = []
 
-    def tokens(self, text: str) -> list[int]:
-        """The tokens of a sampled text: each character by itself, as no tokenizer would write it."""
-        base, found = self.family.base, list[int]()
-        for token in base.encode(text, add_special_tokens=False).ids:
-            piece = base.decode([token], skip_special_tokens=False)
-            whole = piece in base.get_vocab() or "\ufffd" in piece  # an added token, or a part of a character
-            parts = [piece] if whole else list(piece)
-            found += [token] if whole else [each for part in parts for each in base.encode(part).ids]
-        return found
-
     def say(self, sampled: str, *messages: dict[str, Any], cut: bool = False) -> dict[str, Any]:
         """Send messages; the engine answers with ``sampled``. Returns the answer's message, as a client keeps it."""
         self.messages += messages
-        ids = self.tokens(sampled)
+        ids = self.family.letters(sampled)
         script(self.engine, token_ids=ids, exact=True)
         body = {"messages": self.messages, **self.more, **({"max_tokens": len(ids) - 1} if cut else {})}
         if self.streamed:
