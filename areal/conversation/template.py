@@ -21,7 +21,6 @@ from areal.conversation.sandbox import CompiledTemplate, to_json
 RESERVED = frozenset({"messages", "tools", "bos_token", "eos_token"})
 THOUGHT_END = "</think>"
 PROBE = "Zqxprobe"  # no template writes it by itself, trims it or escapes it
-_CALL_CONTENTS: tuple[str | None, ...] = ("", None)
 
 
 class Template:
@@ -100,12 +99,12 @@ class Template:
         if role == "developer" and not self.knows_developer:
             shaped["role"] = "system"
         calls = message.get("tool_calls")
-        if calls and self._call_form[1]:
+        if calls and self._takes_text_arguments:
             shaped["tool_calls"] = [_with_text_arguments(call) for call in calls]
         if reasoning := message.get("reasoning_content"):
             shaped = {"thinking": reasoning, **shaped}
-        if content is None or (calls and content == ""):
-            shaped["content"] = self._call_form[0] if calls else ""
+        if content is None:
+            shaped["content"] = ""
         elif isinstance(content, list) and not self._takes_parts:
             shaped["content"] = "\n".join(part["text"] for part in content)
         if isinstance(shaped["content"], str) and not self._takes_text:
@@ -125,18 +124,16 @@ class Template:
         return self._probed([message], unlike="'type'") and self._probed([message], PROBE[::-1])
 
     @cached_property
-    def _call_form(self) -> tuple[str | None, bool]:
-        """The content of a message that has only calls, and whether their arguments are JSON text."""
+    def _takes_text_arguments(self) -> bool:
+        """Whether the template shows calls with JSON text for arguments only."""
         function = {"name": PROBE, "arguments": {"city": "x"}}
         call = {"id": "probecall", "type": "function", "function": function}
-        user = {"role": "user", "content": self._as_content("x")}
-        for as_text in (False, True):
-            calls = [_with_text_arguments(call) if as_text else call]
-            for empty in _CALL_CONTENTS:
-                content = self._as_content(empty) if empty is not None else None
-                if self._probed([user, {"role": "assistant", "content": content, "tool_calls": calls}]):
-                    return empty, as_text
-        return "", False
+
+        def shows_call(call: dict[str, Any]) -> bool:
+            answer = {"role": "assistant", "content": self._as_content(""), "tool_calls": [call]}
+            return self._probed([{"role": "user", "content": self._as_content("x")}, answer])
+
+        return not shows_call(call) and shows_call(_with_text_arguments(call))
 
     def _as_content(self, text: str) -> str | list[dict[str, str]]:
         return text if self._takes_text else [{"type": "text", "text": text}]
