@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import time
 from contextlib import suppress
@@ -17,6 +18,7 @@ from contextlib import suppress
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
 
 def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
@@ -39,6 +41,14 @@ def replace_file(path: Path | str, content: bytes, *, mode: int = 0o600, durable
         raise
     if durable:
         sync_folder(folder)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """``json.loads``, whose only error is ValueError: for a value with many levels it raises RecursionError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it has too many levels") from None
 
 
 def write_all(fd: int, content: bytes) -> None:

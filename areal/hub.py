@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.files import parse_json
 
 Kind = Literal["model", "dataset"]
 ByteReporter = Callable[[int, int | None], None]
@@ -296,7 +297,7 @@ def missing_shards(folder: Path) -> Iterator[str]:
     names = {path.name for path in folder.iterdir()}
     for index in (name for name in names if name.endswith((".safetensors.index.json", ".bin.index.json"))):
         try:
-            wanted |= set(json.loads((folder / index).read_text()).get("weight_map", {}).values())
+            wanted |= set(parse_json((folder / index).read_text()).get("weight_map", {}).values())
         except (OSError, ValueError, AttributeError):
             continue
     for match in filter(None, map(_SHARD.fullmatch, names)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from areal.files import replace_file
+from areal.files import parse_json, replace_file
 from areal.runtime import records
 
 
@@ -18,6 +18,17 @@ def test_replaced_file_has_the_new_bytes_and_leaves_no_draft(tmp_path: Path) -> 
     replace_file(path, b"new", durable=True)
     assert path.read_bytes() == b"new"
     assert [each.name for each in tmp_path.iterdir()] == ["about.json"]
+
+
+def test_file_is_its_owners_alone_unless_said_otherwise(tmp_path: Path) -> None:
+    replace_file(tmp_path / "stage.json", b"{}")
+    assert (tmp_path / "stage.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", b"\xff"])
+def test_json_that_cannot_be_read_is_a_value_error(text: str | bytes) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
 
 
 def test_mode_of_a_secret_is_that_of_its_first_byte(tmp_path: Path) -> None:

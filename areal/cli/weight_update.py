@@ -3,7 +3,6 @@ address of its gateway."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from areal.cli.options import Invocation, read_options, stack, watch_options
 from areal.cli.output import Column, age, emit_one, emit_rows, field, show_status
 from areal.cli.remote import GatewayClient, gateway, gateway_of, local_options, model_at
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.files import parse_json
 from areal.resources.addresses import is_loopback
 
 DISCOVERY = "weight_update.json"
@@ -252,7 +252,7 @@ def _gateways(cli: Invocation, *, ended: bool = False) -> Iterator[GatewayRecord
     """Yields gateways found by their discovery files; with ``ended`` also those that ended and removed their file."""
     for folder in sorted(cli.home.jobs.glob("*")):
         try:
-            about = json.loads((folder / DISCOVERY).read_text(encoding="utf-8"))
+            about = parse_json((folder / DISCOVERY).read_text(encoding="utf-8"))
             yield GatewayRecord(folder.name, folder, about["url"], int(about["pid"]), about["admin_key_file"])
         except (OSError, ValueError, KeyError, TypeError):
             if ended and (folder / _LOG).exists():

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from areal.errors import ArealError, NotFound, TimedOut, UsageFault
+from areal.files import parse_json
 from areal.http.events import EventReader
 
 
@@ -66,7 +67,7 @@ class AdminClient:
         except http.client.HTTPException as error:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
         try:
-            return answer.status, json.loads(raw)
+            return answer.status, parse_json(raw)
         except ValueError:
             return answer.status, raw.decode("utf-8", "replace")
 
@@ -189,7 +190,7 @@ def _logprobs(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
 def _refusal(response: http.client.HTTPResponse, base_url: str, namespace: str) -> ArealError:
     raw = response.read()
     try:
-        error = json.loads(raw)["error"]
+        error = parse_json(raw)["error"]
     except (ValueError, KeyError, TypeError):
         text = raw.decode("utf-8", "replace")[:200]
         return ArealError(f"{base_url} answered {response.status}: {text}", hint="is it the address of a gateway?")

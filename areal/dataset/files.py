@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from areal.errors import ArealError, NotFound, UsageFault
+from areal.files import parse_json
 from areal.hub import Hub, is_id, literal_pattern
 from areal.installation import install_command
 
@@ -169,10 +170,12 @@ def _json(file: Path) -> Iterator[Placed]:
 
 def _decoded(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         read = text[: error.pos].rstrip()[-30:]
         raise BadData(f"{where}: no JSON: {error.msg} after {repr(read) if read else 'nothing'}") from error
+    except ValueError as error:
+        raise BadData(f"{where}: {error}") from error
 
 
 def _row(item: Any, where: str) -> Row:

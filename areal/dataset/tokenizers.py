@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +10,7 @@ from weakref import WeakKeyDictionary
 
 from areal.conversation import Chat, Template, normalise
 from areal.errors import NotFound, UsageFault
+from areal.files import parse_json
 from areal.hub import TOKENIZER_FILES, model_folder
 
 
@@ -113,7 +113,7 @@ def _eos_ids(tokenizer: Any) -> frozenset[int]:
     folder = Path(str(getattr(tokenizer, "name_or_path", "") or "."))
     for name in ("generation_config.json", "config.json"):
         if folder.is_absolute() and (folder / name).is_file():
-            given = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
+            given = parse_json((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
             found |= set(given if isinstance(given, list) else [given])
     return frozenset(token for token in found if token is not None)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
+from areal.files import parse_json
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
 from areal.reconcilers.converge import Approve, converge
 from areal.reconcilers.desired import Target, Wanted, check_removals, is_derived, pruned, target_for, with_derived
@@ -68,7 +69,7 @@ class SavedPlan:
         if path.endswith((".yaml", ".yml")) or Path(path).is_dir():
             raise UsageFault(f"{path} is no saved plan; manifests are named by -f", hint=f"areal apply -f {path}")
         try:
-            saved = json.loads(Path(path).read_bytes())
+            saved = parse_json(Path(path).read_bytes())
             if (found := saved.get("format", PLAN_FORMAT)) != PLAN_FORMAT:
                 raise ArealError(
                     f"{path} was saved by another version of areal (format {found}, this one reads {PLAN_FORMAT})",

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import Conflict, Locked
-from areal.files import write_all
+from areal.files import parse_json, write_all
 from areal.rollout.failures import EpisodeFailed
 from areal.state.files import explain, write_atomic
 from areal.trajectories.reading import JSONL, PARQUET, TRAJECTORIES, read_lines
@@ -166,7 +166,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any], *, resume: bool) ->
             raise Conflict(
                 f"{path} holds a run already", hint="add --resume to go on with it, or choose another --output"
             )
-        before = json.loads(about.read_bytes())
+        before = parse_json(about.read_bytes())
         run_id = before["run_id"]
         differ = {name: value for name, value in settings.items() if before.get(name) != value}
         if differ:
@@ -222,7 +222,7 @@ def _previous_run(journal: Path) -> PreviousRun:
     sessions: dict[str, str] = {}
     acknowledged: set[str] = set()
     for line in journal.read_text(encoding="utf-8").splitlines() if journal.exists() else ():
-        entry = json.loads(line)
+        entry = parse_json(line)
         if entry["op"] == "started":
             sessions[entry["episode"]] = entry["session_id"]
         elif entry["op"] == "dropped" and sessions.get(entry["episode"]) == entry["session_id"]:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from areal.errors import ArealError, NoCapacity, TimedOut
-from areal.files import try_lock
+from areal.files import parse_json, try_lock
 from areal.runtime import procfs
 from areal.runtime.backends.base import RunSpec
 
@@ -284,7 +284,7 @@ class LeaseDir:
     def holder(self, name: str) -> LeaseHolder | None:
         """The holder that the file names; None when it is unreadable. Does not tell whether the lease is held."""
         try:
-            return LeaseHolder(**json.loads(procfs.read_bytes(self._file(name))))
+            return LeaseHolder(**parse_json(procfs.read_bytes(self._file(name))))
         except (OSError, ValueError, TypeError):
             return None
 

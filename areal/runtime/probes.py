@@ -21,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal.errors import NotFound, TargetFailed, TimedOut
+from areal.files import parse_json
 from areal.runtime import procfs
 from areal.runtime.backends.base import ENDED, Phase, RunControl, RunState
 
@@ -52,10 +53,9 @@ class ProbeResponse:
 
     def json(self) -> dict[str, Any]:
         """The JSON object of the body; {} where it holds none."""
-        import json
 
         try:
-            found = json.loads(self.body)
+            found = parse_json(self.body)
         except ValueError:
             return {}
         return found if isinstance(found, dict) else {}

@@ -22,7 +22,7 @@ import json
 import os
 from contextlib import suppress
 
-from areal.files import replace_file
+from areal.files import parse_json, replace_file
 from areal.runtime.procfs import read_bytes
 
 TYPE_CHECKING = False
@@ -56,7 +56,7 @@ def read_object(folder: str, name: str) -> dict[str, Any] | None:
     """The file's JSON object; None when there is no such file. Raises ValueError when it holds no JSON object, OSError
     when it cannot be read."""
     try:
-        value = json.loads(read_bytes(f"{folder}/{name}"))
+        value = parse_json(read_bytes(f"{folder}/{name}"))
     except FileNotFoundError:
         return None
     if value is not None and not isinstance(value, dict):

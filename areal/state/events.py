@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from areal.errors import Locked
-from areal.files import write_all
+from areal.files import parse_json, write_all
 from areal.resources.kinds import KINDS, Ref
 from areal.state.files import explain, make_folder, read_raw, write_atomic
 from areal.state.home import Home
@@ -150,6 +150,6 @@ def _line(event: Event) -> bytes:
 
 def _parse(line: bytes) -> Event | None:
     try:
-        return Event(**json.loads(line))
+        return Event(**parse_json(line))
     except (ValueError, TypeError):
         return None

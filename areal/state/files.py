@@ -25,7 +25,7 @@ from threading import Event, Lock
 from typing import Any, Generic, TypeVar
 
 from areal.errors import ArealError, UsageFault
-from areal.files import sync_folder, write_all
+from areal.files import parse_json, sync_folder, write_all
 
 VARIABLE = "AREAL_CRASH_AT"
 
@@ -199,7 +199,7 @@ def unseal(raw: bytes) -> Any:
     text = raw[_BODY : -len(_TAIL)]
     if hashlib.sha256(text).hexdigest().encode() != raw[len(_HEAD) : _DIGEST_END]:
         raise ValueError("its checksum does not match its content (damaged, or edited by hand)")
-    return json.loads(text.decode("utf-8", "surrogatepass"))
+    return parse_json(text.decode("utf-8", "surrogatepass"))
 
 
 def read_raw(path: Path | str) -> bytes:

@@ -6,11 +6,12 @@ lines, of the trainer and of its driver: their numbers are merged. A torn line o
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from areal.files import parse_json
 
 _TAIL_BYTES = 64 << 10  # some twenty lines
 
@@ -71,7 +72,7 @@ def eta_s(step: Mapping[str, Any]) -> float | None:
 def _whole(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             int(found["step"])
         except (ValueError, KeyError, TypeError, OverflowError):
             continue

@@ -24,7 +24,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Any
 
-from areal.files import sync_folder, try_lock, write_all
+from areal.files import parse_json, sync_folder, try_lock, write_all
 from areal.state.files import (
     GroupCommit,
     crash_point,
@@ -125,7 +125,7 @@ def decode_line(line: bytes) -> dict[str, Any] | None:
     if not line.startswith(_HEAD) or line[len(_HEAD) : _BODY] != b"%08x" % zlib.crc32(body) + _JOINT:
         return None
     try:
-        entry = json.loads(body)
+        entry = parse_json(body)
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and "type" in entry else None

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from areal.errors import Locked
-from areal.files import replace_file, try_lock
+from areal.files import parse_json, replace_file, try_lock
 from areal.resources.kinds import Ref
 from areal.state.files import explain
 from areal.state.home import Home
@@ -272,7 +272,7 @@ def _described(home: Home, ref: Ref) -> LockHolder:
     """The announced holder, unless the kernel names another: an announcement outlives a holder that was killed."""
     seen = _seen(lock_path(home, ref))
     try:
-        announced = LockHolder(**json.loads(_holder_path(home, ref).read_bytes()))
+        announced = LockHolder(**parse_json(_holder_path(home, ref).read_bytes()))
     except (OSError, ValueError, TypeError):
         return seen
     return announced if seen.pid in (0, announced.pid) else seen

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError
+from areal.files import parse_json
 from areal.training.ranks import Ranks
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Checkpoint:
         """Raises ArealError for a damaged file."""
         path = self.folder / STATE
         try:
-            state: dict[str, Any] = json.loads(path.read_text())
+            state: dict[str, Any] = parse_json(path.read_text())
             if state.pop(_CRC) != _crc_of(state):
                 raise ValueError("its checksum is another one")
         except (OSError, ValueError, KeyError, AttributeError) as error:

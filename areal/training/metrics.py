@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from urllib.parse import urlsplit
 
 from areal.errors import UsageFault
-from areal.files import replace_file
+from areal.files import parse_json, replace_file
 from areal.resources.addresses import is_loopback
 from areal.rollout.controller import KEY_FILE
 from areal.services.http.auth import AdminKey, load_admin_key
@@ -106,7 +106,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                line = json.loads(text)
+                line = parse_json(text)
                 line["step"] = int(line["step"])
                 yield line
 

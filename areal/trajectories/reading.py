@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, NotFound
+from areal.files import parse_json
 from areal.installation import install_command
 from areal.trajectories.record import TOKEN_COLUMNS, Episode, episodes_of_export, read_episode
 
@@ -60,14 +61,14 @@ def read_lines(path: Path, *, unfinished: bool = False) -> Iterator[Episode]:
             if not line.strip():
                 continue
             try:
-                yield read_episode(json.loads(line))
+                yield read_episode(parse_json(line))
             except ValueError as error:
                 raise ArealError(f"{path}:{number}: {error}") from error
 
 
 def _read_json(path: Path) -> Iterator[Episode]:
     try:
-        document = json.loads(path.read_bytes())
+        document = parse_json(path.read_bytes())
         yield from _episodes(document)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ArealError(
@@ -98,7 +99,7 @@ def _read_npz(path: Path) -> Iterator[Episode]:
         with np.load(path, allow_pickle=False) as arrays:
             traj = {name: arrays[name].tolist() for name in arrays.files if not name.endswith(".json")}
         with zipfile.ZipFile(path) as archive:
-            about = json.loads(archive.read("about.json"))
+            about = parse_json(archive.read("about.json"))
         yield from episodes_of_export({"traj": traj, **about})
     except (ValueError, KeyError, zipfile.BadZipFile, OSError) as error:
         raise ArealError(f"{path} holds no export: {error}") from error
@@ -175,8 +176,8 @@ def _document(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         **{name: first[name] for name in _EPISODE if name in first},
         "reward": first["episode_reward"],
-        "example": json.loads(first["example"]),
-        "failures": json.loads(first["failures"]),
+        "example": parse_json(first["example"]),
+        "failures": parse_json(first["failures"]),
         "interactions": [_interaction(row) for row in rows],
     }
 

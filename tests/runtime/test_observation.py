@@ -41,7 +41,7 @@ def test_observe_writes_nothing(local: LocalBackend) -> None:
     assert snapshot(local.store.root) == before
 
 
-DAMAGED = ["", "{", "[]", "{}", "\x00\x00", '{"pid": "x"}']
+DAMAGED = ["", "{", "[]", "{}", "\x00\x00", '{"pid": "x"}', "[" * 100_000]
 
 
 @pytest.mark.parametrize("text", [*DAMAGED, None])

@@ -21,6 +21,7 @@ from areal.cli.output import Column, dump, render_table, write
 from areal.cli.remote import gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.errors import ArealError, UsageFault
+from areal.files import parse_json
 
 if TYPE_CHECKING:
     from areal.client.http import ChatClient, ChatDelta, TokenLogprob
@@ -264,7 +265,7 @@ class Conversation:
     def load(self, path: str) -> None:
         """Load a saved conversation. Raises ArealError, and changes nothing, if the file is not one."""
         try:
-            document = json.loads(_absolute(path).read_text("utf-8"))
+            document = parse_json(_absolute(path).read_text("utf-8"))
             assert document["format"] == _FORMAT
             messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in document["messages"]]
             settings = {name: document["settings"][name] for name in SETTINGS if name in document["settings"]}

@@ -33,6 +33,7 @@ from areal.cli.services import (
     with_applied,
 )
 from areal.errors import Conflict, NotFound, UsageFault
+from areal.files import parse_json
 from areal.resources.kinds import INFERENCE_SERVICE, MODEL, Ref
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _words(words: Sequence[str], flag: str) -> dict[str, Any]:
 def _typed(text: str) -> Any:
     """The value of JSON, which includes numbers and booleans; any other text unchanged."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

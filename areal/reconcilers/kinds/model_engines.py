@@ -23,6 +23,7 @@ from typing import Any
 
 from areal.client.http import AdminClient
 from areal.errors import ArealError, Conflict, NotFound, TargetFailed
+from areal.files import parse_json
 from areal.reconcilers.kinds import StageReporter
 from areal.resources.backend import engine_arg_faults, inference_part
 from areal.resources.kinds import Ref
@@ -125,7 +126,7 @@ def _stamp(path: str) -> list[int]:
 
 def _kept(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from areal.files import parse_json
 from areal.http.client import CallFailed, HttpClient
 from areal.services.http.service import Service
 from areal.services.http.tasks import happens, until_beat
@@ -88,7 +88,7 @@ class RouterLease:
             status = self._file.stat()
             identity = (status.st_ino, status.st_mtime_ns, status.st_size)
             if identity != self._read[0]:
-                self._read = identity, json.loads(self._file.read_text())["url"]
+                self._read = identity, parse_json(self._file.read_text())["url"]
         except (OSError, ValueError, KeyError, TypeError):
             if not self._read[1]:
                 raise

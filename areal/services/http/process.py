@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from areal.errors import ArealError, UsageFault
-from areal.files import replace_file
+from areal.files import parse_json, replace_file
 from areal.resources.addresses import is_loopback
 from areal.services.http.auth import AdminKey, load_admin_key, refuse_open_bind
 from areal.wire.fields import FieldError, field_types, read_fields
@@ -61,7 +61,7 @@ def read_config(cls: type[C], prog: str, argv: Sequence[str] | None = None) -> C
     given = vars(parser.parse_args(argv))
     path = given.pop("config")
     try:
-        written = {} if path is None else json.loads(Path(path).read_text())
+        written = {} if path is None else parse_json(Path(path).read_text())
         return read_fields(cls, {**written, **given} if isinstance(written, dict) else written)
     except OSError as error:
         raise UsageFault(f"cannot read the configuration {path}: {error.strerror}") from error
@@ -160,7 +160,7 @@ def drain_limit_s(configured: float) -> float:
     """Seconds that running requests get to finish: those of the stop order in the run's folder, since the setting may
     have changed after this process started, else ``configured``."""
     try:
-        return float(json.loads(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())["grace_s"])
+        return float(parse_json(Path(os.environ["AREAL_RUN_DIR"], "stop.json").read_text())["grace_s"])
     except (KeyError, OSError, ValueError, TypeError):
         return configured
 

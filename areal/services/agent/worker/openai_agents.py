@@ -7,7 +7,6 @@ model's last deltas, else the final output, as JSON unless it is text.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal.api.agent import AgentRequest, AgentResponse, Tool, ToolError
 from areal.errors import UsageFault
+from areal.files import parse_json
 from areal.services.agent.worker.agents import MODEL, AgentAdapter
 from areal.services.agent.worker.turn import WorkerTurn, waited
 
@@ -113,7 +113,7 @@ def _function_tool(tool: Tool) -> agents.FunctionTool:
 
     async def invoke(context: object, arguments: str) -> str:
         try:
-            if not isinstance(given := json.loads(arguments or "{}"), dict):
+            if not isinstance(given := parse_json(arguments or "{}"), dict):
                 raise ValueError("the arguments must be a JSON object")
             return await tool.call(given)
         except (ToolError, ValueError) as error:  # the model may correct the call

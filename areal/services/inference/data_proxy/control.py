@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from areal.files import replace_file
+from areal.files import parse_json, replace_file
 from areal.runtime.notes import note
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -199,7 +199,7 @@ class PublishedWeights:
     def read(cls, text: str) -> PublishedWeights | None:
         """Read a record; None for a malformed one: a file of another release must not keep a model from serving."""
         try:
-            return read_fields(cls, json.loads(text), lenient=True)
+            return read_fields(cls, parse_json(text), lenient=True)
         except ValueError:
             return None
 

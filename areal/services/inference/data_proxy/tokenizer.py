@@ -28,6 +28,7 @@ from tokenizers import Tokenizer
 from areal.conversation import Chat, Template
 from areal.conversation.budget import Budget, TakesLonger
 from areal.errors import UsageFault
+from areal.files import parse_json
 from areal.hub import model_folder
 
 # The exact bytes of each token. Byte-level BPE writes each byte as one printable character, by the table of GPT-2 that
@@ -451,7 +452,7 @@ def load_codec(folder: str, chat_template_file: str | None = None) -> TextCodec:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

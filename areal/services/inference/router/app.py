@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from areal.files import replace_file
+from areal.files import parse_json, replace_file
 from areal.http.client import HttpClient
 from areal.services.http.auth import Access
 from areal.services.http.errors import ApiError, bad_request
@@ -195,7 +194,7 @@ class DeclaredFile:
         if self._path is None:
             return
         try:
-            content = json.loads(self._path.read_text())
+            content = parse_json(self._path.read_text())
             self._registry.restore(content["declared"], time.monotonic())
         except FileNotFoundError:
             self._registry.mark_synced()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+import yaml
 
 from tests.services.inference.recorder.rollouts import CHAT, Rollout
 from tests.services.inference.sessions.recording_service import RecordingService
 from tests.services.inference.test_refusals import refused
+from tests.services.processes import REPOSITORY
 
 BODY = {"messages": [{"role": "user", "content": "Hello"}]}
 ADMIN_ROUTES = [
@@ -43,6 +47,28 @@ def test_no_key_and_a_malformed_one_are_401(recording: RecordingService, method:
 @pytest.mark.parametrize("key", ["nobody-has-this-key", f"sk-aaaaaaaa-{'x' * 43}"])
 def test_key_of_no_session_is_401(recording: RecordingService, method: str, path: str, key: str) -> None:
     assert refused(recording.gateway.call(method, path, BODY, key=key), 401)["code"] == "invalid_api_key"
+
+
+OF_SESSIONS = ("/v1/", "/rl/set_reward", "/rl/end_session")
+COMPONENTS = {"gateway": "gateway", "router": "router", "data-proxy": "proxy"}
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_live_session_key_opens_no_route_but_those_of_sessions(
+    recording: RecordingService, rollout: Rollout, component: str
+) -> None:
+    """Over every documented route."""
+    routes = yaml.safe_load((REPOSITORY / "docs/reference/routes.yaml").read_text())[component]["routes"]
+    wanted = [route.split() for route in routes if not route.split()[1].startswith(OF_SESSIONS)]
+    process, opened = getattr(recording, COMPONENTS[component]), {}
+    for method, path in wanted:
+        if path in ("/http_sd",) and method == "GET":
+            continue  # as open as /metrics
+        filled = re.sub(r"\{[^}]*\}", "all", path)
+        answer = process.call(method, filled, {} if method != "GET" else None, key=rollout.key)
+        if answer.status != 403:
+            opened[method, path] = answer.status
+    assert len(wanted) > 5 and opened == {}
 
 
 def test_invented_key_with_the_tag_of_a_journal_is_401(recording: RecordingService, rollout: Rollout) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal.errors import ArealError, UsageFault
+from areal.files import parse_json
 from areal.installation import install_command
 
 _OBJECT = {"type": "object"}
@@ -81,7 +82,7 @@ class Grammars:
         self._library: Any = llguidance
         self._vocab_size = vocab_size
         try:
-            tokenizer = json.loads(file.read_text(encoding="utf-8"))
+            tokenizer = parse_json(file.read_text(encoding="utf-8"))
             if tokenizer.get("decoder") == {"type": "Fuse"}:  # unknown to llguidance: plain concatenation
                 tokenizer["decoder"] = {"type": "ByteFallback"}
             self._tokenizer = self._library.LLTokenizer(json.dumps(tokenizer), vocab_size, ends)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from areal.errors import ArealError
+from areal.files import parse_json
 from areal.services.inference.engines.embedded.model_folder import (
     BufferSlice,
     Form,
@@ -260,7 +260,7 @@ def read_adapter(name: str, folder: Path, config: ModelConfig, dtype: torch.dtyp
 
 def _scale(folder: Path) -> float:
     try:
-        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        config = parse_json((folder / "adapter_config.json").read_text(encoding="utf-8"))
         rank, alpha = config["r"], config["lora_alpha"]
         if config.get("peft_type", "LORA") != "LORA":
             raise ArealError(f"{folder}: an adapter of type {config['peft_type']} is not computed here, LORA is")

@@ -9,7 +9,6 @@ A missing tensor, a wrong shape or a truncated file is found from headers, befor
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import os
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError
+from areal.files import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ArealError(f"model folder {folder} does not exist", hint="give the folder that holds config.json")
     path = folder / "config.json"
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ArealError(f"{folder} is not a model folder: it has no config.json") from None
     except (OSError, ValueError) as error:
@@ -156,7 +156,7 @@ def _ids(value: Any) -> set[int]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -251,7 +251,7 @@ def _files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(parse_json(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ArealError(f"cannot read {index}: {error!r}") from error
         files = [folder / name for name in names]
