@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest
-from areal.cli.options import Invocation, gather, print_options
+from areal.cli.objects import complete_fields, complete_kinds, document_name, json_text, manifest, names_of
+from areal.cli.options import Invocation, gather, home_path, print_options
 from areal.cli.output import Column, emit_one, emit_rows, field, refuse_existing, to_yaml, write, write_file
-from areal.errors import UsageFault
-from areal.resources.kinds import check_name, resolve_kind
+from areal.errors import ArealError, UsageFault
+from areal.resources.kinds import API_VERSION, check_name, parse_ref, resolve_kind
 
 if TYPE_CHECKING:
     from areal.resources.render import RenderRequest
@@ -238,14 +238,25 @@ def explain(cli: Invocation, path: str) -> None:
 @click.option("--force", is_flag=True, help="Replace FILE.")
 @print_options
 def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: bool) -> None:
-    """Write a commented manifest of KIND, with a modeline that gives editors its schema. With --out, also the files
-    that the example needs, beside FILE, where they are not there yet."""
+    """Write a commented manifest of KIND, with a modeline that gives editors its schema. With --out, also the schema
+    and the files that the example needs, beside FILE, where they are not there yet.
+
+    `areal init quickstart DIR` writes all that the quickstart of the README needs into DIR.
+    """
+    if kind == "quickstart":
+        _write_quickstart(cli, name, out, force)
+        return
     from areal.resources.explain import init as commented
+    from areal.resources.schema import ALL_KINDS, schema_files
     from areal.resources.validation import spec_model
 
     resolved = resolve_kind(kind)
+    model = spec_model(resolved)
     text = commented(resolved, None if name is None else check_name(name))
-    files = spec_model(resolved).EXAMPLE_FILES
+    for ref in map(parse_ref, model.EXAMPLE_NEEDS):
+        if ref.name not in names_of(home_path(cli.home_flag), ref.kind):
+            text += f"---\napiVersion: {API_VERSION}\nkind: {ref.kind}\nmetadata: {{name: {ref.name}}}\n"
+    files = {**model.EXAMPLE_FILES, ALL_KINDS: schema_files()[ALL_KINDS]}
     if out is None:
         emit_one(cli, {"kind": resolved, "manifest": text}, name=resolved, text=lambda: text)
         return
@@ -254,4 +265,31 @@ def init(cli: Invocation, kind: str, name: str | None, out: str | None, force: b
     beside = {path.with_name(each): code for each, code in files.items() if not path.with_name(each).exists()}
     for file, code in {path: text, **beside}.items():
         write_file(file, code)
-    cli.info(f"wrote {' and '.join(map(str, (path, *beside)))}; next: areal apply -f {out}")
+    cli.info(f"wrote {', '.join(map(str, (path, *beside)))}; next: {_in_folder(path.parent)}areal apply -f {path.name}")
+
+
+def _in_folder(folder: Path) -> str:
+    return "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+
+
+def _write_quickstart(cli: Invocation, folder: str | None, out: str | None, force: bool) -> None:
+    """Write the quickstart's manifest and files, whose paths are relative to the folder."""
+    import shutil
+
+    import areal
+    from areal.resources.schema import ALL_KINDS, schema_files
+
+    if folder is None or out is not None:
+        raise UsageFault("quickstart is written into a folder", hint="areal init quickstart DIR")
+    source, target = Path(areal.__file__).parent / "quickstart", Path(folder)
+    file, beside = target / "quickstart.yaml", target / "examples" / "reverse_digits"
+    refuse_existing(file, force=force)
+    try:
+        shutil.copytree(source, beside, dirs_exist_ok=True, ignore=shutil.ignore_patterns("quickstart.yaml"))
+        (beside / "reward.txt").rename(beside / "reward.py")
+    except OSError as error:
+        raise ArealError(f"cannot write {beside}: {error.strerror or error}") from error
+    text = (source / "quickstart.yaml").read_text(encoding="utf-8")
+    write_file(file, text.replace("../schemas/", "").replace("manifests/quickstart.yaml", "quickstart.yaml"))
+    write_file(target / ALL_KINDS, schema_files()[ALL_KINDS])
+    cli.info(f"wrote {target}; next: {_in_folder(target)}areal apply -f quickstart.yaml")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from areal.errors import NotFound, did_you_mean
 from areal.resources.fields import FieldInfo, Metadata, SpecModel, fields_of
 from areal.resources.kinds import API_VERSION, resolve_kind
-from areal.resources.schema import BASE_URL, field_docs, model_doc
+from areal.resources.schema import ALL_KINDS, field_docs, model_doc
 from areal.resources.tree import ABSENT, UpdateClass
 from areal.resources.validation import spec_model
 
@@ -197,14 +197,14 @@ _EXAMPLES: dict[str, Any] = {
 
 
 def init(kind: str, name: str | None = None) -> str:
-    """Returns a manifest of ``kind``, with the example's name unless one is given, and a modeline with the URL of its
-    JSON Schema for editors."""
+    """Returns a manifest of ``kind``, with the example's name unless one is given, and a modeline with the file of the
+    JSON Schema of all kinds for editors."""
     model = spec_model(kind)
     fields = fields_of(model)
     example, filled = model.EXAMPLE
     order = dict.fromkeys((*filled, *fields))
     lines = [
-        f"# yaml-language-server: $schema={BASE_URL}{kind.lower()}.schema.json",
+        f"# yaml-language-server: $schema={ALL_KINDS}",
         *_comment(model_doc(model), 0),
         *_comment(f"Every field explained: areal explain {kind.lower()}.spec", 0),
         f"apiVersion: {API_VERSION}",

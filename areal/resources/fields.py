@@ -95,6 +95,8 @@ class SpecModel(BaseModel):
     EXAMPLE: ClassVar[tuple[str, Mapping[str, JsonValue]]] = ("my-object", {})
     """The name and the spec of the manifest that ``areal init`` writes."""
     EXAMPLE_FILES: ClassVar[Mapping[str, str]] = {}
+    EXAMPLE_NEEDS: ClassVar[tuple[str, ...]] = ()
+    """References of the objects that the example refers to."""
     """The texts of the files that the example needs beside its manifest, by name."""
 
     def problems(self) -> Iterator[tuple[FieldPath, str]]:

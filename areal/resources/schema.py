@@ -21,6 +21,7 @@ from areal.resources.fields import EXPRESSION, Metadata, Schema, SpecModel, all_
 from areal.resources.kinds import API_VERSION, KINDS
 from areal.resources.validation import spec_model, validate
 
+ALL_KINDS = "areal.schema.json"
 BASE_URL = "https://areal.dev/schemas/v1alpha1/"
 COMBINED = "areal"
 

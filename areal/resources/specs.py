@@ -233,6 +233,7 @@ class ModelSpec(ServedModel):
         *(("path",), ("tokenizerPath",), ("chatTemplate",), ("lora", "*"), ("envFrom", "*", "file")),
         *(("external", "apiKeyFrom", "file"), ("engineApiKeyFrom", "file")),
     )
+    EXAMPLE_NEEDS: ClassVar = ("InferenceService/default",)
     EXAMPLE: ClassVar = (
         "my-model",
         {"service": "default", "backend": "embedded", "path": "Qwen/Qwen3-0.6B", "replicas": 1},
@@ -381,6 +382,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
         {"agent": "my_agent:agent", "pairs": 1, "inference": {"service": "default"}},
     )
     EXAMPLE_FILES: ClassVar = {"my_agent.py": _EXAMPLE_AGENT}
+    EXAMPLE_NEEDS: ClassVar = ("InferenceService/default",)
 
     agent: Annotated[str | None, Field(pattern=ENTRY_POINT), UpdateClass.ROLL] = None
     """The agent, as `module:Name`: a class with `async run(request, *, emitter)`, which is `areal.api.agent`; an object
@@ -480,6 +482,39 @@ class JobRestart(SpecModel):
     """Pauses between restarts."""
 
 
+_EXAMPLE_CONFIG = """\
+# Answers are sampled, scored by my_reward.py, and learned from: GRPO. Paths are relative to the job's working folder.
+experiment_name: my-job
+trial_name: first
+total_train_steps: 100
+tokenizer_path: ${actor.path}
+trainer: {type: grpo}
+train_dataset: {path: questions.jsonl, batch_size: 4}
+reward_fn: my_reward:reward
+gconfig: {n_samples: 4, max_new_tokens: 64}
+rollout:
+  backend: embedded:d1  # of a service of the job's own, gone at its end; on a GPU: sglang:d1 or vllm:d1
+  model: my-model
+actor:
+  path: Qwen/Qwen3-0.6B
+  backend: fsdp:d1
+  optimizer: {lr: 1.0e-6}
+  kl_ctl: 0.0
+"""
+_EXAMPLE_REWARD = '''"""What an answer is worth."""
+
+
+def reward(prompt, completions, prompt_ids, completion_ids, **data):
+    """1 for an answer that ends with the right number. ``data``: the row of the data set."""
+    return float(completions.strip().rstrip(".").endswith(data["answer"]))
+'''
+_EXAMPLE_QUESTIONS = "".join(
+    f'{{"messages": [{{"role": "user", "content": "{a} + {b} = ?"}}], "answer": "{a + b}"}}\n'
+    for a in range(2, 6)
+    for b in range(11, 15)
+)
+
+
 class TrainJobSpec(SpecModel):
     """A training run: a driver, its configuration, and the models it samples from."""
 
@@ -492,7 +527,12 @@ class TrainJobSpec(SpecModel):
     INSTEAD: ClassVar = {("rollout", "service"): "agents"}
     FILES: ClassVar = (("workingDir",), ("envFrom", "*", "file"), ("config",))
     FILES_FROM: ClassVar = {"config": "workingDir"}
-    EXAMPLE: ClassVar = ("my-job", {"driver": "my_package.train:main", "config": "config.yaml"})
+    EXAMPLE: ClassVar = ("my-job", {"config": "config.yaml"})
+    EXAMPLE_FILES: ClassVar = {
+        "config.yaml": _EXAMPLE_CONFIG,
+        "my_reward.py": _EXAMPLE_REWARD,
+        "questions.jsonl": _EXAMPLE_QUESTIONS,
+    }
 
     driver: Annotated[str | None, Field(pattern=DRIVER), UpdateClass.IMMUTABLE] = None
     """The driver, as `module:function` or as a script, `path/driver.py`. Absent: the config's `driver:`, else the

@@ -18,8 +18,8 @@ from areal.reconcilers.plan import Plan
 from areal.resources.kinds import Ref
 from areal.state.home import Home
 from areal.state.objects import ObjectStore
-from areal.state.records import Layer, replace_layer
-from tests.cli.conftest import Areal, Spawner, Typist
+from areal.state.records import Layer, StoredObject, replace_layer
+from tests.cli.conftest import REPOSITORY, Areal, Spawner, Typist
 
 MANIFEST = """apiVersion: areal.dev/v1alpha1
 kind: InferenceService
@@ -160,10 +160,49 @@ def test_init_writes_a_manifest_that_is_valid(areal: Areal, tmp_path: Path, kind
     file = tmp_path / "new.yaml"
     assert areal("init", kind, "mine", "--out", str(file)).code == 0
     text = file.read_text()
-    assert text.startswith("# yaml-language-server: $schema=")
-    assert areal("validate", "-f", str(file), "-o", "name").out.lower().split() == [f"{kind}/mine"]
+    assert text.startswith("# yaml-language-server: $schema=areal.schema.json\n")
+    assert json.loads((tmp_path / "areal.schema.json").read_text())["title"], "the schema that the modeline names"
+    named = areal("validate", "-f", str(file), "-o", "name").out.lower().split()
+    assert named[0] == f"{kind}/mine" and named[1:] in ([], ["inferenceservice/default"])
     assert areal("init", kind, "--out", str(file)).code == 5
     assert areal("init", kind, "--out", str(file), "--force").code == 0
+
+
+@pytest.mark.parametrize("kind", ["inferenceservice", "model", "agentservice", "trainjob"])
+def test_init_writes_what_the_next_apply_takes(
+    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    wrote = areal("init", kind, "--out", str(tmp_path / "new" / "m.yaml"))
+    assert wrote.code == 1, "there is no folder yet"
+    (tmp_path / "new").mkdir()
+    wrote = areal("init", kind, "--out", str(tmp_path / "new" / "m.yaml"))
+    assert f"next: cd {tmp_path}/new && areal apply -f m.yaml" in wrote.err
+    monkeypatch.chdir(tmp_path / "new")
+    planned = areal("diff", "-f", "m.yaml")
+    assert planned.code == 1 and "to create" in planned.out, planned.err
+
+
+def test_init_leaves_out_a_service_that_is_recorded(
+    areal: Areal, tmp_path: Path, record: Callable[..., StoredObject]
+) -> None:
+    record("InferenceService", "default")
+    areal("init", "model", "--out", str(tmp_path / "m.yaml"))
+    assert "InferenceService\n" not in (tmp_path / "m.yaml").read_text(), "applying it would reset the service"
+
+
+def test_init_quickstart_writes_all_that_the_readme_applies(
+    areal: Areal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert areal("init", "quickstart").code == 2
+    wrote = areal("init", "quickstart", str(tmp_path / "q"))
+    assert wrote.code == 0
+    assert wrote.err == f"wrote {tmp_path}/q; next: cd {tmp_path}/q && areal apply -f quickstart.yaml\n"
+    assert areal("init", "quickstart", str(tmp_path / "q")).code == 5
+    monkeypatch.chdir(tmp_path / "q")
+    for file in Path("examples/reverse_digits").rglob("*.*"):
+        assert file.read_bytes() == (REPOSITORY / file).read_bytes(), file
+    planned = areal("diff", "-f", "quickstart.yaml")
+    assert planned.code == 1 and "3 to create" in planned.out, planned.err
 
 
 def test_file_that_cannot_be_written_is_named(areal: Areal, tmp_path: Path) -> None:
@@ -176,7 +215,7 @@ def test_file_that_cannot_be_written_is_named(areal: Areal, tmp_path: Path) -> N
 def test_init_of_an_agent_service_writes_its_agent_once(areal: Areal, tmp_path: Path) -> None:
     file, agent = tmp_path / "new.yaml", tmp_path / "my_agent.py"
     wrote = areal("init", "agentservice", "--out", str(file))
-    assert f"wrote {file} and {agent};" in wrote.err and len(agent.read_text().splitlines()) <= 14
+    assert f"wrote {file}, {agent}, " in wrote.err and len(agent.read_text().splitlines()) <= 14
     agent.write_text("mine")
     assert areal("init", "agentservice", "--out", str(file), "--force").code == 0
     assert agent.read_text() == "mine"

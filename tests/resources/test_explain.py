@@ -78,7 +78,7 @@ def test_explain_unknown_field_suggests(path: str, message: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_init_renders_and_shows_every_field(kind: str) -> None:
     text = init(kind)
-    assert text.startswith("# yaml-language-server: $schema=https://areal.dev/schemas/")
+    assert text.startswith("# yaml-language-server: $schema=areal.schema.json\n")
     (found,) = rendered(text).resources
     assert found.kind == kind
     for name in fields_of(spec_model(kind)):
