@@ -25,6 +25,7 @@ from areal.state.upkeep import ref_of
 
 STABLE_READS = 3
 _FILE = "object.json"
+_GONE = "its processes live, and it is not recorded"
 
 Choose = Callable[[list[StoredObject]], tuple[Target, ...]]
 
@@ -92,11 +93,13 @@ def plan_targets(
 def _with_unreadable(plan: Plan, scope: PlanScope) -> Plan:
     """The plan with the objects that cannot be read, blocked."""
     drifts = [Drift(ref, "record-unreadable", _FILE, reason) for ref, reason in scope.unreadable.items()]
-    hint = "areal doctor --fix restores it from its newest revision; without one, apply its manifest again"
-    blocked = [
-        ObjectPlan(it.ref, "blocked", it.message, refusal=Refusal("invalid", f"{it.ref}: {it.message}", hint))
-        for it in drifts
-    ]
+    blocked = []
+    for it in drifts:
+        hint = "areal doctor --fix restores it from its newest revision; without one, apply its manifest again"
+        if it.message == _GONE:
+            hint = "apply its manifest again, which keeps them; areal doctor --fix ends them"
+        refusal = Refusal("invalid", f"{it.ref}: {it.message}", hint)
+        blocked.append(ObjectPlan(it.ref, "blocked", it.message, refusal=refusal))
     return replace(plan, objects=(*plan.objects, *blocked), drift=(*plan.drift, *drifts))
 
 
@@ -134,7 +137,7 @@ def _unreadable(stored: Listing[StoredObject], targets: Sequence[Target], states
     found = {str(ref_of(path)): f"{path} is unreadable: {why}" for path, why in stored.unreadable}
     for state in states:
         if state.phase in LIVE and state.spec.owner and state.spec.owner not in known:
-            found.setdefault(state.spec.owner, "its processes live, and it is not recorded")
+            found.setdefault(state.spec.owner, _GONE)
     return found
 
 

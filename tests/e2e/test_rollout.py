@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -107,6 +108,21 @@ def test_rollback_brings_the_earlier_spec_back(served: Box) -> None:
     served.ok("rollback", "model/reverse")
     assert "chatTemplate" not in served.ok("get", "model/reverse", "-o", "manifest").out
     assert served.pids()["engine/0"] == engine, "only the data proxy depends on the chat template"
+
+
+@pytest.mark.extended
+def test_rollback_beside_a_scale_keeps_its_replicas_serving(served: Box) -> None:
+    served.ok("apply", "-f", served.manifest())
+    served.ok("scale", "model/reverse", "--replicas", "2")
+    served.ok("apply", "-f", served.manifest(model="chatTemplate: " + str(MODEL / "chat_template.jinja")))
+    ops = json.loads(served.ok("rollback", "model/reverse", "--dry-run", "-o", "json").out)["ops"]
+    routes = [op["runs"] for op in ops if op["verb"] == "route"]
+    assert routes and all(len(runs) >= 2 for runs in routes), "a replica leaves when its successor is routed"
+    engines = [pid for name, pid in served.pids().items() if name.startswith("engine")]
+    served.ok("rollback", "model/reverse")
+    assert [pid for name, pid in served.pids().items() if name.startswith("engine")] == engines
+    assert served.ok("get", "model/reverse", "-o", "jsonpath={.spec.replicas}").out.strip() == "2"
+    served.ok("scale", "model/reverse", "--replicas", "1")
 
 
 @pytest.mark.extended
