@@ -5,9 +5,9 @@ continuations of recorded responses. ``trained_tokens`` says which of them are l
 fits that encodes and decodes.
 """
 
-from areal.conversation.chat import Branch, Chat
+from areal.conversation.chat import Branch, Chat, in_common
 from areal.conversation.learning import TRAIN_ON, TrainedTokens, TrainOn, trained_tokens
-from areal.conversation.messages import Conversation, ConversationError, decoded_arguments, normalise
+from areal.conversation.messages import Conversation, ConversationError, decoded_arguments, normalise, read_tools
 from areal.conversation.template import RESERVED, Template
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "TrainOn",
     "TrainedTokens",
     "decoded_arguments",
+    "in_common",
     "normalise",
+    "read_tools",
     "trained_tokens",
 ]

@@ -213,5 +213,11 @@ def _difference(whole: str, text: str) -> str:
 
 def in_common(left: Sequence[object], right: Sequence[object]) -> int:
     """Return the length of the common prefix."""
-    pairs = zip(left, right, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
+    low, high = 0, min(len(left), len(right))
+    while low < high:  # halves, since Python compares slices fast
+        middle = (low + high + 1) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

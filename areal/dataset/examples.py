@@ -22,11 +22,12 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Example:
-    """One row and its prompt. ``number``: its position in the data set, from 0."""
+    """One row and its prompt. ``number``: its position in the data set, from 0. ``tools``: those of the column."""
 
     number: int
     fields: Mapping[str, Any]
     messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def prompt(self) -> str:
@@ -55,7 +56,9 @@ def load_examples(source: str, *, prompt_field: str | None = None, system: str |
         raise ArealError(error.message, hint=error.hint) from error
     for number, fields in enumerate(rows):
         digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
-        examples.append(Example(number, fields, _messages(fields, rows.place(number), prompt_field, system)))
+        place = rows.place(number)
+        messages = _messages(fields, place, prompt_field, system)
+        examples.append(Example(number, fields, messages, _tools(fields, place)))
     return ExampleSet(source, examples, digest.hexdigest())
 
 
@@ -74,3 +77,14 @@ def _messages(fields: Mapping[str, Any], where: str, chosen: str | None, system:
         raise ArealError(f"{where}: {name} is neither text nor a list of messages")
     before = [{"role": "system", "content": system}] if system else []
     return (*before, *prompt)
+
+
+def _tools(fields: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], ...]:
+    if not fields.get("tools"):
+        return ()
+    from areal.conversation import ConversationError, read_tools
+
+    try:
+        return read_tools(fields["tools"])
+    except ConversationError as error:
+        raise ArealError(f"{where}: {error}") from error

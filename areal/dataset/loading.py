@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from areal.conversation import TRAIN_ON, TrainedTokens, TrainOn, normalise, trained_tokens
+from areal.conversation import TRAIN_ON, TrainedTokens, TrainOn, in_common, normalise, trained_tokens
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
 from areal.dataset.tokenizers import chat_of, prompt_tokens
 from areal.errors import UsageFault
@@ -114,7 +114,7 @@ def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
     question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
-    known = _in_common(before, whole)  # a token over the boundary is learned
+    known = in_common(before, whole)  # a token over the boundary is learned
     return {"input_ids": whole, "loss_mask": [0] * known + [1] * (len(whole) - known)}
 
 
@@ -141,7 +141,7 @@ def _pair(row: Row, tokenizer: Any) -> Row:
         prompt = _question(row)[0] if any(row.get(each) is not None for each in _QUESTIONS) else ""
         ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
         before = list(tokenizer.encode(prompt)) if prompt else None
-        lengths = {} if before is None else {"prompt_length": min(_in_common(before, side) for side in ids)}
+        lengths = {} if before is None else {"prompt_length": min(in_common(before, side) for side in ids)}
         return {"chosen_ids": ids[0], "rejected_ids": ids[1], **lengths}
     first = row.get("prompt")
     turns = list(first) if isinstance(first, list) else []  # without a prompt, both sides are whole conversations
@@ -151,12 +151,6 @@ def _pair(row: Row, tokenizer: Any) -> Row:
     learned = [_learned(messages, row.get("tools"), tokenizer) for messages in (chosen, rejected)]
     lengths = {"prompt_length": min(side.prompt_length for side in learned)}
     return {"chosen_ids": learned[0].learned_ids, "rejected_ids": learned[1].learned_ids, **lengths}
-
-
-def _in_common(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """The length of the common prefix."""
-    pairs = zip(left, right, strict=False)
-    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _is_conversation(value: Any) -> bool:

@@ -65,6 +65,8 @@ def single_turn(sampling: Mapping[str, Any]) -> Agent:
     def ask(example: Example, endpoint: AgentEndpoint) -> AgentResult:
         client = AdminClient(endpoint.base_url, endpoint.api_key, timeout_s=endpoint.timeout_s)
         body = {"model": endpoint.model, "messages": list(example.messages), **sampling}
+        if example.tools:
+            body["tools"] = list(example.tools)
         if endpoint.tokens:
             body["return_token_ids"] = True
         try:

@@ -228,7 +228,7 @@ class RLVRWorkflow(RolloutWorkflow):
 
     async def _request(self, data: dict[str, Any]) -> tuple[ModelRequest, str]:
         """The request for a row, and the text of its prompt."""
-        characters = sum(len(str(data[name])) for name in ("messages", "prompt") if name in data)
+        characters = sum(len(str(data[name])) for name in ("messages", "tools", "prompt") if name in data)
         ids, prompt = await run_off_loop(lambda: self._prompt(data), characters)
         return ModelRequest(input_ids=ids, gconfig=self.gconfig, tokenizer=self.tokenizer), prompt
 
@@ -242,7 +242,7 @@ class RLVRWorkflow(RolloutWorkflow):
             ids = list(self._input_ids_of(messages, self.tokenizer, bool(self._thinking)))
             return ids, self.tokenizer.decode(ids)
         if self._prompt_of is not None:
-            data = {"messages": self._prompt_of(data)}
+            data = {"messages": self._prompt_of(data), "tools": data.get("tools")}
         return self._prompts.of(data)
 
 

@@ -150,3 +150,17 @@ def test_sampling_stops_where_the_template_ends_a_turn(tmp_path: Path, name: str
     tokenizer = load_hf_tokenizer(str(folder))
     workflow = RLVRWorkflow(never_right, GenerationHyperparameters(), tokenizer)
     assert ends <= {tokenizer.decode([token]) for token in workflow.gconfig.stop_token_ids}
+
+
+async def test_prompt_of_a_function_of_ones_own_has_the_tools_of_the_row() -> None:
+    family = families()["qwen3"]
+    script = Script(family, ["41<|im_end|>"])
+    workflow = RLVRWorkflow(
+        never_right,
+        GenerationHyperparameters(max_new_tokens=8),
+        family.tokenizer,
+        data_extract_prompt_fn=lambda data: data["asked"],
+    )
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    await workflow.arun_episode(script, {"asked": [USER], "tools": tools})  # type: ignore[arg-type]
+    assert '"name": "weather"' in family.base.decode(script.requests[0].input_ids)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
 
 from areal.trajectories.reading import read_episodes
 from tests.rollout.collection.conftest import Bench, Collecting
@@ -34,6 +35,14 @@ def test_every_episode_is_what_the_engine_saw(bench: Bench, collecting: Collecti
     assert said.json["groups"] == {"prompts": 3, "all_best": 1, "all_equal": 3, "best_of_n": pytest.approx(1 / 3)}
     assert json.loads((collecting.output / "summary.json").read_text()) == said.json
     assert not (collecting.output / "journal.jsonl").exists()
+
+
+def test_tools_of_a_row_are_in_its_prompt(bench: Bench, collecting: Collecting, tokenizer: Path) -> None:
+    tools = json.dumps([{"type": "function", "function": {"name": "weather"}}])
+    assert collecting(collecting.data({"question": "Oslo?", "tools": tools})).code == 0
+    (call,) = engine_calls(bench.engine)
+    prompt = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).decode(call["body"]["input_ids"])
+    assert 'Tools: [{"type": "function", "function": {"name": "weather"}}]' in prompt
 
 
 def test_output_is_acknowledged_and_leaves_nothing_in_the_service(bench: Bench, collecting: Collecting) -> None:
@@ -206,6 +215,7 @@ def test_resume_of_something_else_names_what_differs(bench: Bench, collecting: C
         ('{"id": 1}\n', (), 1, "none of its fields (id)"),
         ("[1]", (), 1, "a row is a map of columns, not int"),
         ("", (), 1, "there are no rows"),
+        ('{"prompt": "x", "tools": "["}\n', (), 1, "data.jsonl:1: tools must be a list, or the JSON text of one"),
         ('{"prompt": 7}\n', (), 1, "neither text nor a list of messages"),
         ('{"prompt": "x"}\n', ("--agent", "nowhere:agent"), 4, "there is no module nowhere"),
         ('{"prompt": "x"}\n', ("--agent", "json"), 2, "write module:attr"),
