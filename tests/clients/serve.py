@@ -32,7 +32,7 @@ def main() -> None:
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=32,
-        max_position_embeddings=16384,
+        max_position_embeddings=131072,
         bos_token_id=None,
         eos_token_id=2,
     )
