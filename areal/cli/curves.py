@@ -56,7 +56,7 @@ _GROUPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("critic/loss", ("critic/loss",)),
     ("gradient norm", ("grad_norm", "critic/grad_norm")),
     ("KL", ("approx_kl", "ref_kl", "mismatch_kl")),
-    ("entropy", ("entropy",)),
+    ("entropy", ("entropy", "trained_entropy")),
     ("importance weight", ("importance_weight", "behave_imp_weight")),
     ("share", ("clip_ratio", "rejected_ratio", "trained_share", "length/truncated")),
     ("tokens", ("length/mean", "length/max", "length/prompt")),

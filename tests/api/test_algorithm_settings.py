@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from areal.api.cli_args import DPOConfig, GRPOConfig, RWConfig, SFTConfig
+from areal.api.cli_args import DPOConfig, GRPOConfig, NormConfig, RWConfig, SFTConfig
 from areal.api.config.fields import ranges_of
 from tests.api.test_config import SMALL, faults, load
 from tests.api.test_fields import EXPERIMENTS, fields_of, marks_of
@@ -96,6 +96,10 @@ REFUSED = {
     "actor: {use_sapo_loss: true, use_cispo_loss: true}": "actor.use_sapo_loss: use_sapo_loss and use_cispo_loss are",
     "actor: {use_sapo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
     "actor: {use_cispo_loss: true, importance_sampling_level: sequence}": "actor.importance_sampling_level: ",
+    "actor: {use_decoupled_loss: true, rejection_sampling: {level: sequence, agg: max}}": (
+        "actor.rejection_sampling.agg: agg max would weigh every token by the largest ratio"
+    ),
+    "actor: {preset: grpo, optimizer: null}\ntrainer: {type: grpo}": "actor.optimizer: is needed",
     "actor: {reward_scaling: 0}": "actor.reward_scaling: reward_scaling 0 makes all rewards the same",
     "actor: {discount: 3}": "actor.discount: discount must be from 0 to 1, not 3",
     "actor: {gae_lambda: 1.5}": "actor.gae_lambda: gae_lambda must be from 0 to 1, not 1.5",
@@ -196,9 +200,26 @@ INEFFECTIVE = {
     ),
     "recover: {freq_steps: 5}": "recover.freq_steps: has no effect: recover.mode is disabled",
     "rollout: {max_head_offpolicyness: 2}\nasync_training: false": "rollout.max_head_offpolicyness: has no effect: ",
-    "rollout: {max_head_offpolicyness: 2}\ntrainer: {type: grpo, async_training: false}": (
+    "rollout: {max_head_offpolicyness: 2}\ntrainer: {async_training: false}": (
         "rollout.max_head_offpolicyness: has no effect: trainer.async_training is false"
     ),
+    "trainer: {type: grpo}": "trainer.type: rewards have no baseline: set actor.preset",
+    "trainer: {type: ppo}": "trainer.type: rewards have no baseline: set actor.preset",
+    "ref: {path: m, optimizer: {lr: 1.0e-5}}": "ref.optimizer: has no effect: a reference is not trained",
+    "ref: {path: m, weight_update_mode: disk}": "ref.weight_update_mode: has no effect: only the weights of a policy",
+    "critic: {weight_update_mode: disk}": "critic.weight_update_mode: has no effect: only the weights of a policy",
+    **{
+        f"gconfig: {{{name}: {value}}}": f"gconfig.{name}: samples are of another distribution"
+        for name, value in {
+            "frequency_penalty": 0.5,
+            "presence_penalty": 0.5,
+            "repetition_penalty": 1.1,
+            "min_new_tokens": 4,
+            "top_p": 0.9,
+            "top_k": 20,
+            "min_p": 0.1,
+        }.items()
+    },
     "evaluator: {freq_steps: 5}": "evaluator.freq_steps: has no effect: there is no valid_dataset",
 }
 
@@ -235,3 +256,23 @@ def test_number_out_of_range_is_refused_at_its_place(tmp_path: Path, number: tup
         wrong += [str(bound + beyond) for bound, beyond in bounds if bound is not None]
     for value in wrong:
         assert f"{key}: " in faults(tmp_path, SMALL, f"+{key}={value}", cls=experiment)
+
+
+@pytest.mark.parametrize(
+    "actor", ["preset: grpo", "reward_norm: {mean_level: group}", "group_reward_norm: true", "reward_norm: null"]
+)
+def test_built_in_grpo_has_its_papers_baseline_unless_another_is_chosen(tmp_path: Path, actor: str) -> None:
+    chosen = load(tmp_path, SMALL + f"gconfig: {{n_samples: 4}}\nactor: {{{actor}}}").actor.reward_norm
+    text = SMALL + "trainer: {type: grpo}\ngconfig: {n_samples: 4}\nactor: {path: m, "
+    assert load(tmp_path, text + f"{actor}}}").actor.reward_norm == chosen
+    assert load(tmp_path, text + "}").actor.reward_norm == NormConfig("group", std_level="group")
+    assert load(tmp_path, text.replace("type: grpo", "async_training: true") + "}").actor.reward_norm is None
+
+
+def test_evaluation_samples_as_training_does_where_it_does_not_say_otherwise(tmp_path: Path) -> None:
+    text = SMALL + "gconfig: {n_samples: 8, max_new_tokens: 64, top_k: 5, stop: [x]}"
+    config = load(tmp_path, text, "eval_gconfig.temperature=0.6")
+    assert config.eval_gconfig == config.gconfig.new(temperature=0.6, n_samples=1)
+    assert load(tmp_path, text, "eval_gconfig={n_samples: 2, stop: null}").eval_gconfig == config.gconfig.new(
+        n_samples=2, stop=None
+    )

@@ -306,6 +306,12 @@ class BaseExperimentConfig:
         for place, part in self._parts():
             if isinstance(part, TrainEngineConfig):
                 found += [((place, *key), why) for key, why in engine_ineffective(part)]
+                if not isinstance(part, PPOActorConfig):
+                    found.append(
+                        ((place, "weight_update_mode"), "only the weights of a policy that samples are served")
+                    )
+                if place == "ref" and part.optimizer is not None:
+                    found.append(((place, "optimizer"), "a reference is not trained"))
             if isinstance(part, PPOActorConfig):
                 found += [((place, *key), why) for key, why in objective_ineffective(part)]
         allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
@@ -460,11 +466,29 @@ class PPOConfig(BaseExperimentConfig):
                     f"{self.gconfig.temperature:g}; leave it out, it follows the samples"
                 )
 
+    @classmethod
+    def completed(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Also: what ``eval_gconfig`` does not have is that of ``gconfig``, but for the number of samples; the built-in
+        trainer ``grpo`` has the baseline of its paper where the configuration chooses none."""
+        given = super().completed(given)
+        sampling, evaluated = given.get("gconfig"), given.get("eval_gconfig")
+        if _without_baseline(given, "grpo") and isinstance(sampling, Mapping) and sampling.get("n_samples", 1) != 1:
+            norm = {"mean_level": "group", "std_level": "group"}
+            given = {**given, "actor": {**(given.get("actor") or {}), "reward_norm": norm}}
+        if not isinstance(sampling, Mapping) or not isinstance(evaluated, Mapping):
+            return given
+        shared = {name: value for name, value in sampling.items() if name != "n_samples"}
+        return {**given, "eval_gconfig": {**shared, **evaluated}}
+
     def contradictions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """Contradictory keys of ``given``, as (key, why). Defaults are not checked: that of ``kl_ctl`` is AReaL's,
         whose configurations leave it out where they have no ``ref``."""
-        trains = "type" not in (given.get("trainer") or {}) or self.trainer is None or self.trainer.type != "null"
+        trainer = given.get("trainer") or {}
+        trains = "type" not in trainer or self.trainer is None or self.trainer.type != "null"
         found: list[tuple[tuple[str | int, ...], str]] = [*self.training_faults()] if trains else []
+        built_in = trainer.get("type")
+        if trains and built_in and get_path(given, ("actor", "optimizer")) is None:
+            found.append((("actor", "optimizer"), "is needed, such as {lr: 1e-5}: the policy is to be trained"))
         if self.ref is None:
             for name in ("kl_ctl", "kl_loss_coef", "kl_target"):
                 if (value := getattr(self.actor, name)) and get_path(given, ("actor", name)) is not ABSENT:
@@ -510,6 +534,23 @@ class PPOConfig(BaseExperimentConfig):
         if gconfig.ignore_eos:
             yield ("gconfig", "ignore_eos"), "no answer would end: a policy is trained on answers that do"
 
+    def cautions(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
+        """Keys of ``given`` with an effect that is seldom wanted, as (key, why), for a warning: those of ``gconfig``
+        that change what is sampled and not what is trained, and a trainer without a baseline."""
+        plain, why = (
+            GenerationHyperparameters(),
+            "log-probabilities that are trained are those of the temperature alone",
+        )
+        trains = self.trainer is None or self.trainer.type != "null" or "trainer" not in given
+        shaped = [name for name in _SHAPING if trains and getattr(self.gconfig, name) != getattr(plain, name)]
+        places: list[tuple[str | int, ...]] = [("gconfig", name) for name in shaped]
+        found = [(key, f"samples are of another distribution: {why}") for key in places]
+        found = [(key, text) for key, text in found if get_path(given, key) is not ABSENT]
+        if _without_baseline(given, "grpo", "ppo") and self.actor.reward_norm is None and not self.is_online:
+            why = "rewards have no baseline: set actor.preset, actor.reward_norm or a critic"
+            found.append((("trainer", "type"), f"{why}; gconfig.n_samples is {self.gconfig.n_samples}"))
+        return found
+
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         norm = self.actor.reward_norm
         found = super().ineffective(given)
@@ -532,6 +573,23 @@ class PPOConfig(BaseExperimentConfig):
         return found
 
 
+def _without_baseline(given: Mapping[str, Any], *types: str) -> bool:
+    """Whether the configuration names a built-in trainer of these types, and neither a critic nor a baseline."""
+    trainer, actor = given.get("trainer"), given.get("actor") or {}
+    is_built_in = isinstance(trainer, Mapping) and trainer.get("type") in types
+    return is_built_in and not given.get("critic") and isinstance(actor, Mapping) and not set(_BASELINES) & set(actor)
+
+
+_BASELINES = ("preset", "reward_norm", "group_reward_norm", "adv_norm", "group_adv_norm", "advantage_fn")
+_SHAPING = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "min_new_tokens",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+)
 _PERIODS = ("freq_epochs", "freq_steps", "freq_secs")
 _EVALUATIONS = (*_PERIODS, "eval_before_train")
 _GROUPED = (("actor", "reward_norm"), ("actor", "group_reward_norm"), ("actor", "preset"))

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 import yaml
 
-from areal.api.config.experiment import BaseExperimentConfig
+from areal.api.config.experiment import BaseExperimentConfig, PPOConfig
 from areal.api.config.fields import Faults, build, hints_of, over
 from areal.errors import ArealError, InvalidManifest, NotFound, UsageFault, closest
 from areal.interrupt import STATUS, is_interrupt
@@ -204,6 +204,8 @@ def load_config(
         _log.warning("%s", source.fault(path, f"has no effect: {mark.why}", set_by))
     for path, why in config.ineffective(given) if isinstance(config, BaseExperimentConfig) else ():
         _log.warning("%s", source.fault(path, f"has no effect: {why}", set_by))
+    for path, why in config.cautions(given) if isinstance(config, PPOConfig) else ():
+        _log.warning("%s", source.fault(path, why, set_by))
     return config
 
 

@@ -240,6 +240,8 @@ class RejectionSamplingConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if self.agg == "max":
+            raise ValueError("agg max would weigh every token by the largest ratio of its sequence: use mean, or sum")
         if self.upper is None and self.lower is None:
             raise ValueError("one of upper and lower is needed")
         unmoved = 1 if self.metric == "ratio" else 0  # the metric of a token with unchanged probability

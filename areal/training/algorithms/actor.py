@@ -194,7 +194,7 @@ def correction(
 
     Level sequence: the metric and the weight of a sequence aggregate those of its tokens by ``agg``. The weight
     aggregates log ratios: ``mean`` is the geometric mean of the tokens' ratios, ``sum`` their product (the probability
-    ratio of the whole sequence), ``max`` the largest.
+    ratio of the whole sequence).
     """
     known = torch.isfinite(behavior) & torch.isfinite(proximal)
     kept = loss_mask.bool() & known
@@ -239,14 +239,10 @@ def _metric(log_ratio: Tensor, behavior: Tensor, metric: Metric) -> Tensor:
     return torch.maximum(forward, backward)
 
 
-def _aggregate(values: Tensor, kept: Tensor, aggregate: Literal["mean", "sum", "max"]) -> Tensor:
+def _aggregate(values: Tensor, kept: Tensor, aggregate: str) -> Tensor:
     """[B, T] -> [B, T]: the aggregate of a row's kept tokens, at every token."""
-    if aggregate == "mean":
-        whole = masked_mean(values, kept, dim=1)
-    elif aggregate == "sum":
-        whole = (values * kept).sum(1, keepdim=True)
-    else:
-        whole = values.masked_fill(~kept, -torch.inf).amax(1, keepdim=True)
+    mean = aggregate == "mean"
+    whole = masked_mean(values, kept, dim=1) if mean else (values * kept).sum(1, keepdim=True)
     return whole.expand_as(values)
 
 

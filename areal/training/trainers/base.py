@@ -161,9 +161,6 @@ class Trainer(abc.ABC):
 
     def run(self) -> None:
         """Train to the end of the run. Raises Stopped after the step in which a stop was requested."""
-        for role, engine in self.engines.items():
-            if role != "ref" and not engine.is_trained:
-                raise without_optimizer(engine.config.path, role)
         resumed = self.recover()
         if self.config.evaluator.eval_before_train and not resumed:
             self._log(self._evaluate() | self.timings.pop())
@@ -270,7 +267,9 @@ class Trainer(abc.ABC):
     # -- engines
 
     def add_engine(self, role: str, config: TrainEngineConfig, updates: int = 1) -> TrainEngine:
-        """``updates``: optimizer steps in one step of the run."""
+        """``updates``: optimizer steps in one step of the run. Raises UsageFault without an optimizer."""
+        if role != "ref" and config.optimizer is None:  # before services start
+            raise without_optimizer(config.path, role)
         total_updates = max(1, self.total_steps * updates)
         if config.backend:
             require_layout(self.ranks, train_backend(config.backend), role)

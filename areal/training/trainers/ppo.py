@@ -283,9 +283,11 @@ class PPOTrainer(Trainer):
         self.loss.version = self.actor.version
         parts = self._minibatches(batch, config.ppo_n_minibatches) * config.ppo_epochs
         updates, weights = list[Update](), torch.zeros(2, dtype=torch.float64)
+        self._skipped_entropy = torch.zeros(2, dtype=torch.float64)
         for number, part in enumerate(parts):
             self.loss.is_first_update = number == 0
-            update, computed = self._update_minibatch(select(batch, part))
+            is_first_epoch = number * config.ppo_epochs < len(parts)
+            update, computed = self._update_minibatch(select(batch, part), measure_skipped=is_first_epoch)
             updates.append(update)
             weights += computed
         metrics = _update_metrics(updates) | {"lr": updates[-1].learning_rate}
@@ -293,19 +295,30 @@ class PPOTrainer(Trainer):
         totals = self.ranks.all_sum(sums)
         means = (totals[:-1] / totals[-1].clamp(min=1)).tolist()
         metrics |= dict(zip(names, means, strict=True))
+        metrics["trained_entropy"] = metrics["entropy"]
+        total, tokens = self._sum_over_ranks(self._skipped_entropy).tolist()  # of one epoch
+        trained = float(totals[-1]) / config.ppo_epochs
+        metrics["entropy"] = (metrics["entropy"] * trained + total) / max(trained + tokens, 1.0)
         if (mismatch := self.loss.pop_mismatch()) is not None:
             total, tokens = self.ranks.all_sum(mismatch).tolist()
             metrics["mismatch_kl"] = total / max(tokens, 1.0)
         metrics["trained_share"] = float(weights[0] / weights[1].clamp(min=1.0))
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
-    def _update_minibatch(self, batch: Batch) -> tuple[Update, Tensor]:
+    def _update_minibatch(self, batch: Batch, *, measure_skipped: bool) -> tuple[Update, Tensor]:
         """The update, and the weights [2] of the rows that were computed and of all. Zero-advantage rows are skipped
-        but stay in the denominator."""
-        chosen = select(batch, rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None))
+        but stay in the denominator, and with ``measure_skipped`` in the entropy."""
+        rows = rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None)
+        chosen = select(batch, rows)
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
         weights = self.ranks.all_sum(counts).cpu()
         self.loss.share = float(weights[0] / weights[1].clamp(min=1.0))
+        if measure_skipped and self.loss.share < 1.0:  # on all ranks, or on none
+            skipped = sorted(set(range(len(batch["loss_mask"]))) - set(rows))
+            others = select(batch, skipped or rows[:1])
+            entropies, mask = self.actor.forward(others, _entropies).cpu(), others["loss_mask"].bool()
+            sums = torch.stack([torch.where(mask, entropies, 0.0).sum(), mask.sum()]).double()
+            self._skipped_entropy += sums * bool(skipped)
         return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
@@ -372,6 +385,10 @@ def _update_metrics(updates: Sequence[Update]) -> Metrics:
         "loss": sum(update.loss for update in updates) / len(updates),
         "grad_norm": max(update.grad_norm for update in updates),
     }
+
+
+def _entropies(outputs: TokenOutputs, micro: Batch) -> Tensor:
+    return outputs.entropies
 
 
 def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:

@@ -378,6 +378,32 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
         assert all(line["trained_share"] == 1 for line in lines)
 
 
+def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, service: Service) -> None:
+    seen: list[tuple[float, dict[str, Any]]] = []
+
+    class Measuring(PPOTrainer):
+        def _update(self, batch: Any) -> dict[str, Any]:
+            entropies = self.actor.forward(batch, lambda outputs, micro: outputs.entropies).cpu()
+            metrics = super()._update(batch)
+            seen.append((float(entropies[batch["loss_mask"].bool()].mean()), metrics))
+            return metrics
+
+    with Measuring(_config(tmp_path, service, 3), prompts(50)) as trainer:
+        trainer.train(**WORKFLOW)
+    assert any(metrics["trained_share"] < 1 for _, metrics in seen)
+    for entropy, metrics in seen:
+        assert metrics["entropy"] == pytest.approx(entropy, rel=1e-4)
+        if metrics["trained_share"] < 1:
+            assert metrics["trained_entropy"] != pytest.approx(entropy, rel=1e-4)
+
+
+def test_trainer_without_an_optimizer_is_refused_before_it_has_a_service(tmp_path: Path, service: Service) -> None:
+    config = _config(tmp_path, service, 1, actor={"optimizer": None})
+    config.rollout.gateway_addr = "http://127.0.0.1:9"
+    with pytest.raises(UsageFault, match="is to be trained, and its optimizer is null"):
+        PPOTrainer(config, prompts(8))
+
+
 def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path, service: Service) -> None:
     rewards = ["tests.training.trainers.rewards:reversed_digits", "tests.training.trainers.rewards:ended"]
     kwargs = WORKFLOW["workflow_kwargs"] | {"reward_fn": rewards, "reward_weights": [1.0, 0.25]}
