@@ -145,15 +145,30 @@ class Chat:
         self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
     ) -> list[str]:
         """Return the text of ``after`` in pieces, between which the recorded text has reasoning that the messages do
-        not hold, where the template writes the reasoning of that message."""
-        pieces = [""]
-        for index, message in enumerate(after.messages[: count + 1]):
-            if message["role"] != "assistant" or "reasoning_content" in message:
-                continue
-            opened = after.replaced(index, {**message, "reasoning_content": _THOUGHT})
-            found = self.template.plain(opened, True, **variables).split(_THOUGHT)
+        not hold, where the template writes the reasoning of that message. All are tried at once, since a conversation
+        of many turns has many; then one after the other."""
+
+        def opened(index: int) -> Conversation:
+            return after.replaced(index, {**after.messages[index], "reasoning_content": _THOUGHT})
+
+        given, pieces = after, [""]
+        places = [
+            index
+            for index, message in enumerate(after.messages[: count + 1])
+            if message["role"] == "assistant" and "reasoning_content" not in message
+        ]
+        for index in places:
+            after = opened(index)
+        found = self.template.plain(after, True, **variables).split(_THOUGHT)
+        if len(found) == 1:  # the template writes none of them
+            return pieces
+        if _rest(found, recorded) is not None:
+            return found
+        after = given
+        for index in places:
+            found = self.template.plain(opened(index), True, **variables).split(_THOUGHT)
             if len(found) > len(pieces) and _end_of(found[:-1], recorded) is not None:
-                after, pieces = opened, found
+                after, pieces = opened(index), found
         return pieces
 
     def encode_after(self, text: str) -> list[int]:

@@ -174,3 +174,22 @@ def test_render_gives_a_template_the_forms_that_it_shows() -> None:
 def test_overlap_is_the_longest_end_that_the_other_begins_with(text: str, start: str) -> None:
     ends = [length for length in range(len(text) + 1) if start.startswith(text[len(text) - length :])]
     assert _overlap(text, start) == max(ends)
+
+
+def test_continuation_after_many_calls_renders_no_more_often_than_after_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = []
+    for count in (1, 20):
+        made, asked = chat(CHATML), [ASK]
+        text = made.template.render(normalise(asked), True)
+        for turn in range(count):
+            asked += [ANSWER, AGAIN]
+            text += f"<think>\nhm {turn}\n</think>\n\nDry.<|im_end|>\n" + made.template.render(normalise([AGAIN]), True)
+        recorded = encode(text[: text.rindex("\n<|im_start|>user")])
+        plain, calls = made.template.text, list[object]()
+        monkeypatch.setattr(
+            made.template, "text", lambda *given, plain=plain, calls=calls: calls.append(given) or plain(*given)
+        )
+        found = made.continuation(recorded, normalise(asked[:-2]), normalise(asked))
+        assert not isinstance(found, Branch)
+        rendered.append(len(calls))
+    assert rendered[0] == rendered[1]
