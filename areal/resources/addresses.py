@@ -128,6 +128,14 @@ def parse_external_url(text: str, *, allow_private: bool = False) -> ExternalUrl
     return url
 
 
+def check_server_url(text: str) -> None:
+    """Check the host of a server's URL, which may be private. Raises UrlError for an address of credentials or of no
+    server, and for a spelling that only some parsers take."""
+    match = _URL.fullmatch(text)
+    if match is not None:
+        parse_external_url(f"{match['scheme']}://{match['authority']}", allow_private=True)
+
+
 def _authority(text: str, default_port: int) -> tuple[str, int]:
     bracketed = re.fullmatch(r"\[([^\]]*)\](?::(.*))?", text)
     if bracketed:

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from areal.resources.addresses import UrlError, parse_external_url
+from areal.resources.addresses import UrlError, check_server_url, parse_external_url
 from areal.resources.backend import (
     BACKEND_PATTERN,
     INFERENCE_ENGINES,
@@ -442,6 +442,12 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
             for name, value in (("agent", self.agent), ("kwargs", self.kwargs)):
                 if value:
                     yield (name,), 'does not go with "command"'
+        for number, tool in enumerate(self.tools):
+            if tool.mcp.url is not None:
+                try:
+                    check_server_url(tool.mcp.url)
+                except UrlError as error:
+                    yield ("tools", number, "mcp", "url"), f'"{tool.mcp.url}" {error}'
 
 
 # -- TrainJob: fields that define the run are immutable, since a run with other settings is another run

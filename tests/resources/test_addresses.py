@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal.resources.addresses import ExternalUrl, UrlError, parse_external_url, refusal
+from areal.resources.addresses import ExternalUrl, UrlError, check_server_url, parse_external_url, refusal
 
 
 @pytest.mark.parametrize(
@@ -215,3 +215,16 @@ def test_mapped_address_is_never_better_than_the_one_inside(address: ipaddress.I
         outer = ipaddress.IPv6Address(prefix | int(address))
         inner = refusal(address, allow_private=allow)
         assert (refusal(outer, allow_private=allow) is None) == (inner is None)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8000/mcp", "http://tools.internal/mcp?x=1", "https://10.0.0.3/mcp"])
+def test_server_of_tools_may_be_private(url: str) -> None:
+    check_server_url(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://169.254.169.254/latest", "http://0xa9fea9fe/", "http://[fd00:ec2::254]/mcp", "http://100.100.100.200"]
+)
+def test_server_of_tools_is_at_no_address_of_credentials(url: str) -> None:
+    with pytest.raises(UrlError):
+        check_server_url(url)

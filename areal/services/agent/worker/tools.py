@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from areal.api.agent import Tool, ToolError
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
+from areal.resources.addresses import refusal
 from areal.services.http.process import report_stage
 from areal.services.http.tasks import background
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 
 _MOST_PAGES = 1000  # of one server's list of tools
 _AGAIN_S = 1.0
+_REQUEST_S = 30.0  # to connect and to send
+_SILENCE_S = 300.0
 _CLOSED = -32000  # JSON-RPC's code of a connection that was closed
 _log = logging.getLogger(__name__)
 
@@ -116,10 +121,9 @@ class McpConnection:
 
     def _transport(self) -> AbstractAsyncContextManager[Any]:
         from mcp import StdioServerParameters, stdio_client
-        from mcp.client.streamable_http import streamable_http_client
 
         if self._url is not None:
-            return streamable_http_client(self._url)
+            return _over_http(self._url)
         program, *arguments = self._command
         return stdio_client(StdioServerParameters(command=program, args=arguments, env=dict(os.environ)))
 
@@ -146,6 +150,27 @@ class McpConnection:
         if result.is_error:
             raise ToolError("\n".join(parts))
         return "\n".join(parts)
+
+
+@contextlib.asynccontextmanager
+async def _over_http(url: str) -> AsyncIterator[Any]:
+    """The streams of a server over HTTP, no request of which goes to an address of credentials. The package follows
+    redirects within the server's origin alone."""
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    times = httpx2.Timeout(_REQUEST_S, read=_SILENCE_S)
+    async with httpx2.AsyncClient(timeout=times, event_hooks={"request": [_check_address]}) as http:
+        async with streamable_http_client(url, http_client=http) as streams:
+            yield streams
+
+
+async def _check_address(request: Any) -> None:
+    """Raises ToolError if the request's host leads to an address that none may be sent to."""
+    loop = asyncio.get_running_loop()
+    for *_, found in await loop.getaddrinfo(request.url.host, request.url.port, type=socket.SOCK_STREAM):
+        if (why := refusal(ipaddress.ip_address(str(found[0]).partition("%")[0]), allow_private=True)) is not None:
+            raise ToolError(f"{request.url.host} {why}")
 
 
 @contextlib.asynccontextmanager

@@ -135,16 +135,20 @@ def test_server_over_http_is_connected_again(processes: Processes, tmp_path: Pat
     [
         ([["no-such-program"]], "Agent", "the MCP server no-such-program is away: FileNotFoundError"),
         ([["false"]], "Agent", "the MCP server false is away: "),
+        (["http://169.254.169.254/mcp"], "Agent", "169.254.169.254 leads to 169.254.169.254, a link-local or metadata"),
         ([["SERVER"], ["SERVER", "stdio"]], "Agent", "two MCP servers have a tool 'add'"),
         ([["SERVER"]], "toolless", "toolless() takes no 'tools'"),
     ],
 )
 def test_tools_that_cannot_be_had_end_the_worker(
-    processes: Processes, tmp_path: Path, server: Path, servers: list[list[str]], name: str, error: str
+    processes: Processes, tmp_path: Path, server: Path, servers: list[str | list[str]], name: str, error: str
 ) -> None:
     (tmp_path / "agent.py").write_text(textwrap.dedent(AGENT))
     own = {"SERVER": [sys.executable, str(server)]}
-    tools = [{"mcp": {"command": [part for word in command for part in own.get(word, [word])]}} for command in servers]
+    tools = [
+        {"mcp": {"url": each} if isinstance(each, str) else {"command": [p for w in each for p in own.get(w, [w])]}}
+        for each in servers
+    ]
     flags = ("--agent", f"{tmp_path / 'agent.py'}:{name}", "--tools", json.dumps(tools))
     process = processes.spawn("-m", "areal.services.agent.worker", "--port", "0", *flags)
     assert process.wait(60) != 0
