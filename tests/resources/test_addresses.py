@@ -223,7 +223,8 @@ def test_server_of_tools_may_be_private(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://169.254.169.254/latest", "http://0xa9fea9fe/", "http://[fd00:ec2::254]/mcp", "http://100.100.100.200"]
+    "url",
+    ["http://169.254.169.254/latest", "http://0xa9fea9fe/", "http://[fd00:ec2::254]/mcp", "http://100.100.100.200"],
 )
 def test_server_of_tools_is_at_no_address_of_credentials(url: str) -> None:
     with pytest.raises(UrlError):
