@@ -293,6 +293,13 @@ class HomeView:
         found = [state for state in self.runs.values() if owners is None or state.spec.owner in owners]
         return sorted(found, key=lambda state: (*_slot(state), state.started_at or 0.0))
 
+    def stage(self, state: RunState) -> str | None:
+        """Returns what a process that starts is doing, in its own words."""
+        from areal.runtime.backends import Backends
+
+        found = Backends(self.home.root).stage(state.spec.uid)
+        return found.stage if found is not None else None
+
     def is_removed(self, state: RunState) -> bool:
         """Whether a process has ended with a replica that its object no longer has."""
         from areal.reconcilers.kinds import controller_of, host_of

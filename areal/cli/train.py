@@ -25,7 +25,7 @@ from areal.cli.remote import local_options
 from areal.errors import Conflict, Locked, NotFound, UsageFault
 from areal.installation import module_argv
 from areal.resources.kinds import MAX_NAME_LENGTH, TRAIN_JOB, Ref, check_name, name_problem
-from areal.state.job_metrics import bottleneck, eta_s, newest_step
+from areal.state.job_metrics import bottleneck, eta_s, newest_step, steps_of
 
 if TYPE_CHECKING:
     from areal.runtime.backends.base import RunState
@@ -236,6 +236,7 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
         "name": found.name,
         "phase": status.phase,
         "attempt": now.attempt or None,
+        "stage": home.stage(state) if state is not None and status.phase == "Running" and not last else None,
         "step": last.get("step"),
         "totalSteps": last.get("total_steps"),
         "etaSeconds": eta_s(last) if status.phase == "Running" else None,
@@ -304,7 +305,10 @@ def status(cli: Invocation, /, name: str, watch: bool, interval: float) -> int:
     ref = Ref(TRAIN_JOB, check_name(name))
 
     def look() -> dict[str, Any]:
-        return job_row(HomeView(cli.home), stored(cli.home, ref))
+        from areal.wire.training_health import warnings_of
+
+        row = job_row(HomeView(cli.home), stored(cli.home, ref))
+        return {**row, "warnings": [each.message for each in warnings_of(steps_of(cli.home.job_metrics(name)))]}
 
     row = show_status(cli, look, "trainjob/{name}".format_map, _page, watch=watch, interval=interval)
     return 1 if row["phase"] == "Failed" else 0
@@ -314,6 +318,7 @@ def _page(row: Row) -> str:
     facts = {
         "phase": row["phase"],
         "attempt": row["attempt"],
+        "stage": row["stage"],
         "step": step_of(row),
         "reward": row["reward"],
         "tokens/s": row["tokensPerSecond"],
@@ -322,6 +327,7 @@ def _page(row: Row) -> str:
         "elapsed": age(row["elapsedSeconds"]),
         "ETA": age(row["etaSeconds"]) if row["etaSeconds"] is not None else None,
         "message": row["message"],
+        "warning": "; ".join(row["warnings"]),
         "exit code": row["exitCode"],
         "folder": row["folder"],
     }

@@ -30,7 +30,7 @@ from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
 from areal.interrupt import STATUS, is_interrupt
 from areal.loading import add_import_folder, load_attr
-from areal.services.http.process import die_with_parent
+from areal.services.http.process import die_with_parent, report_stage
 from areal.training import stopping
 from areal.training.launch import FAILED, TERMINATED, is_quiet_rank, is_rank, report_error
 
@@ -55,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         die_with_parent(os.getppid())
     os.environ.pop("PYTHONSAFEPATH", None)  # a launcher's, for this process alone
     add_import_folder(Path.cwd())
+    if not is_quiet_rank():
+        report_stage(f"importing the driver {given.driver}")
     try:
         status = load_driver(given.driver)(given.args)
     except BaseException as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from areal.reconcilers.kinds import Completion, Endpoint, KindController, StageReporter
 from areal.reconcilers.kinds.job_status import JobPhase, has_ended, job_status
 from areal.reconcilers.observe import DIED, JOB_FAILED, NO_WORKING_DIR, Health, lacks_folder
-from areal.runtime.backends.base import Phase
+from areal.runtime.backends.base import LIVE, Phase
 
 if TYPE_CHECKING:
     from areal.errors import ArealError
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from areal.runtime.backends.base import RunSpec, RunState
     from areal.state.home import Home
     from areal.state.records import StoredObject
+
+
+def _stage(home: Home, ref: str) -> str | None:
+    """What a job that starts is doing, in its driver's words."""
+    from areal.runtime.backends import Backends
+
+    backends = Backends(home.root)
+    live = [uid for uid, state in backends.observe().items() if state.spec.owner == ref and state.phase in LIVE]
+    found = backends.stage(max(live)) if live else None
+    return found.stage if found is not None else None
 
 
 class TrainJobController(KindController):
@@ -97,7 +107,8 @@ class TrainJobController(KindController):
 
         step = newest_step(home.job_metrics(name))
         if not step:
-            return None
+            stage = _stage(home, f"{self.kind}/{name}")
+            return Progress(f"{self.kind}/{name}", stage, elapsed_s=age_s) if stage else None
         reward = step.get("reward/mean")
         parts = [f"reward {reward:.3f}"] if isinstance(reward, int | float) else []
         detail = ", ".join([*parts, *filter(None, [bottleneck(step)])])

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import gc
 import time
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from areal.api.config.experiment import PeriodicConfig
 from areal.api.engine_api import CheckpointUnreadable, TrainEngine
 from areal.api.io_struct import StepInfo
 from areal.errors import ArealError, UsageFault
+from areal.services.http.process import report_stage
 from areal.training import stopping
 from areal.training.checkpoints import Checkpoint, CheckpointFailed, Checkpoints
 from areal.training.engines import open_engine, without_optimizer
@@ -32,6 +34,7 @@ from areal.training.frontier import DataOrder, rows_digest
 from areal.training.metrics import Metrics, MetricsLog, ProgressLine, Prometheus, Timings, open_trackers, prometheus
 from areal.training.ranks import Ranks, ensure_layout, join_ranks, layout_of, require_layout, require_shared
 from areal.training.run_folder import run_folder
+from areal.wire.training_health import warnings_of
 
 
 @dataclass
@@ -69,6 +72,9 @@ class Timer:
         self.steps, self.epochs, self.fired_at = state["steps"], state["epochs"], None
 
 
+_REMEMBERED = 5000  # steps, of which warnings count those in a row
+
+
 class Trainer(abc.ABC):
     """A context manager that owns the ranks, files and services that it opens."""
 
@@ -87,6 +93,7 @@ class Trainer(abc.ABC):
         self.engines: dict[str, TrainEngine] = {}
         self._updates: dict[str, int] = {}  # optimizer steps in a step, by role
         self._prometheus: Prometheus | None = None
+        self._recent: deque[Metrics] = deque(maxlen=_REMEMBERED)
         self._skipped: set[str] = set()  # due after this step, and not done because of a stop
         self.stack = contextlib.ExitStack()
         try:
@@ -258,6 +265,15 @@ class Trainer(abc.ABC):
         if self.ranks.is_first:
             self.log.write(self.step, recorded | metrics, self.total_steps)
             self.progress.step(self.step, metrics)
+            self._recent.append(metrics)
+            for warning in warnings_of(self._recent):
+                if warning.is_due:
+                    self.progress.info(f"warning: {warning.message}")
+
+    def report_stage(self, stage: str) -> None:
+        """What the run does until its first step, for its status."""
+        if self.ranks.is_first:
+            report_stage(stage)
 
     def info(self) -> StepInfo:
         """The position of the next step in the run."""
@@ -273,6 +289,7 @@ class Trainer(abc.ABC):
         total_updates = max(1, self.total_steps * updates)
         if config.backend:
             require_layout(self.ranks, train_backend(config.backend), role)
+        self.report_stage(f"loading {role} from {config.path}")
         engine = open_engine(config, self.ranks, total_updates, str(self.ranks.layout))
         self.engines[role], self._updates[role] = engine, updates
         return engine

@@ -144,7 +144,9 @@ class PPOTrainer(Trainer):
         self._sampling = Sampling(workflow, workflow_kwargs, accept, group, self.config.dynamic_bs)
         self._evaluation = (eval_workflow or workflow, eval_workflow_kwargs or workflow_kwargs)
         if self.ranks.is_first:
+            self.report_stage("starting an inference service")
             self.stack.enter_context(own_service(self.config, self.folder))
+            self.report_stage(f"connecting to the model {self.config.rollout.model or ''}".rstrip())
             self.rollout = self.stack.enter_context(rollout_controller(self.config, self.folder))
             if self.metrics_url is not None:
                 self.rollout.register_scrape_target(urlsplit(self.metrics_url).netloc, labels(self.config))
@@ -162,7 +164,9 @@ class PPOTrainer(Trainer):
         if self.ranks.is_first:
             remove_steps(self.folder.trajectories, after=self.step if resumed else -1)
         self._first_version = version_to_publish(self.actor.version, served)
+        self.report_stage("publishing the weights")
         self._publish(torch.arange(1, 9) % self.actor.vocab_size, self._first_version)
+        self.report_stage("sampling the first answers")
         if self.rollout is not None:
             prompts = PromptStream(self._require_rows(self.train_dataset, "train_dataset"), self.order, self.frontier)
             self.source = RolloutSource(
