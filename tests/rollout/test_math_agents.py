@@ -1,0 +1,107 @@
+"""The math agents that AReaL's configurations name."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from areal.api.workflow_api import RolloutWorkflow
+from areal.client import RolloutController
+from areal.errors import UsageFault
+from areal.loading import load_attr
+from areal.workflow.calculator import TOOLS
+from tests.client.conftest import Place
+from tests.rollout.test_workflows import ROWS, controller_of
+
+AGENTS = {
+    "agents": "areal.workflow.openai_agent.math_agent.build_math_agent",
+    "langchain_openai": "areal.workflow.langchain.math_agent.MathAgent",
+    "claude_agent_sdk": "areal.workflow.anthropic.claude_math_agent.MathToolAgent",
+}
+
+
+@pytest.mark.parametrize("package", AGENTS)
+def test_agent_without_its_package_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UsageFault, match="needs") as caught:
+        load_attr(AGENTS[package])()
+    assert str(caught.value.hint).startswith("pip install ")
+
+
+async def test_agent_of_the_openai_agents_sdk_has_a_calculator() -> None:
+    agents = pytest.importorskip("agents")
+    from areal.workflow.openai_agent.math_agent import build_math_agent
+
+    built = build_math_agent(name="m", tool_use_behavior="stop_on_first_tool")
+    assert (built.name, built.tool_use_behavior) == ("m", "stop_on_first_tool")
+    tools = {tool.name: tool for tool in built.tools}
+    assert list(tools) == [function.__name__ for function in TOOLS]
+    context = agents.tool_context.ToolContext(
+        context=None, tool_name="divide", tool_call_id="c", tool_arguments='{"a": 3, "b": 2}'
+    )
+    assert await tools["divide"].on_invoke_tool(context, json.dumps({"a": 3, "b": 2})) == 1.5
+
+
+class WithAgentsSdk(RolloutWorkflow):
+    """An agent that names no model, as AReaL's example does."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        import agents
+
+        from areal.experimental.openai import ArealOpenAI
+
+        client = ArealOpenAI(engine=engine)
+        config = agents.RunConfig(
+            model_provider=agents.OpenAIProvider(openai_client=client),
+            tracing_disabled=True,
+            model_settings=agents.ModelSettings(max_tokens=16),
+        )
+        await agents.Runner.run(agents.Agent(name="a"), input=data["messages"][-1]["content"], run_config=config)
+        client.set_last_reward(1.0)
+        return client.export_interactions()
+
+
+def test_agent_that_names_no_model_samples_from_the_trained_one(digits: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("agents")
+    monkeypatch.setenv("OPENAI_DEFAULT_MODEL", "")
+    monkeypatch.delenv("OPENAI_DEFAULT_MODEL")
+    controller: RolloutController
+    for controller in controller_of(digits):
+        (trajectory,) = controller.rollout_batch(ROWS[:1], WithAgentsSdk())
+    assert trajectory["rewards"].tolist() == [1.0]
+
+
+class WithSharedClient(RolloutWorkflow):
+    """A workflow with OpenAI's client over the HTTP client that episodes share, which an SDK may close."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        import openai
+
+        from areal import workflow_context
+        from areal.experimental.openai import ArealOpenAI
+
+        client = ArealOpenAI(engine=engine)
+        answer = await client.chat.completions.create(messages=data["messages"], max_completion_tokens=8)
+        client.set_reward(answer.id, 1.0)
+        shared = await workflow_context.get_httpx_client()
+        async with openai.AsyncOpenAI(base_url=f"{engine.base_url}/v1", api_key="EMPTY", http_client=shared) as other:
+            with pytest.raises(openai.AuthenticationError):
+                await other.models.list()
+        return client.export_interactions()
+
+
+def test_http_client_of_episodes_is_shared_and_one_that_was_closed_is_replaced(digits: Place) -> None:
+    for controller in controller_of(digits):
+        for _ in range(2):
+            (trajectory,) = controller.rollout_batch(ROWS[:1], WithSharedClient())
+            assert trajectory["rewards"].tolist() == [1.0]
+
+
+async def test_http_client_is_that_of_an_episode() -> None:
+    from areal import workflow_context
+
+    with pytest.raises(RuntimeError, match="only there in an episode"):
+        await workflow_context.get_httpx_client()
