@@ -86,8 +86,26 @@ FAMILIES = {
         needs=("langchain_openai",),
     ),
     "countdown": Family("countdown/train.py", "countdown/train_config.yaml", "countdown/train.jsonl", SAMPLED),
-    "tir": Family("tir/train_tir.py", "tir/tir_math_config.yaml", overrides=SAMPLED),
+    "tools": Family(
+        "tir/train_tir.py",
+        "tir/tir_math_config.yaml",
+        overrides=(*SAMPLED, "tir.enable_tools=calculator"),
+        needs=("qwen_agent",),
+    ),
 }
+
+REFUSED_FAMILIES = {
+    "camel": "areal.experimental.camel.openai_model",
+    "search": "areal.engine.sglang_remote: its judge is an SGLang server that the driver starts",
+    "scaffolding": "areal.experimental.openai.cache",
+    "evaluation": "areal.engine: trainer.type=null, or areal inf collect, evaluates",
+    "vision": "areal.workflow.vision_rlvr: prompts are text",
+    "distillation": "teacher: there is no distillation",
+    "fp8": "actor.megatron.fp8_config, actor.archon: training in FP8 is not there",
+    "lora of megatron": "actor.use_lora: adapters are of fsdp",
+    "critic of megatron": "critic.backend: fsdp has critics",
+}
+"""What ends such a driver where it says it: an import or a key."""
 
 
 def write_model(folder: Path) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,13 @@ from areal.api.workflow_api import RolloutWorkflow
 from areal.client import RolloutController
 from areal.errors import UsageFault
 from areal.loading import load_attr
+from areal.workflow.agent import ModelAccess
 from areal.workflow.calculator import TOOLS
 from tests.client.conftest import Place
 from tests.rollout.test_workflows import ROWS, controller_of
+from tests.services.inference.data_proxy.dialects.talks import TEMPLATE
+from tests.services.processes import Processes, script
+from tests.services.tokenizer_folder import write_tokenizer
 
 AGENTS = {
     "agents": "areal.workflow.openai_agent.math_agent.build_math_agent",
@@ -37,12 +43,53 @@ async def test_agent_of_the_openai_agents_sdk_has_a_calculator() -> None:
 
     built = build_math_agent(name="m", tool_use_behavior="stop_on_first_tool")
     assert (built.name, built.tool_use_behavior) == ("m", "stop_on_first_tool")
-    tools = {tool.name: tool for tool in built.tools}
+    tools = {tool.name: tool for tool in built.tools if isinstance(tool, agents.FunctionTool)}
     assert list(tools) == [function.__name__ for function in TOOLS]
     context = agents.tool_context.ToolContext(
         context=None, tool_name="divide", tool_call_id="c", tool_arguments='{"a": 3, "b": 2}'
     )
     assert await tools["divide"].on_invoke_tool(context, json.dumps({"a": 3, "b": 2})) == 1.5
+
+
+def tool_call(name: str) -> str:
+    arguments = {"a": 31.0, "b": 2.0}
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Callable[[str], ModelAccess]]:
+    """A model that calls the tool of this name, and then tells the result."""
+    processes = Processes(tmp_path)
+
+    def access(name: str) -> ModelAccess:
+        tokenizer = write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
+        engine = processes.engine(tokenizer)
+        proxy = processes.data_proxy(engine, tokenizer, "--tool-call-parser", "hermes")
+        replies = [["<tool_response>", "It is \\boxed{33}."], ["31 + 2", f"I add.\n{tool_call(name)}"]]
+        script(engine, replies=replies)
+        return ModelAccess(proxy.url, processes.key, "tiny")
+
+    yield access
+    processes.stop()
+
+
+async def test_agent_of_langchain_computes_with_its_tools(scripted: Callable[[str], ModelAccess]) -> None:
+    pytest.importorskip("langchain_openai")
+    from areal.workflow.langchain.math_agent import MathAgent
+
+    agent = MathAgent(max_turns=3, temperature=0.5, max_tokens=16, max_completion_tokens=256)
+    answer = await agent.answer([{"role": "user", "content": "31 + 2"}], scripted("add"))
+    assert answer == "It is \\boxed{33}."
+
+
+@pytest.mark.claude
+async def test_agent_of_claude_computes_with_its_tools(scripted: Callable[[str], ModelAccess]) -> None:
+    pytest.importorskip("claude_agent_sdk")
+    from areal.workflow.anthropic.claude_math_agent import MathToolAgent
+
+    agent = MathToolAgent(max_turns=3, temperature=0.6, max_completion_tokens=512)
+    answer = await agent.answer([{"role": "user", "content": "31 + 2"}], scripted("mcp__calculator__add"))
+    assert answer == "It is \\boxed{33}."
 
 
 class WithAgentsSdk(RolloutWorkflow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,14 @@ from areal.reward.gsm8k import gsm8k_reward_fn
 from areal.workflow.agent import AnsweringAgent, ModelAccess
 from areal.workflow.calculator import INSTRUCTIONS, TOOLS
 
+_log = logging.getLogger(__name__)
 _SERVER = "calculator"
 
 
 class MathToolAgent(AnsweringAgent):
-    """Claude Code with a calculator as its only tools, in an empty folder. It takes no sampling parameters: an agent
-    with a temperature of its own uses Anthropic's client. ``options``: further arguments of ``ClaudeAgentOptions``.
-    Raises UsageFault where the SDK is not installed."""
+    """Claude Code with a calculator as its only tools, in an empty folder. ``temperature`` and ``top_p`` are accepted
+    without effect, with a warning. ``options``: further arguments of ``ClaudeAgentOptions``. Raises UsageFault where
+    the SDK is not installed."""
 
     def __init__(
         self,
@@ -38,8 +40,9 @@ class MathToolAgent(AnsweringAgent):
                 "areal.workflow.anthropic.claude_math_agent needs the Claude Agent SDK",
                 hint="pip install claude-agent-sdk",
             ) from error
-        if temperature not in (None, 1.0) or top_p not in (None, 1.0):
-            raise UsageFault("Claude Code samples at temperature 1 and top_p 1: leave temperature and top_p out")
+        for name, value in (("temperature", temperature), ("top_p", top_p)):
+            if value not in (None, 1.0):
+                _log.warning("%s %s has no effect: Claude Code has no such setting, it samples at 1", name, value)
         self._max_output = max_completion_tokens or max_tokens
         self._options = options
 
@@ -47,7 +50,7 @@ class MathToolAgent(AnsweringAgent):
         import claude_agent_sdk as sdk
 
         server = sdk.create_sdk_mcp_server(_SERVER, tools=[_tool(sdk, function) for function in TOOLS])
-        with tempfile.TemporaryDirectory(prefix="areal-claude-") as folder:
+        with tempfile.TemporaryDirectory(prefix="areal-claude-", ignore_cleanup_errors=True) as folder:
             environment = {
                 "ANTHROPIC_BASE_URL": access.base_url or "",
                 "ANTHROPIC_API_KEY": access.api_key or "",
@@ -70,10 +73,8 @@ class MathToolAgent(AnsweringAgent):
                 **self._options,
             )
             text = "\n".join(str(message["content"]) for message in messages)
-            async for message in sdk.query(prompt=text, options=options):
-                if isinstance(message, sdk.ResultMessage):
-                    return message.result or ""
-        raise RuntimeError("Claude Code ended without a result")
+            results = [each async for each in sdk.query(prompt=text, options=options)]
+        return next(each.result or "" for each in reversed(results) if isinstance(each, sdk.ResultMessage))
 
 
 def _tool(sdk: Any, function: Callable[[float, float], float]) -> Any:
