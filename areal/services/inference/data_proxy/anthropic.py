@@ -164,7 +164,7 @@ def translate(fields: Fields, uses: TemplateUses, *, counting: bool = False) -> 
     """Translate a request body. ``uses``: which variables the chat template has. ``counting``: nothing is generated, so
     ``max_tokens`` is optional. Raises 400 naming the field."""
     fields.leave_out(_LEFT_OUT)
-    chat: dict[str, Any] = {"messages": chat_messages(fields.take("system"), fields.take("messages"))}
+    chat: dict[str, Any] = {"messages": chat_messages(fields.take("system"), fields.take("messages"), fields)}
     if chat["messages"][-1]["role"] == "assistant":
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
     chat |= _tools(fields)
@@ -239,8 +239,16 @@ def _tool(tool: object, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
-    """Return the messages in OpenAI's form. Raises 400 naming the block."""
+_PROVIDERS = (
+    *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
+    *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
+    *("advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "compaction"),
+)
+"""Blocks of what a provider did: an answer has them beside its text, which stays."""
+
+
+def chat_messages(system: object, messages: object, fields: Fields | None = None) -> list[dict[str, Any]]:
+    """Return the messages in OpenAI's form; ``fields`` are told what is left out. Raises 400 naming the block."""
     if not isinstance(messages, list) or not messages:
         raise bad_request("messages must be a list with at least one message", param="messages")
     out: list[dict[str, Any]] = []
@@ -253,7 +261,7 @@ def chat_messages(system: object, messages: object) -> list[dict[str, Any]]:
             case "user":
                 _add_user(out, message.get("content"), f"{where}.content", known_calls)
             case "assistant":
-                answer = _assistant(message.get("content"), f"{where}.content")
+                answer = _assistant(message.get("content"), f"{where}.content", fields)
                 known_calls |= {call["id"] for call in answer.get("tool_calls", ())}
                 out.append(answer)
             case "system":
@@ -345,7 +353,7 @@ def _tool_result(block: Mapping[str, Any], where: str, known_calls: set[str]) ->
     return result
 
 
-def _assistant(content: object, where: str) -> dict[str, Any]:
+def _assistant(content: object, where: str, fields: Fields | None) -> dict[str, Any]:
     texts, thoughts, calls = [], [], []
     for kind, block, place in _blocks(content, where):
         match kind:
@@ -357,6 +365,9 @@ def _assistant(content: object, where: str) -> dict[str, Any]:
                 continue  # only the service that wrote it can decrypt it
             case "tool_use":
                 calls.append(_tool_use(block, place))
+            case kind if kind in _PROVIDERS:
+                if fields is not None:
+                    fields.name_left_out(f"messages.{kind}")
             case _:
                 raise _foreign(kind, place)
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}

@@ -364,6 +364,8 @@ async def _relay_answer(
         body = await upstream.read()
         call.waited = time.perf_counter() - call.started
         await response_recorder.answer(upstream.status, body)
+        if upstream.status >= 400:
+            body = _with_request_id(body, call.request.id)
         return Response(upstream.status, body, headers={**headers, **_FINAL, names.OVERHEAD: call.overhead()})
     out = StreamingResponse(headers={**headers, "Cache-Control": "no-cache", names.OVERHEAD: call.overhead()})
     with contextlib.suppress(ConnectionResetError):  # the client disconnected
@@ -378,6 +380,20 @@ async def _relay_answer(
         await response_recorder.end()
         out.end = response_recorder.held
     return out
+
+
+def _with_request_id(body: bytes, request_id: str) -> bytes:
+    """The API's error with the id of our reply, by which its caller and our logs know it."""
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    match data:
+        case {"type": "error", "error": dict()}:  # Anthropic's
+            return orjson.dumps({**data, "request_id": request_id})
+        case {"error": dict(error)}:
+            return orjson.dumps({**data, "error": {**error, "request_id": request_id}})
+    return body
 
 
 def _anthropic_headers(request: Request) -> dict[str, str]:

@@ -170,6 +170,20 @@ def test_provider_that_does_not_stream_is_named_in_the_error(
         assert "it was asked for a stream, and answered application/json" in answer.json()["error"]["message"]
 
 
+def test_error_of_the_provider_has_the_request_id_of_the_reply(
+    proxy: tuple[str, Process], provider: Provider, module_processes: Processes
+) -> None:
+    api, process = proxy
+    error = {"message": "no", "type": "invalid_request_error", "request_id": "theirs"}
+    body = {"error": error} if api == "openai" else {"type": "error", "error": error, "request_id": "theirs"}
+    provider.answer = b"HTTP/1.0 400 Bad Request\r\nContent-Type: application/json\r\n\r\n" + orjson.dumps(body)
+    path = PATHS[api][0]
+    answer = process.call("POST", path, {**asked(path), "stream": False}, key=module_processes.key)
+    data = answer.json()
+    assert answer.status == 400 and data["error"]["message"] == "no"
+    assert (data["error"] if api == "openai" else data)["request_id"] == answer.headers["x-request-id"]
+
+
 def asked(path: str) -> dict[str, Any]:
     body = {"model": "friend", "stream": True}
     if path == "/v1/responses":
