@@ -216,7 +216,8 @@ class EnvironmentWorkflow(SessionWorkflow):
         agent, chat = self._make_agent(), _SessionChat(session, engine)
         environment = await asyncio.to_thread(self._make_environment)
         try:
-            observation, _ = await asyncio.to_thread(environment.reset, seed=data.get("seed"), options=data)
+            seed = engine.next_seed() if data.get("seed") is None else data["seed"]
+            observation, _ = await asyncio.to_thread(environment.reset, seed=seed, options=data)
             for _ in range(self._max_steps):
                 action = await agent.act(observation, chat)
                 observation, reward, terminated, truncated, _ = await asyncio.to_thread(environment.step, action)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -71,6 +71,25 @@ def test_samples_under_another_trial_name_are_the_same(digits: Place, make: Any)
     assert samples(digits, make, "two") == first
     assert samples(digits, make, "one", seed=2) != first
     assert len({str(row) for group in first for row in group}) > len(first)  # members of a group differ
+
+
+class Seeded(Reversing):
+    seeds: ClassVar[list[int | None]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.seeds.append(seed)
+        return super().reset(seed=seed, options=options)
+
+
+def test_environment_is_seeded_as_its_answers_are(digits: Place) -> None:
+    def seeds(trial: str, **config: Any) -> list[int | None]:
+        Seeded.seeds.clear()
+        samples(digits, lambda folder: EnvironmentWorkflow(Asking, Seeded), trial, **config)
+        return sorted(Seeded.seeds, key=str)
+
+    first = seeds("one")
+    assert seeds("two") == first and len(set(first)) == 2 * len(ROWS) and None not in first
+    assert set(seeds("three", deterministic_sampling=False)) == {None}
 
 
 def test_seed_of_the_sampling_parameters_does_not_depend_on_the_trial_name(digits: Place) -> None:
