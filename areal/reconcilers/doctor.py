@@ -18,7 +18,7 @@ from areal.reconcilers.context import Context
 from areal.reconcilers.converge import recover
 from areal.reconcilers.kinds import ServiceController, controller_of, controllers, started_again_by
 from areal.reconcilers.launch import key_path
-from areal.reconcilers.observe import setting
+from areal.reconcilers.observe import port_trouble, setting
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref
 from areal.runtime.backends import Backends
@@ -116,6 +116,11 @@ def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
             again = started_again_by(parse_ref(state.spec.owner)) if state.spec.owner else "areal reconcile"
             hint = f"areal logs {state.spec.owner} -c {state.spec.component}; {again} starts it again"
             yield _Diagnosis(Finding("error", what, state.reason, hint))
+    states = list(backend.observe().values())
+    for state in states:
+        if state.phase is Phase.RUNNING and (shared := port_trouble(state, states)) is not None:
+            what = f"{state.spec.owner} {state.spec.component}/{state.spec.replica}: {shared.message}"
+            yield _Diagnosis(Finding("error", what, "it listens there with SO_REUSEPORT", shared.hint))
     try:
         squatters = backend.capacity().squatters
     except ArealError as error:

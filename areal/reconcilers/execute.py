@@ -32,8 +32,10 @@ from areal.reconcilers.observe import (
     Observed,
     ObservedRun,
     Seen,
+    Trouble,
     key_file,
     key_headers,
+    port_trouble,
     probe_run,
     ready_path,
     trouble_of,
@@ -272,7 +274,13 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
     except TargetFailed as error:
         context.event(op.ref, "Warning", "StartFailed", f"{op.target}: {error.message}")
         raise
+    if spec.shared_ports and (shared := port_trouble(context.state(op.run), context.backend.observe().values())):
+        raise _failed(op, shared)
     context.report(op, "ready")
+
+
+def _failed(op: Op, trouble: Trouble) -> TargetFailed:
+    return TargetFailed(f"{op.ref} {op.target}: {trouble.message}", hint=trouble.hint)
 
 
 def _accepts(op: Op, response: ProbeResponse) -> bool:
@@ -280,7 +288,7 @@ def _accepts(op: Op, response: ProbeResponse) -> bool:
     Raises TargetFailed when the process reports a fault that waiting does not clear."""
     readiness = response.json()
     if trouble := trouble_of(readiness):
-        raise TargetFailed(f"{op.ref} {op.target}: {trouble}", hint="free space under $AREAL_HOME")
+        raise _failed(op, trouble)
     if response.status == 200 or (op.args.get("trainer") and readiness.get("awaits_version") is not None):
         return True
     if fault := readiness.get("fault"):

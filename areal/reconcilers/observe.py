@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from areal.errors import ArealError
 from areal.runtime import procfs
@@ -34,6 +34,12 @@ class Seen(StrEnum):
     UNSEEN = "unseen"  # not asked
 
 
+class Trouble(NamedTuple):
+    reason: str  # of the condition
+    message: str
+    hint: str
+
+
 @dataclass(frozen=True)
 class ObservedRun:
     state: RunState
@@ -41,7 +47,7 @@ class ObservedRun:
     why: str = ""
     age_s: float | None = None  # of the present child, when it was observed
     settings: Mapping[str, Any] = field(default_factory=dict)  # that can change while it runs
-    trouble: str = ""  # a failure that its callers get while it answers its probe
+    trouble: Trouble | None = None  # a failure that its callers get while it answers its probe
     weights: Mapping[str, Any] = field(default_factory=dict)  # that a data proxy serves: path, version, writer
 
     @property
@@ -151,7 +157,7 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
     now = time.time()
     ages = [now - state.started_at if state.started_at else None for state in asked]
     probed = {
-        state.spec.uid: _observed(state, answer, age_s)
+        state.spec.uid: _observed(state, answer, age_s, port_trouble(state, states))
         for state, answer, age_s in zip(asked, probes, ages, strict=True)
     }
     routes = {
@@ -199,13 +205,26 @@ def key_headers(path: str | None) -> dict[str, str]:
         return {}
 
 
-def _observed(state: RunState, answer: ProbeResponse | ProbeFailed, age_s: float | None) -> ObservedRun:
+def _observed(
+    state: RunState, answer: ProbeResponse | ProbeFailed, age_s: float | None, shared: Trouble | None
+) -> ObservedRun:
     seen, why = _probed(state, answer)
     settings, trouble, weights = _reported(answer)
-    return ObservedRun(state, seen, why, age_s, settings, trouble, weights)
+    return ObservedRun(state, seen, why, age_s, settings, trouble or shared, weights)
 
 
-def _reported(answer: ProbeResponse | ProbeFailed) -> tuple[Mapping[str, Any], str, Mapping[str, Any]]:
+def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:
+    """Another process behind a port that the run shares with others of its owner. ``states``: with all of those."""
+    from areal.runtime.leases import foreign_listener
+
+    for port in () if state.node else state.spec.shared_ports:
+        sessions = {each.shim_pid for each in states if port in each.spec.shared_ports and each.shim_pid is not None}
+        if (owner := foreign_listener(port, sessions)) is not None:
+            return Trouble("PortShared", f"another process listens on its port and takes calls: {owner}", "stop it")
+    return None
+
+
+def _reported(answer: ProbeResponse | ProbeFailed) -> tuple[Mapping[str, Any], Trouble | None, Mapping[str, Any]]:
     """The settings, the trouble and the weights in an answer."""
     about = {} if isinstance(answer, ProbeFailed) else answer.json()
     settings, weights = (
@@ -214,10 +233,13 @@ def _reported(answer: ProbeResponse | ProbeFailed) -> tuple[Mapping[str, Any], s
     return settings, trouble_of(about), weights
 
 
-def trouble_of(about: Mapping[str, Any]) -> str:
+def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
     """A failure that a process reports beside its readiness: its callers get it, and its probe is answered."""
     why = about.get("journal_failing")
-    return f"calls are refused, since they cannot be recorded: {why}" if why else ""
+    if not why:
+        return None
+    message = f"calls are refused, since they cannot be recorded: {why}"
+    return Trouble("NotRecording", message, "free space under $AREAL_HOME")
 
 
 def _probed(state: RunState, answer: ProbeResponse | ProbeFailed) -> tuple[Seen, str]:
@@ -353,9 +375,10 @@ def judge(ready: int, desired: int, best: Sequence[ObservedRun | None], *, exter
     if silent:
         why = f"{silent[0].slot}: {silent[0].why or 'it was not asked'}"
         return Health("Degraded" if ready else "Unknown", ready, desired, "NoAnswer", why)
-    if failing := next((run for run in waiting if run.trouble), None):
-        why = f"{failing.slot}: {failing.trouble}; free space under $AREAL_HOME"
-        return Health("Degraded", ready, desired, "NotRecording", why)
+    for run in waiting:
+        if run.trouble is not None:
+            why = f"{run.slot}: {run.trouble.message}; {run.trouble.hint}"
+            return Health("Degraded", ready, desired, run.trouble.reason, why)
     run = next((run for run in waiting if run.seen is Seen.NOT_READY), waiting[0])
     why = f"{run.slot}: {run.why or 'starting'}"
     if run.seen is Seen.NOT_READY:
@@ -397,6 +420,8 @@ def _unseen_routes(owner: str, component: str, run: ObservedRun | None, why: obj
     if run is None or not run.is_live:
         reason = f"{component}/0 of {owner} does not run"
         phase = "Unknown" if component == "router" else "Degraded"  # relays serve on from the last table
+    elif run.trouble is not None:
+        reason, phase = f"{component}/0 of {owner}: {run.trouble.message}", "Degraded"
     else:
         reason, phase = str(why or f"{component}/0 of {owner}: {run.why or run.state.reason or 'starting'}"), "Unknown"
     return Health(phase, 0, count, f"{component.capitalize()}NotReady", f"the replicas are ready, but {reason}")

@@ -114,7 +114,7 @@ def _decide_living(run: ObservedRun) -> Decision:
         message = run.why or "does not answer its probe"
         return Decision(Action.AWAIT, f"unhealthy: {message}", run, ("unhealthy", message))
     if run.trouble:
-        return Decision(Action.AWAIT, f"not recording: {run.trouble}", run, ("not-recording", run.trouble))
+        return Decision(Action.AWAIT, f"unhealthy: {run.trouble.message}", run, ("unhealthy", run.trouble.message))
     if run.seen is Seen.NOT_READY:
         return Decision(Action.AWAIT, f"not ready: {run.why}" if run.why else "not ready yet", run)
     return Decision(Action.KEEP, run=run)

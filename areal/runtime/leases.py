@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -94,6 +94,24 @@ def port_owner(port: int) -> PortOwner | None:
         command = procfs.command_line(pid) if pid is not None else ""
         return PortOwner(port, pid, command, _user_name(uid))
     return None
+
+
+def foreign_listener(port: int, sessions: Collection[int]) -> PortOwner | None:
+    """A listener of a port that no member of these sessions owns: with SO_REUSEPORT it takes some of the calls. A
+    socket that appears or goes meanwhile is looked at twice."""
+    found: PortOwner | None = None
+    for _ in range(2):
+        listening = list(_listeners(port))
+        if len(listening) < 2:  # one at most: nobody is behind it
+            return None
+        ours = {inode for stat in procfs.processes() if stat.session in sessions for inode in _sockets_of(stat.pid)}
+        others = {inode: uid for inode, uid in listening if inode not in ours}
+        if not others:
+            return None
+        pids = ((pid, inode) for pid in procfs.pids() for inode in _sockets_of(pid) if inode in others)
+        pid, inode = next(pids, (None, next(iter(others))))
+        found = PortOwner(port, pid, procfs.command_line(pid) if pid is not None else "", _user_name(others[inode]))
+    return found
 
 
 def ports_of(pid: int) -> tuple[int, ...]:

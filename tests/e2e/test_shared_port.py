@@ -1,0 +1,34 @@
+"""A listener of one's own behind the gateway's port takes some of its calls: it is found, and named."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import pytest
+
+from tests.e2e.conftest import Box
+
+pytestmark = pytest.mark.timeout(200)
+
+
+def test_listener_behind_the_gateways_port_is_found_by_get_doctor_and_diff(served: Box) -> None:
+    clean = served.areal("doctor").out
+    assert "listens on its port" not in clean and served.areal("diff", "--drift").code == 0
+
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind(("127.0.0.1", served.port))
+        other.listen()
+        status = json.loads(served.ok("get", "inf/default", "-o", "json").out)["status"]
+        found = served.areal("doctor")
+        drift = served.areal("diff", "--drift")
+
+    assert status["phase"] == "Degraded"
+    ready = next(each for each in status["conditions"] if each["type"] == "Ready")
+    assert ready["status"] == "False"
+    assert "another process listens on its port and takes calls" in found.out and found.code == 1
+    assert drift.code == 1 and "InferenceService/default" in drift.out
+    served.ok("wait", "inf/default", "--for", "ready", "--timeout", "30s")
+    assert served.areal("diff", "--drift").code == 0
