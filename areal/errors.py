@@ -20,6 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
+def where_raised(error: BaseException, *without: str) -> str:
+    """`` (file:line, in name)`` of the innermost frame of the user's code, else of the innermost one; "" without one.
+    Frames of the files and folders ``without`` are not considered."""
+    import sysconfig
+    import traceback
+
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(without)]
+    libraries = (*sysconfig.get_paths().values(), __file__.removesuffix("errors.py"), "<frozen ")
+    own = [each for each in frames if not each.filename.startswith(libraries)]
+    return "".join(f" ({each.filename}:{each.lineno}, in {each.name})" for each in (own or frames)[-1:])
+
+
 class ArealError(Exception):
     """An error for a user: what happened and why. ``exit_code`` is the process exit status."""
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from areal.errors import ArealError, UsageFault
@@ -41,17 +42,27 @@ def target_of(function: Callable[..., Any] | str) -> FunctionTarget:
         module, _, name = function.partition(":") if ":" in function else function.rpartition(".")
         return FunctionTarget(module, name)
     name, module = name_of(function), getattr(function, "__module__", None) or ""
-    file = getattr(sys.modules["__main__"], "__file__", None)
+    file = _main_script()
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is function or (inspect.ismethod(function) and found == function):  # a class method is bound each time
+        if module == "__main__" and file is None:
+            raise ValueError(f"{name} is defined in a notebook or an interactive session, which no process can import")
         return FunctionTarget(module, name, file if module == "__main__" else None)
     try:
         copy = pickle.dumps(function, protocol=pickle.HIGHEST_PROTOCOL)
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{name} cannot go to another process: {error}") from error
+    if b"__main__" in copy and file is None:
+        raise ValueError(f"{name} refers to a notebook or an interactive session, which no process can import")
     return FunctionTarget(module, name, file if b"__main__" in copy else None, copy=copy)
+
+
+def _main_script() -> str | None:
+    """The file of the main program; None in a notebook, or for ``python -c`` and ``-``."""
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return file if file and Path(file).is_file() else None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from areal.errors import where_raised
 from areal.installation import module_argv
 from areal.reward.frames import (
     HEAD,
@@ -343,7 +344,8 @@ class AsyncRewardWrapper:
         except RewardError:
             raise
         except (Exception, SystemExit) as error:  # sys.exit() must not end this process
-            raise RewardRaised(f"{self._parameters.name} raised: {type(error).__name__}: {error}") from error
+            text = f"{type(error).__name__}: {error}{where_raised(error)}"
+            raise RewardRaised(f"{self._parameters.name} raised: {text}") from error
 
     def _target(self) -> FunctionTarget:
         """The target of the function. An object is pickled in its current state."""

@@ -20,6 +20,7 @@ from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, BinaryIO
 
+from areal.errors import where_raised
 from areal.reward.frames import HEAD, Done, FunctionTarget, RewardJob, pack, unpack
 
 _PR_SET_PDEATHSIG = 1
@@ -68,10 +69,8 @@ def _done(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _error_text(error: Exception) -> str:
-    """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with the innermost frame outside this file."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
-    text = "".join(traceback.format_exception_only(error)).strip()
-    return f"{text} ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else text
+    """``ValueError: no such unit (rewards.py:12, in parse)``: the error, with its place in the user's code."""
+    return "".join(traceback.format_exception_only(error)).strip() + where_raised(error, __file__)
 
 
 async def _awaited(value: Awaitable[Any]) -> Any:

@@ -18,7 +18,7 @@ from areal.api.workflow_context import EpisodeContext, episode
 from areal.client.errors import Blame
 from areal.errors import TimedOut
 from areal.rollout.engine import EpisodeEngine, HeadVersion
-from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of
+from areal.rollout.failures import Failure, RolloutFailed, RolloutsFailed, blame_of, error_line
 from areal.rollout.staleness import EpisodeSpec, Rollout, StalenessManager, is_stale
 from areal.rollout.workflows import run_episode, shared_http_client
 from areal.wire.bodies import LARGEST_F32
@@ -69,7 +69,7 @@ class EpisodeRunner:
                     blame = blame_of(error)
                     if attempt >= self.attempts or blame not in _RETRYABLE:
                         return Failure(item.task_id, blame, error, attempt)
-                    _log.warning("episode %s: attempt %d failed: %s", item.task_id, attempt, error)
+                    _log.warning("episode %s: attempt %d failed: %s", item.task_id, attempt, error_line(error))
                 await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1)))
         finally:
             self._heads.pop(item.number, None)

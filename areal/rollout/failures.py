@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from areal.client.errors import Blame, ClientError
-from areal.errors import ArealError
+from areal.errors import ArealError, where_raised
 from areal.reward.frames import RewardError
 
 WORKFLOW, REWARD = "workflow", "reward"
@@ -46,12 +46,13 @@ class RolloutFailed(Exception):
     """The failure of an episode, for the caller that waits for its id."""
 
     def __init__(self, failure: Failure) -> None:
-        super().__init__(f"{failure.task_id}: {failure.error!r}")
+        super().__init__(f"{failure.task_id}: {error_line(failure.error)}")
         self.failure = failure
 
 
 def error_line(error: BaseException) -> str:
-    return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}"
+    """The error in a line; one of the user's code with its place."""
+    return str(error) if isinstance(error, ArealError) else f"{type(error).__name__}: {error}{where_raised(error)}"
 
 
 class RolloutsFailed(ArealError):
@@ -105,7 +106,7 @@ def failure_of_agent(error: BaseException, timeout_s: float) -> EpisodeFailed:
             return EpisodeFailed(refusal(status, {}).kind, message, status)
         if blame_of(error) is Blame.INFRASTRUCTURE:
             return EpisodeFailed(FailureKind.UNREACHABLE, message)
-    return EpisodeFailed(FailureKind.AGENT, message)
+    return EpisodeFailed(FailureKind.AGENT, message + where_raised(error))
 
 
 def blame_of(error: BaseException) -> str:

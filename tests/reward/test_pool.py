@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -128,10 +129,34 @@ async def test_closure_runs_here_and_it_is_said(caplog: pytest.LogCaptureFixture
 
     assert await AsyncRewardWrapper(locked)("p", "c") == os.getpid()
     assert "locked cannot go to another process" in caplog.text
-    with pytest.raises(RewardRaised, match="raised: KeyError: 'no'"):
+    with pytest.raises(RewardRaised, match=r"raised: KeyError: 'no' \(.*test_pool.py:\d+, in <lambda>\)"):
         await AsyncRewardWrapper(lambda: dict[str, str]()["no"])()
     with pytest.raises(RewardRaised, match="raised: SystemExit: 3"):
         await AsyncRewardWrapper(lambda: sys.exit(3))()
+
+
+TYPED = """
+import asyncio, functools
+from areal.api.reward_api import AsyncRewardWrapper
+
+class Scorer:
+    def __call__(self, prompt, completions, *own):
+        return float(len(completions))
+
+def length(prompt, completions, *own, scale=1.0):
+    return scale * len(completions)
+
+for reward in (length, Scorer(), functools.partial(length, scale=2.0)):
+    print(asyncio.run(AsyncRewardWrapper(reward)("p", "abc", [], [])))
+"""
+
+
+@pytest.mark.parametrize("argv", [["-"], ["-c", TYPED]], ids=["stdin", "command"])
+def test_reward_of_a_program_without_a_file_runs_on_a_thread(argv: list[str]) -> None:
+    typed = TYPED if argv == ["-"] else ""
+    ran = subprocess.run([sys.executable, *argv], input=typed, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.split() == ["3.0", "3.0", "6.0"], ran.stderr
+    assert "a notebook or an interactive session" in ran.stderr
 
 
 async def test_closure_that_hangs_is_interrupted_at_its_deadline() -> None:

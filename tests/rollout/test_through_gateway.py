@@ -22,6 +22,7 @@ from tests.services.inference.engines.embedded.process import EXAMPLE
 from tests.services.processes import REPOSITORY, Process, Processes, wait_ready, wait_until
 
 SDK = REPOSITORY / "docs" / "sdk.md"
+NOTEBOOKS = REPOSITORY / "docs" / "notebooks.md"
 PAGE = re.findall(r"^```python\n(.*?)^```", SDK.read_text(encoding="utf-8"), re.M | re.S)
 BLOCKS = [block for block in PAGE if "Agent" not in block.partition("from areal.client import ")[2].partition("\n")[0]]
 
@@ -120,12 +121,29 @@ def test_sync_client_from_several_threads(service: Service) -> None:
 def test_example_of_the_page_runs_as_it_is_printed(service: Service, tmp_path: Path, number: int) -> None:
     script = tmp_path / f"example_{number}.py"
     script.write_text(BLOCKS[number].replace("http://127.0.0.1:8080", service.gateway.url), encoding="utf-8")
+    ran = run_example(service, tmp_path, str(script))
+    assert "Error" not in ran.stderr and "never" not in ran.stderr, ran.stderr
+
+
+@pytest.mark.extended
+def test_cells_of_the_page_on_notebooks_run_without_a_file_of_their_own(service: Service, tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", NOTEBOOKS.read_text(encoding="utf-8"), re.M | re.S)
+    ran = run_example(service, tmp_path, "-", typed=block.replace("http://127.0.0.1:8080", service.gateway.url))
+    assert re.fullmatch(r"tensor\(\[([01]\., ){3}[01]\.\]\)", ran.stdout.strip()), ran.stderr
+    assert "right is defined in a notebook or an interactive session" in ran.stderr
+
+
+def run_example(
+    service: Service, tmp_path: Path, program: str, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
     credentials = tmp_path / ".areal" / "credentials"
     credentials.mkdir(parents=True)
     (credentials / "default").write_text(service.key, encoding="ascii")
     environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, str(script)]
-    ran = subprocess.run(argv, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    argv = [sys.executable, program]
+    ran = subprocess.run(
+        argv, env=environment, cwd=REPOSITORY, input=typed, capture_output=True, text=True, timeout=120
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip()
-    assert "Error" not in ran.stderr and "never" not in ran.stderr, ran.stderr
+    return ran

@@ -420,3 +420,31 @@ def test_restart_on_a_full_disk_is_recorded_once_there_is_room(local: LocalBacke
 
 def children(pid: int) -> list[int]:
     return [stat.pid for stat in procfs.processes() if stat.ppid == pid]
+
+
+def test_component_reaches_loopback_behind_a_proxy_and_keeps_what_is_listed(
+    local: LocalBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = """
+import http.server, os, threading, urllib.request
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"own page")
+
+server = http.server.HTTPServer(("127.0.0.1", 0), Page)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=10).read().decode())
+print(os.environ["NO_PROXY"], os.environ["no_proxy"])
+"""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "intranet.example, localhost")
+    local.start(run_spec(argv=python(program), restart=NEVER))
+
+    until_phase(local, "r1", Phase.EXITED)
+
+    assert "own page" in log_text(local, "r1")
+    listed = "intranet.example,localhost,127.0.0.1,::1"
+    assert f"{listed} {listed}" in log_text(local, "r1")

@@ -68,6 +68,15 @@ class Child:
         self.started_monotonic = time.monotonic()
 
 
+def _without_proxy(env: Mapping[str, str]) -> dict[str, str]:
+    """``no_proxy`` in both spellings with loopback, where the services of a machine find each other: behind a proxy the
+    clients of agents and jobs would ask it for them. Values that are there are kept."""
+    spellings = ("NO_PROXY", "no_proxy")
+    hosts = [host.strip() for name in spellings for host in env.get(name, "").split(",")]
+    listed = ",".join(dict.fromkeys([*filter(None, hosts), "127.0.0.1", "localhost", "::1"]))
+    return dict.fromkeys(spellings, listed)
+
+
 def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int) -> tuple[Child, str]:
     """Fork and exec; the second value says why the program could not be executed, or is empty.
 
@@ -193,7 +202,8 @@ class RunSupervisor:
             ours |= {notes.EVENTS_VARIABLE: self._intent["events"], notes.OWNER_VARIABLE: self._intent["owner"]}
         alone = (PARENT_VARIABLE, notes.EVENTS_VARIABLE, notes.OWNER_VARIABLE)  # of this run, or of its caller's
         inherited = {name: value for name, value in os.environ.items() if name not in alone}
-        return {**inherited, **self._intent["env"], **secret, **ours}
+        whole = {**inherited, **self._intent["env"], **secret, **ours}
+        return {**whole, **_without_proxy(whole)}
 
     # -- beginning
 
