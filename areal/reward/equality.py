@@ -291,7 +291,7 @@ def same(answer: Node | None, right: Node | None, wide: bool = True, tolerance: 
     if isinstance(answer, Group) and isinstance(right, Group):
         return _same_group(answer, right, wide)
     for group, other, turned in ((answer, right, False), (right, answer, True)):
-        if isinstance(group, Group) and group.brackets == "{}" and len(group.items) == 1:
+        if isinstance(group, Group) and group.brackets == "{}" and len(group.items) == 1 and _solutions(other) is None:
             return same(other, group.items[0]) if turned else same(group.items[0], other)
     return False
 

@@ -47,6 +47,7 @@ _TABLE = r"""
 \\(?:varnothing|O)\>|\\\{\s*\\\} => \\emptyset@
 \\var(phi|epsilon|theta) => \\\1
 \\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)\> => (-\\infty,\\infty)
+\\mathbb\s*([A-Z]) => \\mathbb{\1}
 \+\s*\\infty => \\infty
 \\(?:lor|vee)\> => @or@
 \\(?:land|wedge)\> => @and@
@@ -63,10 +64,12 @@ _TABLE = r"""
 \\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
 «(or|and)»|\b(or|and)\b => @plain
 «?\b(?:minus|negative)\b»?\s*(?=[\d.\\]) => -
-(?<=\d)\s*«?([ap])\.?\s?m\b\.?»? => «\1m»
+(?<=\d)\s*«?[aA]\.?\s?[mM]\b\.?»? => «am»
+(?<=\d)\s*«?[pP]\.?\s?[mM]\b\.?»? => «pm»
 (?<=[\d)}°])\s*({{units}})(?![A-Za-z»])|(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @unit
 (?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\overline\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
 (?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\{?(\d)\}?(?:(\d{0,20})\\dot\{?(\d)\}?)? => @repeating
+(?<![\d.])(\d{0,20})\.(\d{0,3}?)(\d{1,6}?)\3{2,}(?:\\[lc]?dots|\.\.\.) => @repeating
 (?<=\d)\s*\^?\s*\{?\s*(?:«(?:st|nd|rd|th)»|(?:st|nd|rd|th)\b)\s*\}? =>
 (?<=\d)[eE]([+-]?\d+)(?![\w.]) => *10^{\1}
 \^\s*(-?\d{2,}|-\d) => ^{\1}
