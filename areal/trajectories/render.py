@@ -78,7 +78,8 @@ def _head(episode: Episode, paint: Paint | None) -> str:
     parts = [f"episode {safe(episode.episode)}", *origin(episode), reward, turns_]
     parts += [f"{generated} tokens generated", safe(models)]
     if episode.failures:
-        parts.append("failures: " + ", ".join(f"{each.get('code')} x{each.get('count')}" for each in episode.failures))
+        failed = (f"{safe(str(each.get('code')))} x{safe(str(each.get('count')))}" for each in episode.failures)
+        parts.append("failures: " + ", ".join(failed))
     text = "  ·  ".join(part for part in parts if part)
     return f"{_BOLD}{text}{_OFF}" if paint else text
 
@@ -113,7 +114,7 @@ def _title(turn: ShownTurn, paint: Paint | None) -> str:
 
 
 def _messages(turn: ShownTurn) -> list[str]:
-    return [line for role, text in text_of_messages(turn.row) for line in f"{role}: {safe(text)}".splitlines()]
+    return [line for role, text in text_of_messages(turn.row) for line in f"{safe(role)}: {safe(text)}".splitlines()]
 
 
 def _tokens(turn: ShownTurn, paint: Paint | None, versions: Sequence[int]) -> list[str]:

@@ -152,6 +152,14 @@ def test_external_models_messages_are_shown_as_said() -> None:
     assert "  user: <b>hi</b>\n  assistant: ho" in render_terminal(episode, turns(episode, None), paint=None)
 
 
+def test_role_and_failure_of_a_hostile_record_are_spelled_out() -> None:
+    said = {"role": "assistant", "content": "ho"}
+    row = Interaction("x", messages=[{"role": HOSTILE, "content": "hi"}], response=said)
+    episode = replace(external(), interactions=(row,), failures=({"code": HOSTILE, "count": 1},))
+    text = render_terminal(episode, turns(episode, None), paint=None)
+    assert not [each for each in text if each != "\n" and not each.isprintable()]
+
+
 class _Page(HTMLParser):
     """What a browser would make of the page: elements, and the text of each script."""
 
