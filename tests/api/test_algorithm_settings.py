@@ -166,6 +166,9 @@ def test_settings_that_have_a_meaning_are_taken(tmp_path: Path, text: str) -> No
 
 INEFFECTIVE = {
     "actor: {use_sapo_loss: true, eps_clip: 0.3}": "actor.eps_clip: has no effect: use_sapo_loss gates softly",
+    "actor: {use_sapo_loss: true, rejection_sampling: {upper: 5.0}}": (
+        "actor.rejection_sampling: has no effect: use_sapo_loss gates softly, and has no proximal policy"
+    ),
     "actor: {preset: cispo, c_clip: 3}": "actor.c_clip: has no effect: use_cispo_loss has no dual clip",
     "actor: {sapo_tau_pos: 2}": "actor.sapo_tau_pos: has no effect: it is of use_sapo_loss",
     "actor: {overlong_tokens: 4}": "actor.overlong_tokens: has no effect: it is of overlong_reward_penalty",

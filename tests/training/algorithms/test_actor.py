@@ -75,6 +75,14 @@ def test_loss_on_policy_has_the_gradient_of_plain_policy_gradient() -> None:
         torch.testing.assert_close(_gradient(ActorLoss(config, version=4), logits, micro), leaf.grad)
 
 
+def test_sapo_without_a_proximal_policy_rejects_nothing() -> None:
+    logits, micro = _case()
+    plain = _gradient(ActorLoss(PPOActorConfig(use_sapo_loss=True)), logits, micro)
+    bounded = PPOActorConfig(use_sapo_loss=True, rejection_sampling=RejectionSamplingConfig(upper=0.5))
+    torch.testing.assert_close(_gradient(ActorLoss(bounded), logits, micro), plain)
+    assert plain.abs().sum() > 0
+
+
 def test_loss_rejected_tokens_leave_the_denominator_alone() -> None:
     logits, micro = _case()
     micro["logprobs"][0, 1] -= 10.0  # w = e^10
