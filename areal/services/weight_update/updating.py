@@ -307,8 +307,23 @@ class Updater:
         ]
         if not back:
             return error
+        await self._until_withdrawn(pair, back, order.version)
         old = f"version {pair.version}" if pair.version >= 0 else "the weights of their start"
         return WorkerFailed(f"{error}; go back to {old}, and serve nothing until they have it: {', '.join(back)}")
+
+    async def _until_withdrawn(self, pair: Pair, workers: Sequence[str], version: int) -> None:
+        """Wait until the router knows that these workers do not serve ``version``, for as long as it takes to probe
+        them."""
+        until = time.monotonic() + _DEATH_S
+        while pair.inference_gateway is not None and time.monotonic() < until:
+            try:
+                known = (await self._client.get(pair.inference_gateway, "/workers", _PROBE_S))["workers"]
+            except WorkerFailed:
+                return
+            serving = [each for each in known if each["worker_addr"] in workers and each["state"] in _SERVING]
+            if all(each.get("version") != version for each in serving):
+                return
+            await asyncio.sleep(_POLL_S)
 
     async def _publish(self, pair: Pair, workers: WorkerSet, order: WeightOrder) -> tuple[int, float]:
         """Publish a folder, and make each worker prepare and swap it. Returns as ``_swap``."""

@@ -89,6 +89,35 @@ def test_update_that_one_of_two_workers_refuses_leaves_one_version_serving(side:
         assert there() == [(took, "ready", version + 1), (refused, "ready", version + 1)]
 
 
+@pytest.mark.extended
+def test_router_shows_no_two_versions_as_ready_after_an_update_that_one_worker_refused(
+    side: Build, tmp_path: Path
+) -> None:
+    here = side(0)
+    for number, flags in enumerate(((), ("--refuses", "1"))):
+        engine, proxy = standin_worker(here.processes, "sglang", *flags, state=tmp_path / f"state-{number}")
+        here.engines.append(engine)
+        here.proxies.append(proxy)
+    router = here.processes.router()
+    front = here.processes.gateway(router)
+    here.processes.register(router, *here.proxies, model="m")
+
+    def serving() -> list[int]:
+        workers = front.call("GET", "/workers", key=here.processes.key).json()["workers"]
+        return [worker["version"] for worker in workers if worker["state"] == "ready"]
+
+    wait_until(lambda: serving() == [0, 0], what="both workers serve")
+    pair = here.pair("disk", inference={"inference_gateway_url": front.url, "model": "m"})
+    pair.connect()
+    new = model(1)
+    with pytest.raises(WeightUpdateFailed, match="out of memory"):
+        pair.publish(1, weights(new), probe_of(new))
+    seen = serving()
+    while seen != [0, 0]:
+        assert len(set(seen)) == 1, seen
+        seen = serving()
+
+
 @pytest.mark.slow
 def test_broadcast_to_engines_of_two_kinds_is_refused(side: Build) -> None:
     here = side(0)
