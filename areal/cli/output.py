@@ -446,19 +446,11 @@ def _describe(error: BaseException) -> tuple[list[str], int]:
         return message_lines(error.format_message()), 2
     if isinstance(error, OutputLost):
         return message_lines(f"cannot write to standard output: {error}"), 1
-    if isinstance(error, FileNotFoundError) and not error.filename and _lacks_folder():
+    if isinstance(error, FileNotFoundError) and not error.filename:  # only the working folder has no name
         message = f"the working folder {os.environ.get('PWD', '')} is gone".replace("  ", " ")
         return message_lines(message, "cd to a folder that exists, and run it again"), 2
     text = f"unexpected {type(error).__name__}" + (f": {error}" if str(error) else "")
     return message_lines(text, "run the same command with --debug and report what it prints"), 1
-
-
-def _lacks_folder() -> bool:
-    try:
-        os.getcwd()  # noqa: PTH109
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _hint(hint: str | None) -> list[str]:
