@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from areal.conversation import Conversation, ConversationError, normalise, trained_tokens
@@ -22,7 +22,12 @@ from areal.services.inference.data_proxy.tokenizer import TextCodec, load_codec
 from areal.services.inference.recorder.records import PrefixMatch
 from tests.conversation.families import Case, Family, cases, families, full_texts
 
-some = settings(max_examples=settings().max_examples // 5, deadline=None, suppress_health_check=list(HealthCheck))
+some = settings(
+    max_examples=settings().max_examples // 5,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+)
 every_family = pytest.mark.parametrize("name", families())
 every_model = pytest.mark.parametrize("name", [name for name in families() if not name.endswith("_training")])
 
@@ -110,11 +115,14 @@ def spoken(text: str) -> list[str]:
 
 
 @every_model
-@pytest.mark.parametrize("parser", [True, False])
 @some
-@given(case=cases(content=full_texts, turns=4, answered=True), loose=st.booleans())
+@given(
+    case=cases(content=full_texts, turns=4, answered=True),
+    client=st.sampled_from(("sends no reasoning", "sends reasoning", "has it in the content")),
+    loose=st.booleans(),
+)
 def test_session_is_one_row_exactly_where_the_template_writes_what_was_recorded(
-    name: str, parser: bool, case: Case, loose: bool
+    name: str, case: Case, client: str, loose: bool
 ) -> None:
     family, codec = families()[name], codec_of(name)
     assert codec.chat is not None
@@ -130,7 +138,7 @@ def test_session_is_one_row_exactly_where_the_template_writes_what_was_recorded(
             continue
         asked, known = Conversation(tuple(sent), conversation.tools), Conversation(tuple(full), conversation.tools)
         try:
-            prompt = served(name, asked, recorded, has_reasoning=parser)
+            prompt = served(name, asked, recorded, has_reasoning=client == "sends no reasoning")
             fresh = served(name, asked)
         except ApiError:
             return
@@ -161,4 +169,11 @@ def test_session_is_one_row_exactly_where_the_template_writes_what_was_recorded(
         recorded = PrefixMatch(array("i", prompt + family.letters(sampled)), place)
         unthought = {name: value for name, value in message.items() if name != "reasoning_content"}
         full.append(dict(message) if fits else unthought)
-        sent.append(unthought if parser or not fits else dict(message))
+        if client != "has it in the content":
+            sent.append(dict(message) if fits and client == "sends reasoning" else unthought)
+            continue
+        if "tool_calls" not in message and (ids := family.letters(sampled)):
+            end = codec.token_text(ids[-1]) if ids[-1] in codec.end_ids else ""
+            unthought = {"role": "assistant", "content": sampled.removesuffix(end)}
+        full[-1] = unthought
+        sent.append(unthought)
