@@ -38,15 +38,12 @@ def test_folder_that_is_no_model_is_one_line(tmp_path: Path, config: dict[str, s
     assert "\n" not in caught.value.message
 
 
-def test_model_that_nothing_trains_is_told_before_the_first_rollout(tmp_path: Path) -> None:
+def test_model_that_nothing_trains_is_told_before_there_is_a_service(tmp_path: Path) -> None:
     data = TrainDatasetConfig(batch_size=4)
     actor = PPOActorConfig(**engine(optimizer=None))
     config = GRPOConfig(**experiment(tmp_path, total_train_steps=1), train_dataset=data, actor=actor)
-    with (
-        PPOTrainer(config, prompts(4)) as trainer,
-        pytest.raises(UsageFault, match="is to be trained, and its optimizer is null"),
-    ):
-        trainer.run()
+    with pytest.raises(UsageFault, match="is to be trained, and its optimizer is null"):
+        PPOTrainer(config, prompts(4))
 
 
 @pytest.mark.parametrize("name", ["loss_fn", "advantage_fn", "gae_lambda"])

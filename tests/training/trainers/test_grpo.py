@@ -397,13 +397,6 @@ def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, s
             assert metrics["trained_entropy"] != pytest.approx(entropy, rel=1e-4)
 
 
-def test_trainer_without_an_optimizer_is_refused_before_it_has_a_service(tmp_path: Path, service: Service) -> None:
-    config = _config(tmp_path, service, 1, actor={"optimizer": None})
-    config.rollout.gateway_addr = "http://127.0.0.1:9"
-    with pytest.raises(UsageFault, match="is to be trained, and its optimizer is null"):
-        PPOTrainer(config, prompts(8))
-
-
 def test_several_rewards_are_weighted_and_each_is_in_the_metrics(tmp_path: Path, service: Service) -> None:
     rewards = ["tests.training.trainers.rewards:reversed_digits", "tests.training.trainers.rewards:ended"]
     kwargs = WORKFLOW["workflow_kwargs"] | {"reward_fn": rewards, "reward_weights": [1.0, 0.25]}
