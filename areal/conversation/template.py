@@ -30,6 +30,7 @@ class Template:
         self._template = CompiledTemplate(source)
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self._shown: dict[str, bool] = {}
 
     def uses(self, variable: str) -> bool:
         return variable in self._template.names
@@ -149,14 +150,65 @@ class Template:
     # What a rendered text must show.
 
     def _check_shown(self, conversation: Conversation, text: str, render: Callable[[Conversation], str]) -> None:
-        if any(tool["function"]["name"] not in text for tool in conversation.tools) and text == render(
-            Conversation(conversation.messages)
-        ):
+        """Raises ConversationError for what has no effect on the text. What the template shows of a probe, and is in
+        the text, is shown; else the text is compared with that of another conversation."""
+        if conversation.tools and not self._shows("tools") and text == render(Conversation(conversation.messages)):
             raise ConversationError("tools", "have no place in the chat template")
         for index, message in enumerate(conversation.messages):
-            for name, shown, probe in _marks(message):
-                if not shows(text, shown) and text == render(conversation.replaced(index, probe)):
+            for name, part, other in _marks(message):
+                if self._shows(_kind(message, name)) and shows(text, part):
+                    continue
+                if text == render(conversation.replaced(index, other)):
                     raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
+
+    def _shows(self, kind: str) -> bool:
+        """Whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""
+        if kind not in self._shown:
+            conversation = _probe(kind)
+            try:
+                text = self.text(self.shaped(conversation), list(conversation.tools) or None, {})
+            except ConversationError:
+                text = ""
+            self._shown[kind] = PROBE in text
+        return self._shown[kind]
+
+
+def _kind(message: Mapping[str, Any], name: str) -> str:
+    """What kind of part this is: of which role, and what else its message has."""
+    if name == "content":
+        return f"{message['role']} {'with calls' if message.get('tool_calls') else 'alone'}"
+    return f"{'first' if name == 'tool_calls[0]' else 'later'} call{' with content' if message.get('content') else ''}"
+
+
+def _probe(kind: str) -> Conversation:
+    """The smallest conversation with a part of this kind, whose text is the probe."""
+
+    def calls(*names: str) -> list[dict[str, Any]]:
+        functions = [{"name": name, "arguments": {"city": "x"}} for name in names]
+        return [
+            {"id": f"probecal{place}", "type": "function", "function": function}
+            for place, function in enumerate(functions)
+        ]
+
+    user: dict[str, Any] = {"role": "user", "content": "x"}
+    asked = {"role": "assistant", "content": "", "tool_calls": calls("x")}
+    first, *rest = kind.split()
+    if kind == "tools":
+        schema = {"type": "object", "properties": {"city": {"type": "string", "description": "x"}}, "required": []}
+        function = {"name": PROBE, "description": "x", "parameters": schema}
+        return Conversation((user,), ({"type": "function", "function": function},))
+    if rest[0] == "call":
+        content = "x" if "content" in rest else ""
+        names = (PROBE,) if first == "first" else ("x", PROBE)
+        return Conversation((user, {**asked, "content": content, "tool_calls": calls(*names)}))
+    message: dict[str, Any] = {"role": first, "content": PROBE}
+    if rest[-1] == "calls":
+        return Conversation((user, {**message, "tool_calls": calls("x")}))
+    if first in ("system", "developer"):
+        return Conversation((message, user))
+    if first == "tool":
+        return Conversation((user, asked, {**message, "tool_call_id": "probecal0", "name": "x"}))
+    return Conversation((message,) if first == "user" else (user, message))
 
 
 def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:

@@ -146,6 +146,20 @@ def test_render_of_what_the_template_does_not_show_is_refused_by_field(messages:
     assert caught.value.field == field
 
 
+def test_render_of_a_part_that_is_not_shown_is_refused_although_its_text_is_elsewhere() -> None:
+    source = (
+        "{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% for m in messages %}{% if m.role != 'tool' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    asked = {"role": "user", "content": "weather 31"}
+    with pytest.raises(ConversationError, match=r"messages\[1\].tool_calls\[0\] has no place"):
+        chat(source).template.render(normalise([asked, CALLS], [TOOL]))
+    with pytest.raises(ConversationError, match=r"messages\[1\].content has no place"):
+        chat(source).template.render(normalise([asked, {"role": "tool", "content": "31"}]))
+    with pytest.raises(ConversationError, match="tools have no place"):
+        chat("{{ messages[0].content }}").template.render(normalise([asked], [TOOL]))
+
+
 def test_render_of_a_cut_call_is_its_text() -> None:
     source = (
         "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }}"
