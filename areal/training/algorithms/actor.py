@@ -77,8 +77,7 @@ class ActorLoss:
         config, mask = self.config, micro["loss_mask"].bool()
         logprobs, entropies = outputs.logprobs, outputs.entropies
         proximal = self._proximal(logprobs, micro)
-        rejection = None if config.use_sapo_loss and "proximal" not in micro else config.rejection_sampling
-        corrected = correction(proximal, micro["logprobs"], mask, rejection)
+        corrected = correction(proximal, micro["logprobs"], mask, config.rejection_sampling)
         if config.m2_threshold is not None:
             kept = corrected.kept & micro["second_moment_mask"]
             corrected = Correction(corrected.weights * kept, kept)

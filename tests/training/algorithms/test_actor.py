@@ -78,7 +78,7 @@ def test_loss_on_policy_has_the_gradient_of_plain_policy_gradient() -> None:
 def test_sapo_without_a_proximal_policy_rejects_nothing() -> None:
     logits, micro = _case()
     plain = _gradient(ActorLoss(PPOActorConfig(use_sapo_loss=True)), logits, micro)
-    bounded = PPOActorConfig(use_sapo_loss=True, rejection_sampling=RejectionSamplingConfig(upper=0.5))
+    bounded = PPOActorConfig(use_sapo_loss=True, rejection_sampling=RejectionSamplingConfig(upper=1.0))
     torch.testing.assert_close(_gradient(ActorLoss(bounded), logits, micro), plain)
     assert plain.abs().sum() > 0
 
