@@ -110,7 +110,7 @@ def read_tools(value: object) -> tuple[dict[str, Any], ...]:
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConversationError("tools", f"must be a list, or the JSON text of one: {error}") from error
     if value is None:
         return ()

@@ -59,10 +59,11 @@ def test_server_args_are_the_section_and_its_layout() -> None:
     words = SGLangConfig.build_cmd(sglang_config=sglang, tp_size=2, base_gpu_id=1, port=80)
     flags = ["--model-path", "m", "--mem-fraction-static", "0.3", "--enable-metrics"]
     flags += ["--tp-size", "2", "--base-gpu-id", "1", "--port", "80"]
-    assert words == [sys.executable, "-m", "sglang.launch_server", *flags]
+    assert words == [sys.executable, "-P", "-m", "sglang.launch_server", *flags]
     args = vLLMConfig.build_args(vllm_config=vLLMConfig(model="m"), tp_size=2, pp_size=1)
     assert args == {"model": "m", "tensor_parallel_size": 2, "pipeline_parallel_size": 1}
     assert vLLMConfig.build_cmd_from_args({"model": "m"})[1:] == [
+        "-P",
         "-m",
         "vllm.entrypoints.openai.api_server",
         "--model",

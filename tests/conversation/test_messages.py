@@ -121,3 +121,8 @@ def test_malformed_tools_are_refused_by_field(tools: object, field: str) -> None
     with pytest.raises(ConversationError) as caught:
         normalise([USER], tools)
     assert caught.value.field == field
+
+
+def test_tools_of_too_many_levels_are_an_error() -> None:
+    with pytest.raises(ConversationError, match="tools must be a list"):
+        normalise([{"role": "user", "content": "x"}], "[" * 200_000)

@@ -177,3 +177,29 @@ def test_processor_time_of_a_rendering_is_bounded() -> None:
     template = CompiledTemplate("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}")
     with Budget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
         template.render({})
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages[0]['__class__']['__mro__'] }}",
+        "{{ (messages|map(attribute='__class__')|list)[0].__subclasses__() }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ '{0.__class__.__mro__}'.format(messages) }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(role='x') }}",
+        "{{ messages[0].pop('role') }}",
+    ],
+)
+def test_template_neither_reaches_into_python_nor_changes_the_messages(source: str) -> None:
+    conversation = normalise([{"role": "user", "content": "hi"}])
+    try:
+        text = Template(source, {}).plain(conversation)
+    except ConversationError:
+        text = ""
+    assert not re.search(r"<class|<function|subclass|globals", text)
+    assert conversation == normalise([{"role": "user", "content": "hi"}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self
@@ -19,6 +18,7 @@ from areal.api.config.fields import (
     Range,
     check_numbers,
 )
+from areal.installation import module_argv
 from areal.resources.backend import INFERENCE_ENGINES, Allocation, Part, parse_backend
 from areal.resources.kinds import TRAIN_ENGINES
 from areal.wire.sampling import GREEDY_BELOW, MAX_STOPS, REAL_RANGES, WHOLE_RANGES
@@ -130,7 +130,7 @@ class SGLangConfig(EngineArgs):
 
     @staticmethod
     def build_cmd_from_args(args: Mapping[str, Any]) -> list[str]:
-        return [sys.executable, "-m", "sglang.launch_server", *_flags(args)]
+        return module_argv("sglang.launch_server", *_flags(args))
 
 
 class vLLMConfig(EngineArgs):
@@ -147,7 +147,7 @@ class vLLMConfig(EngineArgs):
 
     @staticmethod
     def build_cmd_from_args(args: Mapping[str, Any]) -> list[str]:
-        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_flags(args)]
+        return module_argv("vllm.entrypoints.openai.api_server", *_flags(args))
 
 
 def _set(args: Mapping[str, Any]) -> dict[str, Any]:

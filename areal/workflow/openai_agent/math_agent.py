@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from areal.errors import UsageFault
+from areal.installation import install_command
 from areal.workflow.calculator import INSTRUCTIONS, TOOLS
 
 if TYPE_CHECKING:
@@ -17,6 +18,6 @@ def build_math_agent(name: str = "math", instructions: str = INSTRUCTIONS, **opt
     try:
         import agents
     except ImportError as error:
-        raise UsageFault("build_math_agent needs the OpenAI Agents SDK", hint="pip install 'areal[agents]'") from error
+        raise UsageFault("build_math_agent needs the OpenAI Agents SDK", hint=install_command("agents")) from error
     tools = [agents.function_tool(function) for function in TOOLS]
     return agents.Agent(name=name, instructions=instructions, **{"tools": tools, **options})
