@@ -276,7 +276,7 @@ def test_service_is_started_scaled_and_deleted(own_home: Path) -> None:
         assert response_text(controller.step("history", session)) == "2"
         with pytest.raises(UsageFault, match="no such change"):
             controller.scale_down(2)
-    assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps")) == []
+    assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps"))["items"] == []
     assert not list((own_home / "runs").iterdir())
 
 
@@ -295,4 +295,4 @@ def test_agent_that_cannot_be_imported_is_told_and_leaves_nothing(own_home: Path
     controller = BlockingAgentController(AgentServiceConfig(agent_cls_path="helper_agent:Helpr", setup_timeout=60))
     with pytest.raises(ArealError, match="Helpr"):
         controller.initialize()
-    assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps")) == []
+    assert json.loads(run_areal("agent", "ps", "--all", "-o", "json", what="ps"))["items"] == []

@@ -25,8 +25,8 @@ def rollout(bench: Bench) -> Rollout:
 
 def test_sessions_are_listed_with_turns_rewards_and_state(bench: Bench, rollout: Rollout, areal: Areal) -> None:
     said = areal("inf", "sessions", "list", "--task", "looking/", "--ready", "-o", "json", "--limit", "1000")
-    (mine,) = [each for each in said.json if each["session_id"] == rollout.session_id]
-    assert (mine["state"], mine["interaction_count"], mine["reward"], mine["ready"]) == ("active", 2, 0.5, 1)
+    (mine,) = [each for each in said.json["items"] if each["sessionId"] == rollout.session_id]
+    assert (mine["state"], mine["interactionCount"], mine["reward"], mine["ready"]) == ("active", 2, 0.5, 1)
     table = areal("inf", "sessions", "list", "--group", rollout.group_id).rows
     assert table[0] == ["SESSION", "TASK", "STATE", "TURNS", "REWARD", "READY", "AGE"]
     assert [row[:5] for row in table[1:]] == [[rollout.session_id, "looking/1", "active", "2", "0.5"]]
@@ -68,7 +68,7 @@ def test_collected_folder_is_shown_best_first_and_as_a_page(
     assert collecting(data, "--reward", "number").code == 0
     folder = str(collecting.output)
     shown = collecting.areal("inf", "trajectories", "show", folder, "--sort", "best", "--limit", "1", "-o", "json")
-    assert [each["episode"] for each in shown.json] == ["1-0"]
+    assert [each["episode"] for each in shown.json["items"]] == ["1-0"]
     assert "first 1" in shown.err and "--tokenizer names it" in shown.err
     named = collecting.areal("inf", "trajectories", "show", folder, "--episode", "2-0", "-o", "name")
     assert named.out == "2-0\n"

@@ -235,7 +235,7 @@ def test_chat_template_kwargs_reach_the_template(service: Service, ids: Tokenize
 
 
 def test_unknown_fields_are_named_and_known_harmless_ones_are_not(service: Service) -> None:
-    more = {"service_tier": "auto", "reasoning_effort": "high"}  # this template has no such switch
+    more = {"service_tier": "flex", "reasoning_effort": "high"}  # this template has no such switch
     answer = service.chat(flavour="mint", zeal=1, user="u", metadata={"k": "v"}, store=True, **more)
     assert answer.status == 200
     assert answer.headers["x-areal-ignored"] == "flavour, reasoning_effort, service_tier, zeal"
