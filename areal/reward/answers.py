@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from areal.reward.equality import CHANGES, SCALE, Quantity, Relation, read, same
+from areal.reward.equality import CHANGES, CHOICES, SCALE, Quantity, Relation, read, same
 from areal.reward.formulas import decimal
 from areal.reward.notation import LONGEST, in_latex, normal
 
@@ -20,7 +20,9 @@ _MOST_BOXES = 20
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
-_STATED = re.compile(r"\b[Aa]nswer(?:\s+is\b|\s*[*:]|\s+would\s+be\b)[\s:*]*(?=[^\s.!?*])|\bANSWER\s*:\s*")
+_STATED = re.compile(
+    r"\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|would\s+be)\b)[\s:*]*(?=[^\s.!?*])"
+)
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _QUANTITY = (
@@ -32,7 +34,7 @@ _PROSE_NUMBER = re.compile(  # including context that changes its value or adds 
     r"(?<![^\W_])(?<![^\W_]_)(?<!_\{)(?<!\d\.)(?<!\^)(?<!\^[{-])(?<!\^\{-)"  # CO2, x_2, cm^2
     rf"(?:(?<![)\]}}.])[-+]|(?:\\pm|±)[ ]{{0,2}}|(?:minus|negative)[ ])?(?:[$€£¥]-?)?{_QUANTITY}"
     rf"(?:{_BETWEEN}{_QUANTITY}\}}?)*"
-    rf"(?:[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}|[ ]?\\pi(?![A-Za-z])|[ ](?:{SCALE}|squared|cubed|and[ ]a[ ]half)\b)?"
+    rf"(?:[^\W\d_]\w*|\\sqrt\s*\{{[^{{}}]*\}}| ?\\pi(?![a-z])|(?:° ?[NSEW]| (?:{SCALE}|squared|cubed|and a half))\b)?"
 )
 _WINDOW = 80
 _GAP = r"[^\w\n.!?:=]*"
@@ -68,6 +70,9 @@ def final_answer(text: str) -> str | None:
         after = _STATED.split(text)[-1] if _STATED.search(text) else ""
         stated = _SENTENCE_END.split(after.strip(), maxsplit=1)[0] if after else text.strip().rpartition("\n")[2]
         is_stated = not re.search(r"\d", after or text) or (after and choice_of(stated)[0])
+        is_short = len(stated.split()) < 6 and len(_PROSE_NUMBER.findall(stated)) == 1 and not CHANGES.search(stated)
+        if after and is_short and CHOICES.search(stated.replace(".", "").casefold()):  # a loss of $5
+            return rf"\text{{{stated}}}"
         return stated.strip() if stated.strip() and is_stated else _last_in_prose(text, doubt=True)
     last = max(marks, key=re.Match.start)
     if last[0].startswith("\\"):
@@ -151,16 +156,11 @@ def _last_in_prose(text: str, doubt: bool = False) -> str | None:
     if not found:
         return None
     end, start, answer = max(found)
-    return (
-        None if doubt and _is_doubtful(text[max(0, -start - _WINDOW) : -start], text[end : end + _WINDOW]) else answer
-    )
-
-
-def _is_doubtful(before: str, after: str) -> bool:
+    before, after = text[max(0, -start - _WINDOW) : -start], text[end : end + _WINDOW]
     beside = _NEIGHBOURS.search(before)
-    return bool(
-        _DOUBT_BEFORE.search(before) or _DOUBT_AFTER.match(after) or (beside is not None and CHANGES.search(beside[0]))
-    )
+    is_changed = beside is not None and CHANGES.search(beside[0])
+    is_doubtful = doubt and (_DOUBT_BEFORE.search(before) or _DOUBT_AFTER.match(after) or is_changed)
+    return None if is_doubtful else answer
 
 
 def same_number(answer: str | None, right: str | None) -> bool:

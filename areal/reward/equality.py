@@ -31,9 +31,9 @@ CHANGES = re.compile(  # words that make a number another one, or one of several
     rf"|remainder|{SCALE})\b",
     re.IGNORECASE,
 )
-_CHOICES = re.compile(  # words that a reference with them asks for
-    r"\b(?:[ap]m|noon|midnight|bc|ad|base|(?:north|south)?(?:east|west)?|(?:in|de)crease[sd]?|profit|gain|loss|debt|left"
-    r"|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses|lost|won"
+CHOICES = re.compile(  # words that a reference with them asks for
+    r"\b(?:[ap]m|noon|midnight|bc|ad|base|(?:north|south)(?:east|west)?|east|west|(?:in|de)crease[sd]?|profit|gain|loss|debt|left"
+    r"|right|(?:counter)?clockwise|positive|negative|more|less|fewer|before|after|early|late|up|down|wins?|loses?|lost|won"
     r"|(?:jan|febr)uary|march|april|may|june|july|august|(?:sept|nov|dec)ember|october|\w+days?|true|false|yes|no|odd|even)\b"
 )
 
@@ -85,15 +85,15 @@ _ARGUMENT = re.compile(r"_\s*(?:\{[^{}]*\}|\w)|(?<=[A-Za-z}'])\s*\([^()]*\)")  #
 
 _WORDS = re.compile(
     r"(?:«([^»]*)»|(?<![\\A-Za-z\d}^_«])(?<!begin\{)(?<!end\{)([A-Za-z]{3,}(?:['’.-][A-Za-z]+)*)|(?<=\d)([A-Za-z]{5,}))"
-    r"(?:\s*\^\s*\{?(-?\d)\}?)?(?:\s*/\s*«?([A-Za-z]+)»?)?"
+    r"(?:\s*\^\s*\{?(-?\d)\}?)?(?:\s*/\s*«?([A-Za-z]+(?:»?\s*\^\s*\{?-?\d\}?)?)»?)?"
 )
 _IDLE = frozenset(
     re.findall(r"\w+", "the a an of is are was has have answer final approximately about total units unit each")
 )
-_ALIASES: dict[str, str] = dict(
-    re.findall(r"(\w+)=(\w+)", "inch=in inches=in foot=ft feet=ft second=s sec=s minute=min hour=h hr=h pound=lb")
-)
-_ALIASES |= dict(re.findall(r"(\w+)=(\w+)", "yard=yd mile=mi ounce=oz sq=square newton=N joule=J ml=mL"))
+_SAME_WORDS = """inch=in inches=in foot=ft feet=ft second=s sec=s minute=min hour=h hr=h pound=lb yard=yd mile=mi
+ounce=oz sq=square newton=N joule=J ml=mL losses=loss jan=january feb=february mar=march apr=april jun=june jul=july
+aug=august sep=september sept=september oct=october nov=november dec=december"""
+_ALIASES: dict[str, str] = dict(re.findall(r"(\w+)=(\w+)", _SAME_WORDS))
 _METRIC = re.compile(r"(kilo|centi|milli)?(m)et(?:er|re)s?|(kilo|centi|milli)?(g)rams?|(milli)?(l)it(?:er|re)s?")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
@@ -148,7 +148,7 @@ def _unwrapped(text: str) -> tuple[str, str]:
 
 def _read(text: str) -> Node | None:
     brackets, inner = _unwrapped(text)
-    if brackets == "{}":
+    if brackets == "{}" and not re.match(r"[A-Za-z]\s*[|:]", inner):
         return _read(inner)
     for mark, separator in (("or", _OR), (",", _AND)):
         parts, _ = _split(text, separator)
@@ -187,7 +187,7 @@ def _list(mark: str, parts: Sequence[str]) -> Node | None:
     names = {each.name for each in nodes if isinstance(each, Relation)}
     if isinstance(first, Relation) and first.values and len(names) == 1 and names != {""}:  # x = 2 or x = 3; x = 2, 3
         values = [each.values[-1] if isinstance(each, Relation) and each.values else each for each in nodes]
-        return Relation(first.sides, first.operators, first.name, (Group(mark, tuple(values)),))
+        return Relation(tuple(parts), (), first.name, (Group(mark, tuple(values)),))
     return Group(mark, nodes)
 
 
@@ -257,9 +257,10 @@ def _canonical(match: re.Match[str]) -> str:
         word = (prefix[0][0] if prefix else "") + base
     else:
         word = word.casefold() if len(word) > 2 else word
-        singular = word.removesuffix("s") if len(word) > 3 else word
+        singular = re.sub(r"(?<=..[^s])s\Z", "", word)
         word = _ALIASES.get(word) or _ALIASES.get(singular) or singular
-    return word + (f"^{match[4]}" if match[4] else "") + (f" /{match[5]}" if match[5] else "")
+    divisor = re.sub(r"\W", "", match[5] or "")
+    return word + (f"^{match[4]}" if match[4] else "") + (f" /{divisor}" if divisor else "")
 
 
 # Comparison
@@ -274,22 +275,17 @@ def same(answer: Node | None, right: Node | None, wide: bool = True, tolerance: 
         return _same_quantity(answer, right, wide, tolerance)
     if isinstance(answer, Relation) and isinstance(right, Relation):
         return _same_relation(answer, right, wide)
-    if isinstance(right, Relation) and isinstance(answer, Group):
-        if right.values and not _is_composite(right.name):
-            return any(same(answer, value, wide, tolerance) for value in right.values)
-    elif isinstance(answer, Relation) and answer.values:
+    if isinstance(answer, Relation) and answer.values:
         return _is_consistent(answer, wide) and any(same(value, right, wide, tolerance) for value in answer.values)
-    elif isinstance(right, Relation) and right.values and not _is_composite(right.name):
+    if isinstance(right, Relation) and right.values and not re.search(r"[-+*/^]|\\frac", right.name):
         return any(same(answer, value, wide, tolerance) for value in right.values)
-    if isinstance(answer, Group) and isinstance(right, Group) and "or" not in (answer.brackets + right.brackets):
-        return _same_group(answer, right, wide)
+    if isinstance(answer, Group) and isinstance(right, Group) and _same_group(answer, right, wide):
+        return True
     if not wide:
         return False
     found, wanted = _solutions(answer), _solutions(right)
     if found is not None and wanted is not None:
         return _same_set(found, wanted)
-    if isinstance(answer, Group) and isinstance(right, Group):
-        return _same_group(answer, right, wide)
     for group, other, turned in ((answer, right, False), (right, answer, True)):
         if isinstance(group, Group) and group.brackets == "{}" and len(group.items) == 1 and _solutions(other) is None:
             return same(other, group.items[0]) if turned else same(group.items[0], other)
@@ -358,14 +354,9 @@ def _same_assignments(answer: Group, right: Group, wide: bool) -> bool:
     )
 
 
-def _is_composite(name: str) -> bool:
-    return bool(re.search(r"[-+*/^]|\\frac", name))
-
-
 def _same_relation(answer: Relation, right: Relation, wide: bool) -> bool:
-    if [side.replace(" ", "") for side in answer.sides] == [side.replace(" ", "") for side in right.sides] and (
-        answer.operators == right.operators
-    ):
+    written = [([side.replace(" ", "") for side in each.sides], each.operators) for each in (answer, right)]
+    if written[0] == written[1]:
         return True
     if answer.values and right.values:
         one, other = answer.name.casefold(), right.name.casefold()
@@ -389,7 +380,8 @@ def _same_relation(answer: Relation, right: Relation, wide: bool) -> bool:
 def _words_agree(answer: Quantity, right: Quantity) -> bool:
     found, wanted = set(answer.words), set(right.words)
     changed = [set(CHANGES.findall(" ".join(words))) for words in (found, wanted)]
-    chosen = [{word for word in words if _CHOICES.fullmatch(word)} for words in (found, wanted)]
+    points = set("NSEW" if right.sign == "°" else "")
+    chosen = [{word for word in words if CHOICES.fullmatch(word) or word in points} for words in (found, wanted)]
     if changed[0] != changed[1] or chosen[1] - found:
         return False
     return not wanted or not found or (found <= wanted or (wanted <= found and not chosen[0] - wanted))
@@ -400,7 +392,7 @@ def _same_quantity(answer: Quantity, right: Quantity, wide: bool, tolerance: Fra
         return True
     if not answer.formula or not right.formula:
         one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
-        return not answer.formula and not right.formula and one == other != ""
+        return not answer.formula and not right.formula and (one == other != "" or answer.words == right.words != ())
     if not _words_agree(answer, right):
         return False
     readings = [[each.formula] for each in (answer, right)]
@@ -446,14 +438,19 @@ def _solutions(node: Node) -> Any:
         return sympy.EmptySet if r"\emptyset" in node.text else None
     if isinstance(node, Group) and node.brackets in ("()", "[]", "[)", "(]"):
         ends = _ends(node.items)
-        return ends and sympy.Interval(*ends, node.brackets[0] == "(", node.brackets[1] == ")")
+        if ends is None or sympy.Lt(*ends) is not sympy.true:
+            return None
+        return sympy.Interval(*ends, node.brackets[0] == "(", node.brackets[1] == ")")
     if isinstance(node, Group):
         if node.brackets == "{}":
             values = _ends(node.items, len(node.items))
             return values and sympy.FiniteSet(*values)
         parts = [_solutions(item) for item in node.items]
-        if node.brackets != "or" or None in parts or len(set().union(*map(_symbols, node.items))) != 1:
+        if None in parts or len(set().union(*map(_symbols, node.items))) != 1:
             return None
+        if node.brackets == ",":
+            common = sympy.Intersection(*parts) if all(isinstance(each, Relation) for each in node.items) else None
+            return None if common is sympy.EmptySet else common
         union = sympy.Union(*parts)
         return union if len(_pieces(union)) == sum(len(_pieces(part)) for part in parts) else None  # x > 3 or x > 4
     if isinstance(node, SetOperation):
@@ -498,20 +495,23 @@ def _pieces(found: Any) -> tuple[Any, ...]:
     return found.args if isinstance(found, sympy.Union) else (found,)
 
 
-def _same_set(found: Any, wanted: Any) -> bool:
+def _outline(piece: Any) -> tuple[Any, list[Any]]:
+    """What two pieces must have in common exactly, and their points."""
     import sympy
 
+    if isinstance(piece, sympy.Interval):
+        return (piece.left_open, piece.right_open), [piece.inf, piece.sup]
+    return (len(piece), sorted(piece.args, key=float)) if isinstance(piece, sympy.FiniteSet) else (piece, [])
+
+
+def _same_set(found: Any, wanted: Any) -> bool:
     if found == wanted:
         return True
     pairs = [sorted(_pieces(each), key=lambda piece: float(piece.inf)) for each in (found, wanted) if not each.is_empty]
     if len(pairs) != 2 or len(pairs[0]) != len(pairs[1]):
         return False
-    for one, other in zip(*pairs, strict=True):
-        if isinstance(one, sympy.Interval) and isinstance(other, sympy.Interval):
-            if (one.left_open, one.right_open) != (other.left_open, other.right_open):
-                return False
-        elif not (isinstance(one, sympy.FiniteSet) and isinstance(other, sympy.FiniteSet) and len(one) == len(other)):
-            return False
-        if not (same_value(one.inf, other.inf, None) and same_value(one.sup, other.sup, None)):
-            return False
-    return True
+    outlines = [(_outline(one), _outline(other)) for one, other in zip(*pairs, strict=True)]
+    return all(
+        kind == other_kind and all(same_value(one, other, None) for one, other in zip(points, others, strict=True))
+        for (kind, points), (other_kind, others) in outlines
+    )

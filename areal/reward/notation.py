@@ -19,56 +19,48 @@ SCALES |= {"lakh": 5, "crore": 7}
 _TABLE = r"""
 (?<!\\)\\[,;: ]|(?<!\\)\\q?quad\>|(?<!\\)~ => @
 \{([:,])\} => \1
-\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
-\\begin\{cases\} => \\begin{array}{l}
-\\\{\s*(?=\\begin\{array\})(?!.*\\\}) =>
+\\(?:middle|hline|checkmark|[lL]arge|LARGE|[hH]uge|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
+\\begin\{[dr]?cases\} => \\begin{array}{l}
+\\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
 [(\[]\s*\\begin\{array\}\{[^{}]*\}((?:(?!\\begin).)*?)\\end\{array\}\s*[)\]] => \\begin{pmatrix}\1\\end{pmatrix}
 (\\(?:begin|end))\{[bBpV]?(?:small)?matrix\} => \1{pmatrix}
 \\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\} => @lines
 \\(?:text)?color\s*\{\w+\}|\\f?box(?:ed)?(?=\s*\{)|\\(?:bm|boldsymbol|underline|math(?:bf|it|sf|tt))\> =>
-(?<!\\)\\[()\[\]]|(?<!\\)\$|`|\\[hv]space\*?\{[^{}]*\} =>
+\\(?:begin|end)\{equation\*?\}|(?<!\\)\\[()\[\]]|(?<!\\)\$|`|\\[hv]space\*?\{[^{}]*\} =>
 (?<=\d)\*\*(?=\d) => ^
 \*\*|(?<!\w)__|__(?!\w) =>
-\\lbrace\> => \\{
-\\rbrace\> => \\}
-\\langle\> => (
-\\rangle\> => )
+\\({{commands}})\> => @command
 \\\$|[€£¥₹]|\\(?:euro|pounds|yen|textdollar)\> =>
 \\?%|\\text\w*\{\s*(?:percent|\\?%)\s*\}|\\?\bpercent(?:age)?\b => %
 \^?\s*\{\s*\^?\s*\\(?:circ|degree)\s*\}|\^?\s*\\(?:circ|degree)\>|\\text\w*\{\s*degrees?\s*\}|\bdegrees?\b => °
 \\leq?(?:slant)?\>|<=|=< => \\le@
 \\geq?(?:slant)?\>|>= => \\ge@
 \\neq?\>|!= => \\ne@
-\\lt\> => <
-\\gt\> => >
-\\(?:mid|[lr]?[vV]ert)\> => |
-\\colon\> => :
 \\(?:approx|simeq|doteq|thickapprox)\> => \\approx@
+\(\s*(\\approx[^()]*)\) => \1
 \\(?:varnothing|O)\>|\\\{\s*\\\} => \\emptyset@
-\\var(phi|epsilon|theta) => \\\1
+\\(?:var|measured)(phi|epsilon|theta|angle)\> => \\\1
 \\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)\> => (-\\infty,\\infty)
 \\mathbb\s*([A-Z]) => \\mathbb{\1}
 \+\s*\\infty => \\infty
-\\(?:lor|vee)\> => @or@
-\\(?:land|wedge)\> => @and@
 \\(?:backslash|smallsetminus)\>|(?<=\))\s*-\s*(?=\\\{) => \\setminus@
-\\[dtc]frac\> => \\frac
-\\bmod|\\text\s*\{\s*mod\s*\}|(?<![\\a-z])mod\b => \\mod
-\(\s*\\mod\s*\{?\s*(\w+)\s*\}?\s*\)|\\p?mod\s*(?:\{\s*(\w+)\s*\}|(\w+)) => @modulus
+\\bmod|\\(?:text|mathrm|operatorname)\s*\{\s*mod\s*\}|(?<![\\a-z])mod\b => \\mod
+\(\s*\\mod\s*\{?\s*(\w+)\s*\}?\s*\)|\\p?mod\s*(?:\{\s*(\w+)\s*\}|(\w+)) => \\pmod{\1\2\3}
 \\(overline|over(?:left)?rightarrow|widehat|vec|triangle|angle)\s*(?:\{\s*([A-Z]{2,})'*\s*\}|([A-Z]{2,})) => @name
-\\math(?:rm|normal)\s*\{\s*([eidTP])\s*\} => @plain
+\\math(?:rm|normal)\s*\{\s*([eidTP])\s*\} => @\1@
 \\frac\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\} => «\1» / «\2»
 \\(?:operatorname|text|mathrm)\s*\{({{functions}})\} => \\\1@
 \\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|normal)|[mh]box|operatorname)\s*{{group}} => @words
 (?<![\\A-Za-z«])({{functions}})(?=[\s(_^\d]|\Z) => \\\1
 \\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
-«(or|and)»|\b(or|and)\b => @plain
+(?<!\w)«?abs»?\s*\(([^()]*)\) => |\1|
+«(or|and)»|\b(or|and)\b => @\1\2@
 «?\b(?:minus|negative)\b»?\s*(?=[\d.\\]) => -
 (?<=\d)\s*«?[aA]\.?\s?[mM]\b\.?»? => «am»
 (?<=\d)\s*«?[pP]\.?\s?[mM]\b\.?»? => «pm»
-(?<=[\d)}°])\s*({{units}})(?![A-Za-z»])|(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @unit
-(?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\overline\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
-(?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\{?(\d)\}?(?:(\d{0,20})\\dot\{?(\d)\}?)? => @repeating
+(?<=[\d)}°])\s*({{units}})(?![A-Za-z»])|(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @«\1\2»@
+(?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\(?:overline|bar)\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
+(?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)? => @repeating
 (?<![\d.])(\d{0,20})\.(\d{0,3}?)(\d{1,6}?)\3{2,}(?:\\[lc]?dots|\.\.\.) => @repeating
 (?<=\d)\s*\^?\s*\{?\s*(?:«(?:st|nd|rd|th)»|(?:st|nd|rd|th)\b)\s*\}? =>
 (?<=\d)[eE]([+-]?\d+)(?![\w.]) => *10^{\1}
@@ -84,19 +76,25 @@ _TABLE = r"""
 (?<![\d.^{_])(-?)\s*(\d+)\s*\\frac\{(\d+)\}\{(\d+)\} => \1(\2+\\frac{\3}{\4})
 (?<![\d.])(-?)(\d+)\s+(?:and\s+)?(\d+)\s*/\s*(\d+)(?![\d.]) => \1(\2+\\frac{\3}{\4})
 (?<![\w.])(\d\w*)\s*_\s*\{?\s*(\d+)\s*\}?(?=\s*\Z) => @based
+(?<!\w)(\d+)(?=(?:\s*(?:,|\bor\b|\band\b)\s*-?\d+)+\s*(\\pmod\{\d+\})) => \1\2
 (-?\d+)\s*\\pmod\{(\d+)\} => @remainder
 (?<=\d)\s*«?({{scales}})s?»?(?![A-Za-z]) => @scale
 (?<=\d)\s*«?dozens?»?(?![A-Za-z]) => \\cdot 12
 \s+ => @
 """
 _WHOLE = {
-    r"no (?:real |such )?(?:solutions?|values?|numbers?)|(?:the )?empty set": r"\emptyset",
+    r"none|no (?:real |such )?(?:solutions?|values?|numbers?)|(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?real(?: number)?s": r"(-\infty,\infty)",
-    r"d\.?n\.?e\.?|does not exist": "undefined",
+    r"dne|does not exist": "undefined",
     r"(?:positive )?infinity": r"\infty",
 }
 _SIGNS = dict(re.findall(r"(\S)(\S+)", r"−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx"))
-_SIGNS |= dict(re.findall(r"(\S)(\S+)", r"∅\emptyset ±\pm ∈\in ∠\angle △\triangle ℝ\mathbb{R} θ\theta"))
+_SIGNS |= dict(re.findall(r"(\S)(\S+)", r"∅\emptyset ±\pm ∈\in ∠\angle △\triangle ℝ\mathbb{R} θ\theta ≡\equiv"))
+_COMMANDS = dict(
+    re.findall(r"([a-z]+)(\S+)", r"lbrace\{ rbrace\} langle( rangle) lt< gt> colon: dfrac\frac tfrac\frac")
+)
+_COMMANDS |= dict.fromkeys(("mid", "vert", "lvert", "rvert", "Vert", "lVert", "rVert"), "|")
+_COMMANDS |= {"cfrac": r"\frac", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and "}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
 _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
@@ -125,19 +123,22 @@ def without_separators(text: str) -> str:
 
 def normal(text: str) -> str:
     """The text in one notation."""
-    text = without_separators(re.sub(r"\\left|\\right|\\!|(?<=\d)\\\s(?=\d{3})", "", in_latex(text)))
+    text = without_separators(
+        re.sub(r"\\(?:left|right)(?![A-Za-z])(?:\s*\.)?|\\!|(?<=\d)\\\s(?=\d{3})", "", in_latex(text))
+    )
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = text.strip().rstrip(".,;:").strip()
-    plain = re.sub(r"[«»]", "", text).casefold()
+    plain = re.sub(r"[«».]", "", text).casefold()
     return next((value for pattern, value in _WHOLE.items() if re.fullmatch(pattern, plain)), text)
 
 
 def _name(match: re.Match[str]) -> str:
     """Segments and angles are the same backwards, triangles in any order of their points."""
     kind, points = match[1], match[2] or match[3]
-    backwards = points if kind in ("vec", "overrightarrow") else points[::-1]
-    return f" «{kind}{''.join(sorted(points)) if kind == 'triangle' else min(points, backwards)}» "
+    correspond = kind == "triangle" and re.search(r"\\(?:sim|cong)(?![A-Za-z])", match.string)
+    turned = "".join(sorted(points)) if kind == "triangle" else points[::-1]
+    return f" «{kind}{points if correspond or kind in ('vec', 'overrightarrow') else min(points, turned)}» "
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -161,22 +162,19 @@ def _based(match: re.Match[str]) -> str:
 
 _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "based": _based,
-    "lines": lambda match: re.sub(r"\s*(?:\\\\(?:\[\w+\])?\s*)+", ", ", match[1].strip().rstrip("\\")).replace(
-        "&", " "
-    ),
-    "modulus": lambda match: rf"\pmod{{{match[match.lastindex or 0]}}}",
+    "command": lambda match: _COMMANDS[match[1]],
+    "lines": lambda match: re.sub(r"[\s,;.]*(?:\\\\(?:\[\w+\])?\s*)+", ", ", match[1].replace("&", " ").rstrip("\\ ")),
     "name": _name,
-    "plain": lambda match: f" {match[match.lastindex or 0]} ",
     "remainder": _remainder,
     "repeating": _repeating,
     "scale": lambda match: rf"\cdot 10^{{{SCALES[match[1]]}}}",
-    "unit": lambda match: f" «{match[1] or match[2]}» ",
     "words": lambda match: re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?:['’.-][A-Za-z]+)*\.?", r"«\g<0>»", f" {match[1]} "),
 }
 _GROUP = r"[^{}]*"
 for _ in range(4):
     _GROUP = rf"(?:[^{{}}]|\{{{_GROUP}\}})*"
 _CONSTANTS = {
+    "commands": "|".join(_COMMANDS),
     "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|max|min",
     "units": "km|cm|mm|kg|mg|m[lL]|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
     "end": r"(?=\s*(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z)",
