@@ -41,6 +41,7 @@ class TakesLonger(Exception):
 @dataclass(frozen=True)
 class Budget:
     """What a rendering may use. ``of_input``: units for each unit of its input, once ``units`` are used up.
+    ``seconds``: of the processor; all renderings in one block of ``used`` share them.
     ``first_try``: a rendering that takes more raises TakesLonger, and may be tried elsewhere."""
 
     units: int = 2**24
@@ -50,29 +51,40 @@ class Budget:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Renderings in this block have this budget."""
-        token = _budget.set(self)
+        """Renderings in this block have this budget, and share its seconds."""
+        token, shared = _budget.set(self), _spent.set(Spent())
         try:
             yield
         finally:
+            _spent.reset(shared)
             _budget.reset(token)
+
+
+@dataclass
+class Spent:
+    """What the renderings of one block took so far."""
+
+    seconds: float = 0.0
 
 
 _budget: ContextVar[Budget] = ContextVar("budget", default=Budget())  # noqa: B039 - it is frozen
 budget_in_use = _budget.get
+_spent: ContextVar[Spent | None] = ContextVar("spent", default=None)
 
 
 class Meter:
     """What is left of a budget. ``given``: the rendering's input, which is measured only once ``units`` are used up."""
 
-    __slots__ = ("_budget", "_end", "_given", "room", "steps")
+    __slots__ = ("_budget", "_given", "_spent", "_start", "room", "steps")
 
     def __init__(self, budget: Budget, given: Mapping[str, Any]) -> None:
         self.room = budget.units
         self.steps = 0
         self._budget = budget
         self._given: Mapping[str, Any] | None = given
-        self._end: float | None = None
+        self._spent = _spent.get() or Spent()
+        self._start = time.thread_time()  # a busy machine is no fault of the template
+        self.check_time()  # a short rendering has no other check
 
     def pay(self, units: int) -> None:
         self.room -= units
@@ -91,11 +103,12 @@ class Meter:
             self._end_it("it makes more text and values, or takes more steps, than a prompt needs")
 
     def check_time(self) -> None:
-        now = time.thread_time()  # a busy machine is no fault of the template
-        if self._end is None:
-            self._end = now + self._budget.seconds
-        elif now > self._end:
+        if self._spent.seconds + time.thread_time() - self._start > self._budget.seconds:
             self._end_it(f"it takes more than {self._budget.seconds:g} seconds")
+
+    def close(self) -> None:
+        """Add the time of this rendering to that of its block."""
+        self._spent.seconds += time.thread_time() - self._start
 
     def _end_it(self, reason: str) -> NoReturn:
         if self._budget.first_try:

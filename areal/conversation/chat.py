@@ -12,6 +12,7 @@ from areal.conversation.template import PROBE, Template
 
 _THOUGHT = f"{PROBE}Thought"
 _SHORTEST_OVERLAP = 4  # characters of what closes a thought
+_MOST_TRIES = 32  # renderings that look for thoughts; enough for 16 messages in any case
 
 
 @dataclass(frozen=True)
@@ -146,30 +147,30 @@ class Chat:
     ) -> list[str]:
         """Return the text of ``after`` in pieces, between which the recorded text has reasoning that the messages do
         not hold, where the template writes the reasoning of that message. All are tried at once, since a conversation
-        of many turns has many; then one after the other."""
-
-        def opened(index: int) -> Conversation:
-            return after.replaced(index, {**after.messages[index], "reasoning_content": _THOUGHT})
-
-        given, pieces = after, [""]
+        of many turns has many; then halves, the oldest first. None fit where that takes too many tries."""
+        pieces = [""]
         places = [
             index
             for index, message in enumerate(after.messages[: count + 1])
             if message["role"] == "assistant" and "reasoning_content" not in message
         ]
-        for index in places:
-            after = opened(index)
-        found = self.template.plain(after, True, **variables).split(_THOUGHT)
-        if len(found) == 1:  # the template writes none of them
-            return pieces
-        if _rest(found, recorded) is not None:
-            return found
-        after = given
-        for index in places:
-            found = self.template.plain(opened(index), True, **variables).split(_THOUGHT)
-            if len(found) > len(pieces) and _end_of(found[:-1], recorded) is not None:
-                after, pieces = opened(index), found
-        return pieces
+        waiting = [places] if places else []
+        for _ in range(_MOST_TRIES):
+            if not waiting:
+                break
+            group = waiting.pop()
+            opened = after
+            for index in group:
+                opened = opened.replaced(index, {**opened.messages[index], "reasoning_content": _THOUGHT})
+            found = self.template.plain(opened, True, **variables).split(_THOUGHT)
+            if len(found) <= len(pieces):  # the template writes none of them
+                continue
+            if _end_of(found[:-1], recorded) is not None:
+                after, pieces = opened, found
+            elif len(group) > 1:
+                half = len(group) // 2
+                waiting += (group[half:], group[:half])
+        return [""] if waiting else pieces
 
     def encode_after(self, text: str) -> list[int]:
         """Return the tokens of a text that comes after other text: some tokenizers write the first word of a text

@@ -52,7 +52,8 @@ class CompiledTemplate:
     def render(self, values: Mapping[str, Any]) -> str:
         """Render with these variables, within the budget in use. Raises ``jinja2.TemplateError`` whatever goes wrong,
         and TakesLonger."""
-        token = budget.use_meter(Meter(budget.budget_in_use(), values))
+        used = Meter(budget.budget_in_use(), values)
+        token = budget.use_meter(used)
         try:
             return self._template.render(values)
         except (jinja2.TemplateError, TakesLonger):
@@ -63,6 +64,7 @@ class CompiledTemplate:
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}"[:1000]) from error
         finally:
             budget.restore_meter(token)
+            used.close()
 
 
 # Code with payments.

@@ -7,10 +7,12 @@ error: nothing is left out silently, except thoughts, which templates drop on pu
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jinja2
@@ -29,6 +31,7 @@ class Template:
     def __init__(self, source: str, special_tokens: Mapping[str, Any]) -> None:
         self._template = CompiledTemplate(source)
         self.source = source
+        self._digest = hashlib.blake2b(source.encode("utf-8", "surrogatepass")).hexdigest()
         self._special_tokens = dict(special_tokens)
         self._shown: dict[str, bool] = {}
 
@@ -40,13 +43,14 @@ class Template:
         return "developer" in self.source
 
     def key(self, messages: object, tools: object = None, **variables: Any) -> str | None:
-        """Return a key of everything that the text of this prompt depends on, the day included where the template asks
-        for it. None for what is not JSON."""
+        """Return a short key of everything that the text of this prompt depends on, the day included where the
+        template asks for it. None for what is not JSON."""
         day = datetime.date.today().isoformat() if self.uses("strftime_now") else None
         try:
-            return json.dumps([self.source, day, messages, tools, variables])
+            text = json.dumps([self._digest, day, messages, tools, variables])
         except (TypeError, ValueError):
             return None
+        return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
 
     def render(self, conversation: Conversation, add_generation_prompt: bool = False, **variables: Any) -> str:
         """Render a conversation. Raises ConversationError naming the field that the template refuses or does not
@@ -151,15 +155,28 @@ class Template:
 
     def _check_shown(self, conversation: Conversation, text: str, render: Callable[[Conversation], str]) -> None:
         """Raises ConversationError for what has no effect on the text. What the template shows of a probe, and is in
-        the text, is shown; else the text is compared with that of another conversation."""
+        the text, is shown. The others are replaced by marks, all at once. Where the mark is not shown either, the text
+        is compared with that of the conversation with this mark alone."""
         if conversation.tools and not self._shows("tools") and text == render(Conversation(conversation.messages)):
             raise ConversationError("tools", "have no place in the chat template")
-        for index, message in enumerate(conversation.messages):
-            for name, part, other in _marks(message):
-                if self._shows(_kind(message, name)) and shows(text, part):
-                    continue
-                if text == render(conversation.replaced(index, other)):
-                    raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
+        open_ones = [
+            (index, name, replace)
+            for index, message in enumerate(conversation.messages)
+            for name, part, replace in _marks(message)
+            if not (self._shows(_kind(message, name)) and shows(text, part))
+        ]
+        marked = ""
+        if len(open_ones) > 1:
+            messages = list(conversation.messages)
+            for number, (index, _, replace) in enumerate(open_ones):
+                messages[index] = replace(messages[index], _mark(number))
+            with contextlib.suppress(ConversationError):  # one by one, they may be taken
+                marked = render(Conversation(tuple(messages), conversation.tools))
+        for number, (index, name, replace) in enumerate(open_ones):
+            if _mark(number) in marked:
+                continue
+            if text == render(conversation.replaced(index, replace(conversation.messages[index], PROBE))):
+                raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
 
     def _shows(self, kind: str) -> bool:
         """Whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""
@@ -211,20 +228,35 @@ def _probe(kind: str) -> Conversation:
     return Conversation((message,) if first == "user" else (user, message))
 
 
-def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Texts of a message that a rendering must show: field, text, and the message with another text there."""
-    marks: list[tuple[str, str, dict[str, Any]]] = []
+def _mark(number: int) -> str:
+    return f"{PROBE}{number}z"  # none begins another one
+
+
+_Replace = Callable[[Mapping[str, Any], str], dict[str, Any]]
+
+
+def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, _Replace]]:
+    """Texts of a message that a rendering must show: field, text, and how to put another text there."""
+    marks: list[tuple[str, str, _Replace]] = []
     content: Any = message.get("content", ())
     for at, text in enumerate([content] if isinstance(content, str) else [part["text"] for part in content]):
         if text := text.rpartition(THOUGHT_END)[2].strip():
-            other: Any = PROBE if isinstance(content, str) else swapped(content, at, {"type": "text", "text": PROBE})
-            marks.append(("content", text, {**message, "content": other}))
-    calls = message.get("tool_calls", ())
-    for at, call in enumerate(calls):
-        renamed = {**call, "function": {**call["function"], "name": PROBE}}
-        other = {**message, "tool_calls": swapped(calls, at, renamed)}
-        marks.append((f"tool_calls[{at}]", call["function"]["name"], other))
+            marks.append(("content", text, partial(_with_content, at)))
+    for at, call in enumerate(message.get("tool_calls", ())):
+        marks.append((f"tool_calls[{at}]", call["function"]["name"], partial(_with_name, at)))
     return marks
+
+
+def _with_content(at: int, message: Mapping[str, Any], text: str) -> dict[str, Any]:
+    content = message["content"]
+    other = text if isinstance(content, str) else swapped(content, at, {"type": "text", "text": text})
+    return {**message, "content": other}
+
+
+def _with_name(at: int, message: Mapping[str, Any], name: str) -> dict[str, Any]:
+    call = message["tool_calls"][at]
+    renamed = {**call, "function": {**call["function"], "name": name}}
+    return {**message, "tool_calls": swapped(message["tool_calls"], at, renamed)}
 
 
 def swapped(items: Sequence[Any], at: int, item: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,13 @@ def chat_of(tokenizer: Any, with_tools: bool = False) -> Chat:
     """Return the tokenizer with its chat template, compiled once; some have another one for chats with tools. Raises
     UsageFault if there is none, or it is not valid."""
     source = getattr(tokenizer, "chat_template", None)
+    if isinstance(source, Mapping):
+        source = (source.get("tool_use") if with_tools else None) or source.get("default")
     if not source:
         raise UsageFault(
             f"the tokenizer {getattr(tokenizer, 'name_or_path', '')} has no chat template",
             hint="take the tokenizer of a chat model (tokenizer_path), or give rows a prompt instead of messages",
         )
-    if isinstance(source, Mapping):
-        source = (source.get("tool_use") if with_tools else None) or source["default"]
     chats = _CHATS.setdefault(tokenizer, {})
     if source not in chats:
         chats[source] = _chat(tokenizer, source)
@@ -91,20 +91,27 @@ def _chat(tokenizer: Any, source: str) -> Chat:
         message = f"the chat template of {name} is not valid: line {error.lineno}: {error.message}"
         raise UsageFault(message) from error
     fast = _plain(tokenizer)
-
-    def encode(text: str) -> Sequence[int]:
-        if fast is not None:
-            found: Sequence[int] = fast.encode(text, add_special_tokens=False).ids
-            return found
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(ids: Sequence[int]) -> str:
-        if fast is not None:
-            return str(fast.decode(list(ids), skip_special_tokens=False))
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
+    encode, decode = _conversions(tokenizer) if fast is None else _fast_conversions(fast)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return Chat(template, encode, decode, _eos_ids(tokenizer), frozenset(added))
+
+
+_Conversions = tuple[Callable[[str], Sequence[int]], Callable[[Sequence[int]], str]]
+
+
+def _conversions(tokenizer: Any) -> _Conversions:
+    return (
+        lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
+    )
+
+
+def _fast_conversions(fast: Any) -> _Conversions:
+    """They do not refer to the tokenizer of transformers, so that ``_CHATS`` does not keep it."""
+    return (
+        lambda text: list(fast.encode(text, add_special_tokens=False).ids),
+        lambda ids: str(fast.decode(list(ids), skip_special_tokens=False)),
+    )
 
 
 def _eos_ids(tokenizer: Any) -> frozenset[int]:

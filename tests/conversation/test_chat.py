@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.conversation import Branch, ConversationError, normalise
+from areal.conversation import Branch, Chat, ConversationError, normalise
 from areal.conversation.chat import _overlap
 from tests.conversation.small import chat, decode, encode
 
@@ -207,3 +207,63 @@ def test_continuation_after_many_calls_renders_no_more_often_than_after_one(monk
         assert not isinstance(found, Branch)
         rendered.append(len(calls))
     assert rendered[0] == rendered[1]
+
+
+def counted(made: Chat, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The renderings of a template from now on."""
+    plain, calls = made.template.text, list[object]()
+
+    def text(*given: Any) -> str:
+        calls.append(given)
+        return plain(*given)
+
+    monkeypatch.setattr(made.template, "text", text)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("turns", "without", "continues"), [(200, {100}, True), (16, set(range(0, 16, 2)), True), (500, None, False)]
+)
+def test_thoughts_of_some_responses_are_found_in_few_renderings(
+    monkeypatch: pytest.MonkeyPatch, turns: int, without: set[int] | None, continues: bool
+) -> None:
+    made, asked = chat(CHATML), [ASK]
+    text = made.template.render(normalise(asked), True)
+    without = set(range(0, turns, 2)) if without is None else without
+    for turn in range(turns):
+        asked += [ANSWER, AGAIN]
+        text += "" if turn in without else f"<think>\nhm {turn}\n</think>\n\n"
+        text += "Dry.<|im_end|>\n" + made.template.render(normalise([AGAIN]), True)
+    recorded = encode(text[: text.rindex("\n<|im_start|>user")])
+    assert made.end_ids
+    calls = counted(made, monkeypatch)
+    found = made.continuation(recorded, normalise(asked[:-2]), normalise(asked))
+    assert isinstance(found, Branch) != continues
+    assert len(calls) < 40
+
+
+def test_messages_that_a_template_changes_are_checked_in_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = (
+        "{% for m in messages %}{% if not (hides and loop.index0 == 70) %}"
+        "{{ m.content|replace('a', '4') }}{% endif %}{% endfor %}"
+    )
+    made = chat(source)
+    many = normalise([{"role": "user", "content": f"a{n}"} for n in range(100)])
+    calls = counted(made, monkeypatch)
+    made.template.render(many, hides=False)
+    assert len(calls) < 10
+    with pytest.raises(ConversationError, match=r"messages\[70\].content has no place"):
+        made.template.render(many, hides=True)
+
+
+def test_key_of_a_prompt_is_short_and_of_all_that_it_depends_on() -> None:
+    template, other = chat(CHATML).template, chat(CHATML + "x").template
+    keys = [
+        template.key([ASK]),
+        template.key([ANSWER]),
+        template.key([ASK], [TOOL]),
+        template.key([ASK], enable_thinking=False),
+        other.key([ASK]),
+    ]
+    assert len(set(keys)) == len(keys) and {len(key or "") for key in keys} == {64}
+    assert chat(CHATML).template.key([ASK]) == keys[0] and template.key([object()]) is None

@@ -203,3 +203,11 @@ def test_template_neither_reaches_into_python_nor_changes_the_messages(source: s
         text = ""
     assert not re.search(r"<class|<function|subclass|globals", text)
     assert conversation == normalise([{"role": "user", "content": "hi"}])
+
+
+def test_renderings_of_one_block_share_its_seconds() -> None:
+    template = CompiledTemplate("{% for a in range(999) %}{% endfor %}")
+    with Budget(units=2**50, seconds=0.05).used(), pytest.raises(TemplateLimit, match=r"0\.05 seconds"):
+        for _ in range(100_000):
+            template.render({})
+    template.render({})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +182,22 @@ def test_rows_that_the_template_does_not_show_are_refused_by_field(
 def test_thought_that_the_template_keeps_is_learned(tmp_path: Path, tokenizers: Any) -> None:
     row = {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}
     assert learned(tmp_path, tokenizers("qwen3"), row) == ["<think>\nhm\n</think>\n\nRain.<|im_end|>"]
+
+
+def test_tokenizer_is_freed_with_its_chat(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(families()["qwen3"].write_folder(tmp_path))
+    assert prompt_tokens(tokenizer, [USER])
+    freed = weakref.ref(tokenizer)
+    del tokenizer
+    gc.collect()
+    assert freed() is None
+
+
+def test_named_templates_without_a_default_are_refused(tokenizers: Any) -> None:
+    tokenizer = copy.deepcopy(tokenizers("qwen3"))
+    tokenizer.chat_template = {"tool_use": tokenizer.chat_template}
+    assert prompt_tokens(tokenizer, [USER], [WEATHER])
+    with pytest.raises(UsageFault, match="has no chat template"):
+        prompt_tokens(tokenizer, [USER])

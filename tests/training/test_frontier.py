@@ -1,11 +1,13 @@
 """No prompt lost, none twice, over any history of work, failures and crashes."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from areal.training.frontier import MAX_TRIES, DataOrder, FailureWindow, Frontier
+from areal.training.frontier import MAX_TRIES, DataOrder, FailureWindow, Frontier, rows_digest
 
 
 class Run(RuleBasedStateMachine):
@@ -161,3 +163,28 @@ def test_order_shuffled_epochs_differ_and_are_repeatable() -> None:
 def test_order_of_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match="no rows"):
         DataOrder(0)
+
+
+def test_digest_of_rows_with_keys_of_any_type_is_that_of_their_content() -> None:
+    rows = [{1: "a", "b": {(1, 2): [{3: 4, None: 5}]}}]
+    assert rows_digest(rows) == rows_digest([{"b": {(1, 2): [{None: 5, 3: 4}]}, 1: "a"}])
+    assert rows_digest(rows) != rows_digest([{1: "a", "b": {(1, 2): [{3: 4, None: 6}]}}])
+
+
+def test_digest_of_many_rows_reads_some_and_the_last() -> None:
+    class Rows(Sequence[int]):
+        def __init__(self, count: int, last: int) -> None:
+            self.size, self.last, self.read = count, last, list[int]()
+
+        def __len__(self) -> int:
+            return self.size
+
+        def __getitem__(self, place):
+            self.read.append(place)
+            return self.last if place == self.size - 1 else place
+
+    for count in (1, 2, 100_000, 100_001, 250_000):
+        rows = Rows(count, 7)
+        assert rows_digest(rows) != rows_digest(Rows(count, 8))
+        assert rows.read[0] == 0 and rows.read[-1] == count - 1 and len(set(rows.read)) == len(rows.read)
+        assert len(rows.read) <= 100_001 and (count > 100_000 or len(rows.read) == count)

@@ -109,7 +109,7 @@ class Trainer(abc.ABC):
         data, rows = self.config.train_dataset, self._require_rows(self.train_dataset, "train_dataset")
         source = str(getattr(rows, "source", "") or data.path or "memory")
         is_kept = self.ranks.is_first and self.config.recover.enabled
-        digest = rows_digest(rows[place] for place in range(len(rows))) if is_kept else ""
+        digest = rows_digest(rows) if is_kept else ""
         try:
             self.order = DataOrder(
                 len(rows), data.batch_size, data.shuffle, data.drop_last, self.config.seed, source, digest

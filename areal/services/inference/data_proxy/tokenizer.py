@@ -279,8 +279,11 @@ class TextCodec:
             lambda token_id: b"" if token_id in self._special else self._bytes_of(token_id)
         )
         self.chat = self._chat(template, end_ids, frozenset(added)) if template is not None else None
-        with _INLINE.used():
-            self.end_ids = frozenset(end_ids) if self.chat is None else self.chat.end_ids
+        try:
+            with _AT_LOAD.used():
+                self.end_ids = frozenset(end_ids) if self.chat is None else self.chat.end_ids
+        except TakesLonger as error:
+            raise UsageFault(f"the chat template is refused: for two short messages, {error}") from error
         self.sorted_end_ids = tuple(sorted(self.end_ids))
 
     def _chat(self, template: Template, end_ids: Sequence[int], added_ids: frozenset[int]) -> Chat:
@@ -386,6 +389,7 @@ _INLINE_US = 600.0  # the most that runs on the event loop
 
 _INLINE = Budget(units=2**20, of_input=0, seconds=0.005, first_try=True)
 _IN_POOL = Budget(of_input=16, seconds=0.25, first_try=True)
+_AT_LOAD = Budget(seconds=2.0, first_try=True)
 
 
 class CodecPool:

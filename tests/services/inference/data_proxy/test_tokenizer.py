@@ -287,3 +287,14 @@ def test_token_texts_and_bytes_are_exact(codec: TextCodec, sentencepiece: Tokeni
     pieces = TextCodec(sentencepiece, template=None, end_ids=(), max_positions=None)
     ids = pieces.encode("Hello 世", add_special_tokens=False)
     assert b"".join(map(pieces.bytes_of, ids)).decode() == " Hello 世"
+
+
+def test_template_that_takes_long_is_loaded_or_refused_as_a_template(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    slow = "{% for a in range(9999) %}{% endfor %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(slow)
+    assert load_codec(str(tmp_path)).chat is not None
+    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(endless)
+    with pytest.raises(UsageFault, match="the chat template is refused"):
+        load_codec(str(tmp_path))
