@@ -17,6 +17,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
@@ -58,15 +59,17 @@ def write_all(fd: int, content: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def append_line(path: str, line: bytes) -> None:
+def append_line(path: str, line: bytes, merged: Callable[[bytes], bytes | None] | None = None) -> None:
     """Append to a file that others lock, cut and replace. A lock that is held longer than a moment is not waited for:
-    a line may then be lost with the file that it replaces. Raises OSError where the folder is gone."""
+    a line may then be lost with the file that it replaces. ``merged`` gets the last line of the file and returns what
+    to write in its place, or None to append. Raises OSError where the folder is gone."""
     for attempt in range(_TRIES):
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             locked = try_lock(fd)
             if (locked and os.path.samestat(os.fstat(fd), os.stat(path))) or attempt == _TRIES - 1:
-                write_all(fd, line)
+                instead = _take_last_line(fd, merged) if locked and merged is not None else None
+                write_all(fd, line if instead is None else instead)
                 return
         except FileNotFoundError:  # replaced between the two looks
             pass
@@ -75,7 +78,21 @@ def append_line(path: str, line: bytes) -> None:
         time.sleep(_PAUSE_S)
 
 
-_TRIES, _PAUSE_S = 50, 0.01
+def _take_last_line(fd: int, merged: Callable[[bytes], bytes | None]) -> bytes | None:
+    """Remove the last line of a locked file if ``merged`` returns another one for it, and return that."""
+    size = os.fstat(fd).st_size
+    tail = os.pread(fd, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
+    start = tail[:-1].rfind(b"\n") + 1
+    if not tail.endswith(b"\n") or (start == 0 and size > len(tail)):
+        return None
+    instead = merged(tail[start:])
+    if instead is not None:
+        os.ftruncate(fd, size - len(tail) + start)
+    return instead
+
+
+_TRIES, _PAUSE_S = 10, 0.01
+_LONGEST_LINE = 16_384
 
 
 def try_lock(fd: int, *, shared: bool = False) -> bool:

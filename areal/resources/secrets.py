@@ -46,7 +46,7 @@ _SECRET_VALUES = re.compile(
     | \b(?:AKIA|ASIA)[A-Z0-9]{16}\b
     | \bAIza[A-Za-z0-9_-]{35}
     | \beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.     # a JSON web token
-    | \b(?:Bearer|Basic)\ +[A-Za-z0-9+/=._~-]{8,}
+    | \b(?:Bearer|Basic)\ +(?=\S*[0-9=])[A-Za-z0-9+/=._~-]{8,}
     | (?i:\b(?:password|passwd|pwd|secret|token|api[_-]?key|accountkey|signature|sig)=[^\s&;]{6,})
     """,
     re.VERBOSE,

@@ -10,7 +10,7 @@ import json
 import time
 from contextlib import suppress
 
-from areal.files import append_line
+from areal.files import append_line, parse_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EVENTS_VARIABLE = "AREAL_EVENTS_FILE"
 OWNER_VARIABLE = "AREAL_OWNER"  # Model/qwen
+SERVES = "Serves"  # the weights of a trainer
 
 
 def note(environ: Mapping[str, str], type: str, reason: str, message: str, actor: str) -> None:
@@ -25,6 +26,24 @@ def note(environ: Mapping[str, str], type: str, reason: str, message: str, actor
     file, ref, now = environ.get(EVENTS_VARIABLE), environ.get(OWNER_VARIABLE), time.time()
     if not file or not ref:
         return
-    about = {"ref": ref, "type": type, "reason": reason, "message": message, "actor": actor}
+    event = {"ref": ref, "type": type, "reason": reason, "message": message, "actor": actor}
+    event |= {"at": now, "count": 1, "first_at": now}
+    merged = (lambda last: _merged(last, event)) if reason == SERVES else None
     with suppress(OSError):  # such as the folder of an object that was deleted meanwhile
-        append_line(file, json.dumps({**about, "at": now, "count": 1, "first_at": now}).encode() + b"\n")
+        append_line(file, _line(event), merged)
+
+
+def _merged(last: bytes, event: Mapping[str, object]) -> bytes | None:
+    """The event with the count of ``last``, if that is the same one of an earlier version: a training run has one for
+    each of its steps and replicas."""
+    try:
+        before = parse_json(last)
+        if any(before[name] != event[name] for name in ("ref", "type", "reason", "actor")):
+            return None
+        return _line({**event, "count": before["count"] + 1, "first_at": before["first_at"]})
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
+def _line(event: Mapping[str, object]) -> bytes:
+    return json.dumps(event).encode() + b"\n"

@@ -92,6 +92,7 @@ SECRET_VALUES = [
     "AKIAIOSFODNN7EXAMPLE",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.x",
     "Bearer abcdefgh12345678",
+    "Basic dXNlcjpodW50ZXI=",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE",
     "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=abcdefghijkl==",
 ]
@@ -104,6 +105,7 @@ PLAIN_VALUES = [
     "me@example.com",
     "Qwen/Qwen3-0.6B",
     "task-sk-1",
+    "Basic authentication",
     "0,1,2",
     "",
 ]

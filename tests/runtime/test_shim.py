@@ -234,14 +234,15 @@ def test_failing_component_is_restarted_until_the_budget_is_spent(local: LocalBa
 
 
 def test_kick_renews_the_budget(local: LocalBackend) -> None:
-    slow_last = RestartPolicy(initial_backoff_s=1000, jitter=0.0, budget_count=1)
+    slow_last = RestartPolicy(initial_backoff_s=1000, jitter=0.0, budget_count=2)
     local.start(run_spec(argv=("false",), restart=slow_last))
-    for restarts in (1, 2, 3):
+    for restarts in (1, 3, 5):  # each time one at once, and the one that is asked for
+        until(lambda n=restarts: local.observe()["r1"].restarts == n, "the start at once")  # type: ignore[misc]
         until_phase(local, "r1", Phase.BACKOFF)
         local.kick("r1")
-        until(lambda n=restarts: local.observe()["r1"].restarts == n, "the next start")  # type: ignore[misc]
 
-    assert until_phase(local, "r1", Phase.BACKOFF).restarts == 3
+    until(lambda: local.observe()["r1"].restarts == 7, "the start at once")
+    assert until_phase(local, "r1", Phase.BACKOFF).restarts == 7
 
 
 @pytest.mark.parametrize(("policy", "code", "phase"), [("OnFailure", 0, Phase.EXITED), ("OnFailure", 1, Phase.BACKOFF)])
@@ -448,3 +449,15 @@ print(os.environ["NO_PROXY"], os.environ["no_proxy"])
     assert "own page" in log_text(local, "r1")
     listed = "intranet.example,localhost,127.0.0.1,::1"
     assert f"{listed} {listed}" in log_text(local, "r1")
+
+
+def test_component_keeps_a_no_proxy_of_all_hosts(local: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("no_proxy", "*")
+    local.start(
+        run_spec(argv=python("import os; print(os.environ['NO_PROXY'] + os.environ['no_proxy'])"), restart=NEVER)
+    )
+
+    until_phase(local, "r1", Phase.EXITED)
+
+    assert "**" in log_text(local, "r1")

@@ -73,6 +73,8 @@ def _without_proxy(env: Mapping[str, str]) -> dict[str, str]:
     clients of agents and jobs would ask it for them. Values that are there are kept."""
     spellings = ("NO_PROXY", "no_proxy")
     hosts = [host.strip() for name in spellings for host in env.get(name, "").split(",")]
+    if "*" in hosts:  # clients know it alone only
+        return dict.fromkeys(spellings, "*")
     listed = ",".join(dict.fromkeys([*filter(None, hosts), "127.0.0.1", "localhost", "::1"]))
     return dict.fromkeys(spellings, listed)
 
