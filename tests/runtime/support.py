@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -93,6 +95,18 @@ def until_phase(backend: Backend, uid: str, *phases: Phase) -> RunState:
         return state if state.phase in phases and noticed else None
 
     return until(reached, f"run {uid} to be {' or '.join(phases)}")
+
+
+def kill_until_backoff(observe: Callable[[], RunState]) -> RunState:
+    """Kill a component twice: it starts again at once the first time, and after its back-off the second time."""
+    for restarts in (0, 1):
+        state = until(lambda n=restarts: _running(observe(), n), f"start {restarts + 1}")  # type: ignore[misc]
+        os.kill(state.pid or 0, signal.SIGKILL)
+    return until(lambda: state if (state := observe()).phase is Phase.BACKOFF and state.restarts else None, "back-off")
+
+
+def _running(state: RunState, restarts: int) -> RunState | None:
+    return state if state.phase is Phase.RUNNING and state.pid and state.restarts == restarts else None
 
 
 def alive(pid: int) -> bool:

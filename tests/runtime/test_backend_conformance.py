@@ -10,7 +10,7 @@ import pytest
 from areal.errors import Conflict, NotFound
 from areal.runtime.backends.base import Backend, Phase, RestartPolicy, RunSpec, RunState, StopReport
 
-from .support import NEVER, alive, log_text, python, run_spec, until, until_phase
+from .support import NEVER, alive, kill_until_backoff, log_text, python, run_spec, until, until_phase
 
 CLUSTERS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("ray", "slurm")]
 BACKENDS = ["local", "second", "remote", *CLUSTERS]
@@ -129,12 +129,10 @@ def test_observe_after_exit_tells_status_and_reason(backend: Backend) -> None:
     assert (state.last_exit.code, state.last_exit.signal, state.last_exit.reason) == (3, None, "exited 3")
 
 
-def test_observe_after_kill_of_the_component_tells_the_signal_and_backs_off(backend: Backend) -> None:
-    run = started(backend, run_spec())
-    assert run.pid is not None
+def test_observe_after_kills_of_the_component_tells_the_signal_and_backs_off(backend: Backend) -> None:
+    started(backend, run_spec())
 
-    os.kill(run.pid, signal.SIGKILL)
-    state = until_phase(backend, "r1", Phase.BACKOFF)
+    state = kill_until_backoff(lambda: backend.observe(["r1"])["r1"])
 
     assert state.last_exit is not None
     assert (state.last_exit.code, state.last_exit.signal) == (None, signal.SIGKILL)
@@ -152,14 +150,12 @@ def test_observe_of_a_program_that_does_not_exist_says_so(backend: Backend) -> N
 
 def test_kick_in_backoff_starts_the_component_again_at_once(backend: Backend) -> None:
     run = started(backend, run_spec())
-    assert run.pid is not None
-    os.kill(run.pid, signal.SIGKILL)
-    until_phase(backend, "r1", Phase.BACKOFF)
+    kill_until_backoff(lambda: backend.observe(["r1"])["r1"])
 
     backend.kick("r1")
     state = until_phase(backend, "r1", Phase.RUNNING)
 
-    assert state.restarts == 1
+    assert state.restarts == 2
     assert state.pid != run.pid
 
 

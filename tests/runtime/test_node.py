@@ -20,7 +20,7 @@ from areal.runtime.runs import RunStore, observe_job
 from areal.runtime.shim import PARENT_VARIABLE
 
 from .conftest import Spawn
-from .support import NEVER, alive, processes_under, python, run_spec, until
+from .support import NEVER, alive, kill_until_backoff, processes_under, python, run_spec, until
 
 ADDRESS = "127.0.0.9"
 RUNNING = Job(JobState.RUNNING, "12", "n1")
@@ -95,17 +95,14 @@ def test_sigterm_to_the_node_program_stops_the_component(store: RunStore, spawn:
 def test_kick_ends_a_back_off(store: RunStore, spawn: Spawn, how: str) -> None:
     submit(store)
     node = start(spawn, store, *(["--watch"] if how == "file" else []))
-    running = until_running(store)
-    assert running.pid is not None
-    os.kill(running.pid, signal.SIGKILL)
-    until(lambda: state(store).phase is Phase.BACKOFF, "the back-off")
+    kill_until_backoff(lambda: state(store))
 
     if how == "file":
         Path(store.folder("r1"), KICK).touch()
     else:
         node.send_signal(signal.SIGUSR1)
 
-    assert until_running(store).restarts == 1
+    assert until_running(store).restarts == 2
     node.send_signal(signal.SIGTERM)
     node.wait(30)
 
