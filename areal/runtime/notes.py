@@ -26,8 +26,8 @@ def note(environ: Mapping[str, str], type: str, reason: str, message: str, actor
     file, ref, now = environ.get(EVENTS_VARIABLE), environ.get(OWNER_VARIABLE), time.time()
     if not file or not ref:
         return
-    event = {"ref": ref, "type": type, "reason": reason, "message": message, "actor": actor}
-    event |= {"at": now, "count": 1, "first_at": now}
+    about = {"ref": ref, "type": type, "reason": reason, "message": message, "actor": actor}
+    event = {**about, "at": now, "count": 1, "first_at": now}
     merged = (lambda last: _merged(last, event)) if reason == SERVES else None
     with suppress(OSError):  # such as the folder of an object that was deleted meanwhile
         append_line(file, _line(event), merged)
