@@ -6,6 +6,7 @@ import random
 import secrets
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar, overload
 
 REQUEST_ID = "x-request-id"
@@ -20,7 +21,9 @@ CALL = "x-areal-call"  # relay to data proxy: the call's id, the same in all att
 JOURNAL = "x-areal-journal"  # relay to data proxy: the journal of the call's session
 AGAIN = "x-areal-again"  # relay to data proxy: an earlier attempt may have been recorded
 
-EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+EVENT_STREAM: Mapping[str, str] = MappingProxyType(
+    {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+)
 """The headers of a response that is a stream of server-sent events."""
 
 _SINGLE = frozenset(

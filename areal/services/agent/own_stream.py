@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import orjson
 
-from areal.http.events import EventReader
+from areal.http.events import EventReader, ServerEvent
 
 _MOST_JSON = 4 * 1024 * 1024
+_API_EVENTS = ("response.", "message_", "content_block_")
 
 
 class OwnStreamText:
@@ -41,12 +42,17 @@ class OwnStreamText:
             return self._of_events(data)
         if self._kind.startswith("text/"):
             return self._decoder.decode(data)
-        if self._kind == "application/json" and len(self._json) + len(data) <= _MOST_JSON:
+        if self._kind == "application/json":
             self._json += data
+            if len(self._json) > _MOST_JSON:  # a part of it is not JSON
+                self._kind, self._json = "", b""
         return ""
 
     def end(self) -> str:
         """The text that the end of the stream adds."""
+        if self._kind == "text/event-stream":
+            last = self._events.end()
+            return self._texts([last] if last is not None else [])
         if not self._json:
             return self._decoder.decode(b"", final=True)
         text = _known_text(self._json)
@@ -58,9 +64,12 @@ class OwnStreamText:
         except ValueError:  # an event that is too long: there is no text in it or after it
             self._kind = ""
             return ""
+        return self._texts(events)
+
+    def _texts(self, events: Iterable[ServerEvent]) -> str:
         texts = []
         for event in events:
-            if not event.data or event.data == b"[DONE]":
+            if not event.data or event.data.strip() == b"[DONE]":
                 continue
             text = _known_text(event.data)
             if text is None:
@@ -91,7 +100,9 @@ def _known_text(data: bytes) -> str | None:
             return "".join(_texts(item.get("content")) for item in items if isinstance(item, dict))
         case {"type": "message", "content": list(parts)}:
             return _texts(parts)
-        case {"choices": list()} | {"type": str()}:
+        case {"choices": list()} | {"type": "ping" | "error"}:
+            return ""
+        case {"type": str(kind)} if kind.startswith(_API_EVENTS):
             return ""
     return None
 

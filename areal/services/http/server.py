@@ -450,6 +450,7 @@ class HttpConnection(asyncio.Protocol):
             self._transport.close()
             return
         if self._read_paused:
+            self._read_paused = False
             self._transport.resume_reading()
         self._transport.write_eof()
 

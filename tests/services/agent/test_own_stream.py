@@ -46,6 +46,9 @@ TEXT = [{"type": "output_text", "text": "né"}]
         ("text/event-stream; charset=utf-8", events_of(*RESPONSES), "né"),
         ("Text/Event-Stream", events_of(*MESSAGES, {"type": "message_stop"}), "né"),
         ("text/event-stream", events_of("one", {"mine": 1}), 'one\n{"mine": 1}'),
+        ("text/event-stream", events_of({"type": "token", "text": "né"}), '{"type": "token", "text": "n\\u00e9"}'),
+        ("text/event-stream", events_of({"type": "ping"}, {"type": "message_start", "message": {}}), ""),
+        ("text/event-stream", "data: one\n\ndata: two", "one\ntwo"),
         ("text/plain", "né\r\n", "né\r\n"),
         ("text/plain", b"n\xff", "n\ufffd"),
         ("application/json", json.dumps({"choices": [{"message": {"content": "né"}}]}), "né"),
@@ -58,6 +61,11 @@ TEXT = [{"type": "output_text", "text": "né"}]
 )
 def test_text_of_a_stream_is_read_however_it_is_split(kind: str | None, body: Any, text: str, size: int) -> None:
     assert read(kind, body, size=size) == text
+
+
+def test_json_that_is_too_long_is_no_text_whatever_follows() -> None:
+    part = 3 * 1024 * 1024
+    assert read("application/json", json.dumps({"mine": "x" * 2 * part}), size=part) == ""
 
 
 def test_error_is_no_text() -> None:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
@@ -41,7 +42,7 @@ from areal.wire.bodies import idempotency_key
 
 _UNAUTHENTICATED = 4001
 _AUTH_S = 5.0
-_MOST_TURNS = 64  # at once on one connection
+_MOST_TURNS = 64  # at once on one connection, and as many cancels
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +64,10 @@ class _CancelParams:
 @dataclass(frozen=True, kw_only=True)
 class _AuthParams:
     token: str = field(repr=False)
+
+
+_Work = Callable[[dict[str, Any], asyncio.Event], Coroutine[Any, Any, None]]
+"""The work of a frame: what its answers say of it, and the event that the session has it."""
 
 
 class SocketRoutes:
@@ -105,7 +110,8 @@ class _SocketTurns:
         self._socket = socket
         self._request = request
         self._turns: set[asyncio.Task[None]] = set()
-        self._newest: dict[str, asyncio.Event] = {}  # of each session: its newest message is there
+        self._cancels: set[asyncio.Task[None]] = set()
+        self._newest: dict[str, asyncio.Event] = {}  # of each session: its newest message or cancel is there
 
     async def run(self, *, known: bool) -> None:
         try:
@@ -114,12 +120,13 @@ class _SocketTurns:
                 return
             while (text := await self._socket.receive()) is not None:
                 await self._take(text)
-            if self._socket.leaving and self._turns:
-                await asyncio.wait(self._turns)
+            if self._socket.leaving and (tasks := self._turns | self._cancels):
+                await asyncio.wait(tasks)
         finally:
-            for task in self._turns:
+            tasks = self._turns | self._cancels
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._turns, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._socket.leaving:
                 self._socket.close(GOING_AWAY, "the service stops")
             self._socket.close()
@@ -152,12 +159,10 @@ class _SocketTurns:
                     await self._answer(frame_id, {"status": "authenticated"})
                 case "cancel":
                     given = _params(_CancelParams, params)
-                    if (before := self._newest.get(given.sessionKey)) is not None:
-                        await before.wait()
-                    cancel = self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
-                    await self._answer(frame_id, await cancel)
+                    work = partial(self._cancel, frame_id, given)
+                    self._start(self._cancels, given.sessionKey, work, frame_id, request_id, 0)
                 case "agent":
-                    self._begin(frame_id, _params(_AgentParams, params), params, request_id)
+                    self._begin(frame_id, _params(_AgentParams, params), params, request_id, len(text.encode()))
                 case _:
                     raise bad_request(f"there is no method {method!r}", param="method", code="unknown_method")
         except ApiError as error:
@@ -165,10 +170,8 @@ class _SocketTurns:
             return False
         return True
 
-    def _begin(self, frame_id: Any, given: _AgentParams, params: Mapping[str, Any], request_id: str) -> None:
-        """Start a turn. Raises 400, 429."""
-        if len(self._turns) >= _MOST_TURNS:
-            raise ApiError(429, f"{_MOST_TURNS} turns run on this connection", code="too_many_requests")
+    def _begin(self, frame_id: Any, given: _AgentParams, params: Mapping[str, Any], request_id: str, size: int) -> None:
+        """Start a turn, whose frame of ``size`` bytes is held until it ends. Raises 400, 429, 503."""
         turn = TurnRequest(
             message=given.message,
             run_id=new_run_id(),
@@ -177,19 +180,54 @@ class _SocketTurns:
             metadata=caller_metadata(given.metadata),
             inference=self._of.sessions.model_access(params),
         )
-        key, before, reached = given.sessionKey, None, asyncio.Event()
+        work = partial(self._turn, frame_id, given.sessionKey, turn, request_id)
+        self._start(self._turns, given.sessionKey, work, frame_id, request_id, size)
+
+    def _start(
+        self, tasks: set[asyncio.Task[None]], key: str | None, work: _Work, frame_id: Any, request_id: str, size: int
+    ) -> None:
+        """Run ``work`` as one of ``tasks``, once the session's frame before it has reached the session. Raises 429,
+        503."""
+        if len(tasks) >= _MOST_TURNS:
+            what = "turns" if tasks is self._turns else "cancels"
+            raise ApiError(429, f"{_MOST_TURNS} {what} run on this connection", code="too_many_requests")
+        budget = self._request.connection.budget
+        budget.take(size, size)
+        before, reached = None, asyncio.Event()
         if key is not None:
             before, self._newest[key] = self._newest.get(key), reached
-        work = self._turn(frame_id, key, turn, request_id, before, reached)
-        self._turns.add(task := asyncio.create_task(work, name="socket-turn"))
+        guarded = self._guarded(work, frame_id, request_id, before, reached)
+        tasks.add(task := asyncio.create_task(guarded, name="socket-frame"))
 
         def ended(task: asyncio.Task[None]) -> None:
-            self._turns.discard(task)
+            tasks.discard(task)
+            budget.give(size)
             reached.set()
             if key is not None and self._newest.get(key) is reached:
                 del self._newest[key]
 
         task.add_done_callback(ended)
+
+    async def _guarded(
+        self, work: _Work, frame_id: Any, request_id: str, before: asyncio.Event | None, reached: asyncio.Event
+    ) -> None:
+        about: dict[str, Any] = {}
+        if before is not None:
+            await before.wait()
+        try:
+            await work(about, reached)
+        except ApiError as error:
+            await self._fail(frame_id, error, request_id, about)
+        except ConnectionResetError:
+            """The caller has left."""
+        except Exception:  # noqa: BLE001 - the boundary of a request: the log gets the detail, the caller an id
+            _log.exception("a frame failed [%s]", request_id)
+            await self._fail(frame_id, ApiError(500, "internal error", code="internal_error"), request_id, about)
+
+    async def _cancel(self, frame_id: Any, given: _CancelParams, about: dict[str, Any], reached: asyncio.Event) -> None:
+        await self._answer(
+            frame_id, await self._of.routes.cancel(given.sessionKey, given.idempotencyKey, self._request)
+        )
 
     async def _turn(
         self,
@@ -197,39 +235,33 @@ class _SocketTurns:
         key: str | None,
         turn: TurnRequest,
         request_id: str,
-        before: asyncio.Event | None,
+        about: dict[str, Any],
         reached: asyncio.Event,
     ) -> None:
-        """Run the turn, once the session's message ``before`` has reached it; set ``reached`` when this one has."""
-        about: dict[str, Any] = {}
+        """Run the turn. Set ``reached`` when its message has reached the session."""
         own = OwnStreamText()
-        if before is not None:
-            await before.wait()
-        try:
-            if key is None:
-                start = StartAgentSession(model=self._of.sessions.service, inference=turn.inference)
-                key = (await self._of.sessions.start(start, request_id)).key
-            about |= {"runId": turn.run_id, "sessionKey": key}
+        if key is None:
+            start = StartAgentSession(model=self._of.sessions.service, inference=turn.inference)
+            key = (await self._of.sessions.start(start, request_id)).key
+        about |= {"runId": turn.run_id, "sessionKey": key}
 
-            async def sink(event: Event) -> None:
-                if event["type"] == "accepted":
-                    reached.set()
-                    about["runId"] = event["run_id"]
-                    await self._answer(frame_id, {**about, "status": "accepted"})
-                elif fields := _frame_fields(event, own):
-                    payload = {"runId": about["runId"], **fields}
-                    await self._send({"type": "event", "event": "agent", "payload": payload})
+        async def send(fields: Event) -> None:
+            payload = {"runId": about["runId"], **fields}
+            await self._send({"type": "event", "event": "agent", "payload": payload})
 
-            last = await self._of.runner.run(TurnCall(key, turn, request_id), sink)
-            done = {"status": "complete", "summary": last["summary"], "metadata": last["metadata"]}
-            await self._answer(frame_id, {**about, **done})
-        except ApiError as error:
-            await self._fail(frame_id, error, request_id, about)
-        except ConnectionResetError:
-            """The caller has left."""
-        except Exception:  # noqa: BLE001 - the boundary of a request: the log gets the detail, the caller an id
-            _log.exception("a turn failed [%s]", request_id)
-            await self._fail(frame_id, ApiError(500, "internal error", code="internal_error"), request_id, about)
+        async def sink(event: Event) -> None:
+            if event["type"] == "accepted":
+                reached.set()
+                about["runId"] = event["run_id"]
+                await self._answer(frame_id, {**about, "status": "accepted"})
+            elif fields := _frame_fields(event, own):
+                await send(fields)
+
+        last = await self._of.runner.run(TurnCall(key, turn, request_id), sink)
+        if text := own.end():
+            await send({"delta": text})
+        done = {"status": "complete", "summary": last["summary"], "metadata": last["metadata"]}
+        await self._answer(frame_id, {**about, **done})
 
     async def _answer(self, frame_id: Any, payload: Mapping[str, Any]) -> None:
         await self._send({"type": "res", "id": frame_id, "ok": True, "payload": payload})

@@ -120,13 +120,16 @@ async def _events(upstream: aiohttp.ClientResponse) -> AsyncGenerator[ServerEven
         yield last
 
 
-async def _chunks(upstream: aiohttp.ClientResponse) -> AsyncGenerator[Mapping[str, Any], None]:
+async def _chunks(
+    upstream: aiohttp.ClientResponse, response_recorder: ResponseRecorder
+) -> AsyncGenerator[Mapping[str, Any], None]:
     """Yield the chunks of a stream until ``[DONE]``. Raises EngineFailed for an error event; NotACompletion."""
     async with contextlib.aclosing(_events(upstream)) as events:
         async for event in events:
             if not event.data:
                 continue
             if event.data.strip() == b"[DONE]":
+                response_recorder.done()
                 return
             data = decoded_answer(event.data)
             if data.get("error") is not None:
@@ -139,7 +142,7 @@ async def _dialect_parts(
 ) -> AsyncGenerator[bytes, None]:
     chunks = ChatDeltaReader()
     opening = writer.opening(0)  # the length of the prompt is known only at the end
-    async with contextlib.aclosing(_chunks(upstream)) as received:
+    async with contextlib.aclosing(_chunks(upstream, response_recorder)) as received:
         async for chunk in received:
             chunks.note(chunk)
             response_recorder.data(chunk, whole=False)
@@ -181,7 +184,7 @@ async def _replay(
     else:
         pieces, summary = _read_completion(completion)
         events = writer.opening(0) + writer.pieces(pieces) + writer.closing(summary)
-    out = StreamingResponse(headers=names.EVENT_STREAM)
+    out = StreamingResponse(headers={**names.EVENT_STREAM})
     await out.prepare(request)
     await out.write(events)
     return out

@@ -195,7 +195,7 @@ class ResponseRecorder:
 
     def _read(self, data: bytes) -> None:
         if data.strip() == b"[DONE]":
-            self._ended = True
+            self.done()
             return
         try:
             decoded = decoded_answer(data)
@@ -206,6 +206,10 @@ class ResponseRecorder:
             self._take(decoded)
         else:  # the API's own, which is passed on
             self._ended = self._malformed = True
+
+    def done(self) -> None:
+        """Take the stream's last event, ``[DONE]``."""
+        self._ended = True
 
     def _take(self, chunk: Mapping[str, Any]) -> None:
         self.data(chunk, whole=False)

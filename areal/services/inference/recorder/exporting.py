@@ -29,7 +29,7 @@ import orjson
 
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder.changes import HITL_SESSION
-from areal.services.inference.recorder.records import checksum
+from areal.services.inference.recorder.records import checksum, other_body
 from areal.services.inference.recorder.rows import RewardOverflow, Style
 from areal.services.inference.recorder.session import (
     HITL,
@@ -91,16 +91,34 @@ class StoredExport:
 def find_export(
     tables: SessionTables, request: ExportRequest, now: float, *, seals: bool = False
 ) -> StoredExport | None:
-    """The export that ``request`` repeats. ``seals``: the request gives the reward that makes a trajectory ready."""
+    """The export that ``request`` repeats. ``seals``: the request gives the reward that makes a trajectory ready.
+    Raises 422 if its Idempotency-Key was used for another export of one of its sessions."""
     if request.key is not None:
         earlier = _stored(tables, "digest=?", _digest_of_earlier(request.digest, request.key))
         if earlier is not None and earlier.until > now:
             return earlier
     stored = _stored(tables, "digest=?", request.digest)
-    if stored is None or stored.until <= now:
-        return None
-    is_retry = request.key is not None and request.key == stored.key
-    return stored if is_retry or not _has_more(tables, request, stored, now, seals) else None
+    if stored is not None and stored.until <= now:
+        stored = None
+    if request.key is not None:
+        if stored is not None and request.key == stored.key:
+            return stored
+        _check_key(tables, request, request.key, now)
+    return stored if stored is not None and not _has_more(tables, request, stored, now, seals) else None
+
+
+def _check_key(tables: SessionTables, request: ExportRequest, key: bytes, now: float) -> None:
+    query = (
+        "SELECT DISTINCT exports.number, exports.digest FROM trajectories JOIN exports"
+        " ON exports.number = trajectories.export WHERE trajectories.session=?"
+    )
+    same = (request.digest, _digest_of_earlier(request.digest, key))
+    for name in filter(None, map(SessionName.parse, request.session_ids)):
+        for number, digest in tables.db.execute(query, (name.number,)).fetchall():
+            with contextlib.suppress(CorruptRecord):
+                stored = _stored(tables, "number=?", number)
+                if stored is not None and stored.key == key and stored.until > now and digest not in same:
+                    raise other_body()
 
 
 def _digest_of_earlier(digest: bytes, name: bytes) -> bytes:

@@ -1,5 +1,5 @@
-"""An agent that does what a message says: ``tools``, ``metadata``, ``fail``, ``lose``, ``stream``, ``many``, ``wait``
-(until some turn says ``release``), ``block``; any other message is repeated word by word."""
+"""An agent that does what a message says: ``tools``, ``metadata``, ``fail``, ``lose``, ``stream``, ``json``, ``many``,
+``wait`` (until some turn says ``release``), ``block``; any other message is repeated word by word."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ class TalkingAgent:
                 raise ConnectionError("the model is away")
             case "stream":
                 return StreamResponse(200, {"Content-Type": "text/event-stream", "X-Own": "1"}, _parts())
+            case "json":
+                return StreamResponse(200, {"Content-Type": "application/json"}, _json())
             case "stream much":
                 return StreamResponse(200, {"Content-Type": "text/event-stream"}, _parts(5000))
             case "many":
@@ -62,6 +64,11 @@ async def _parts(padding: int = 0) -> AsyncIterator[bytes]:
     yield b"data: two\n\n"
     for _ in range(padding):
         yield b": " + b"x" * 1024 + b"\n\n"
+
+
+async def _json() -> AsyncIterator[bytes]:
+    yield b'{"mine":'
+    yield b" 1}"
 
 
 async def summarise(request: AgentRequest, *, emitter: EventEmitter) -> Any:

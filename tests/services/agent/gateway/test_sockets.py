@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import Any
 
 import aiohttp
@@ -77,6 +78,14 @@ def test_own_stream_of_an_agent_is_deltas_and_its_summary(service: AgentService)
     assert (payloads[-1]["status"], payloads[-1]["summary"]) == ("complete", "one\ntwo")
 
 
+def test_own_json_of_an_agent_is_one_delta_and_its_summary(service: AgentService) -> None:
+    with connect(service) as caller:
+        caller.agent(1, "json")
+        payloads = [caller.next()["payload"] for _ in range(3)]
+    assert [payload.get("delta") for payload in payloads] == [None, '{"mine": 1}', None]
+    assert (payloads[-1]["status"], payloads[-1]["summary"]) == ("complete", '{"mine": 1}')
+
+
 def request(frame_id: int, method: str, session: str, **params: Any) -> dict[str, Any]:
     return {"type": "req", "id": frame_id, "method": method, "params": {"sessionKey": session, **params}}
 
@@ -106,6 +115,22 @@ def test_cancel_right_behind_a_message_cancels_it(service: AgentService) -> None
             answers = {frame["id"]: frame["payload"] for frame in (caller.answer_any() for _ in range(3))}
             assert answers[2].get("cancelled") is True, answers
             assert answers[1]["error"]["code"] == "turn_cancelled"
+
+
+def test_cancel_that_waits_for_its_message_holds_no_other_frame(service: AgentService) -> None:
+    session = "cancelled-while-it-waits"
+    with connect(service) as caller:
+        for proxy in service.proxies:
+            proxy.signal(signal.SIGSTOP)
+        try:
+            caller.send(request(1, "agent", session, message="wait"), request(2, "cancel", session))
+            caller.send(request(3, "agent", session, message="hello"), {"type": "req", "id": 4, "method": "nothing"})
+            assert caller.next()["id"] == 4
+        finally:
+            for proxy in service.proxies:
+                proxy.signal(signal.SIGCONT)
+        assert caller.answer(2)["payload"]["cancelled"] is True
+        assert caller.answer(3, "complete")["payload"]["summary"] == "You said: hello"
 
 
 def test_messages_that_wait_for_their_session_hold_no_other_session(service: AgentService) -> None:

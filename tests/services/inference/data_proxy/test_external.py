@@ -128,10 +128,12 @@ class Upstream(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
-        chunks = {"cut": (None,), "whole": (None, "stop"), "empty": ()}[said]
+        chunks = {"cut": (None,), "done": (None,), "whole": (None, "stop"), "empty": ()}[said]
         for finish in chunks:
             chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "Hi"}, "finish_reason": finish}]}
             self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        if said == "done":
+            self.wfile.write(b"data: [DONE]\n\n")
 
 
 def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processes: Processes) -> None:
@@ -155,6 +157,26 @@ def test_external_stream_that_is_cut_is_no_success_and_is_paid_for_once(processe
         assert status == 200 and b"error" not in text
         before = Upstream.calls
         assert ask("drop", stream=False)[0] == 502 and Upstream.calls == before + 1
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "end"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "done"}]}, b"[DONE]"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "done"}], "max_tokens": 9}, b"message_stop"),
+        ("/v1/responses", {"input": "done"}, b"response.completed"),
+    ],
+)
+def test_external_stream_that_ends_without_a_finish_reason_is_whole(
+    processes: Processes, path: str, body: dict[str, Any], end: bytes
+) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Upstream) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxy = external(processes, f"http://127.0.0.1:{server.server_port}", "k", "--allow-private")
+        wait_ready(proxy)
+        answer = proxy.call("POST", path, {"model": "friend", "stream": True, **body}, key=processes.key)
+        assert answer.status == 200 and end in answer.body and b"was cut" not in answer.body
         server.shutdown()
 
 

@@ -219,6 +219,19 @@ async def test_retry_of_an_export_is_answered_with_it_after_a_newer_one(journal:
         assert (await journal.export(request))[0].items == ((session, number),)
 
 
+async def test_export_with_the_idempotency_key_of_another_export_is_422(journal: SessionJournal, calls: Calls) -> None:
+    session, session_id = await start(journal)
+    await journal.record(session, calls.tokens([1, 2]))
+    await journal.reward(session, 1.0)
+    request = ExportRequest((session_id,), remove=False, key=b"1" * 16)
+    first, _ = await journal.export(request)
+    error = await refused(journal.export(replace(request, discount=0.5)))
+    assert (error.status, error.code) == (422, "idempotency_key_reused")
+    assert (await journal.export(request))[0].name == first.name
+    other, _ = await journal.export(replace(request, discount=0.5, key=b"2" * 16))
+    assert other.name != first.name
+
+
 async def test_export_with_a_reward_seals_the_trajectory_that_began_since_the_last_one(
     journal: SessionJournal, calls: Calls
 ) -> None:
