@@ -132,7 +132,7 @@ class Chat:
         text, whole = self.decode(recorded), self.template.render(after, True, **variables)
         rest = _rest([whole], text)
         if rest is None and reasoning:
-            rest = _rest(self._around_thoughts(text, after, count, variables), text)
+            rest = self._rest_around_thoughts(text, after, count, variables)
         if rest is None:  # tokenizers that change a text
             rest = _rest([self.decode(self.encode(whole))], text)
         if rest is None:
@@ -142,12 +142,29 @@ class Chat:
             return Branch("the tokenizer cannot continue the text in the middle")
         return added
 
+    def _rest_around_thoughts(
+        self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
+    ) -> str | None:
+        """Return what follows the recorded text in that of ``after``, if they differ in thoughts alone."""
+        opened, pieces = self._around_thoughts(recorded, after, count, variables)
+        rest = _rest(pieces, recorded)
+        if rest is None:
+            return None
+        # Equal answers look alike: what is added comes after the message that the last one answers.
+        whole = _THOUGHT.join(pieces)
+        try:
+            asked = in_common(whole, self.template.plain(opened.head(count), **variables))
+        except ConversationError:
+            return rest
+        return rest if len(rest) <= len(whole) - asked else None
+
     def _around_thoughts(
         self, recorded: str, after: Conversation, count: int, variables: Mapping[str, Any]
-    ) -> list[str]:
+    ) -> tuple[Conversation, list[str]]:
         """Return the text of ``after`` in pieces, between which the recorded text has reasoning that the messages do
-        not hold, where the template writes the reasoning of that message. All are tried at once, since a conversation
-        of many turns has many; then halves, the oldest first. None fit where that takes too many tries."""
+        not hold, where the template writes the reasoning of that message, and ``after`` with marks there. All are tried
+        at once, since a conversation of many turns has many; then halves, the oldest first. None fit where that takes
+        too many tries."""
         pieces = [""]
         places = [
             index
@@ -170,7 +187,7 @@ class Chat:
             elif len(group) > 1:
                 half = len(group) // 2
                 waiting += (group[half:], group[:half])
-        return [""] if waiting else pieces
+        return after, [""] if waiting else pieces
 
     def encode_after(self, text: str) -> list[int]:
         """Return the tokens of a text that comes after other text: some tokenizers write the first word of a text

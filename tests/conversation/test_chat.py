@@ -37,6 +37,7 @@ MOVING = """\
 {%- for m in messages %}{% if m.role != 'system' %}{{ '<|im_start|>' }}
 {%- if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}
 {{- m.content + '<|im_end|>' }}{% endif %}{% endfor %}"""
+FOLLOWING = "\n<|im_start|>user\nOslo?<|im_end|>\n<|im_start|>assistant\n"
 ASK, ANSWER, AGAIN = ({"role": role, "content": text} for role, text in
                       (("user", "Rome?"), ("assistant", "Dry."), ("user", "Oslo?")))  # fmt: skip
 
@@ -82,6 +83,18 @@ def test_continuation_drops_no_reasoning_that_was_sampled() -> None:
     tool = {"role": "tool", "content": "31"}
     whole = continued(FORGETFUL, "<think>hm</think>Dry.<|im_end|>", ASK, ANSWER, tool)
     assert isinstance(whole, str) and "<think>hm</think>Dry.<|im_end|>\n<|im_start|>tool\n31" in whole
+
+
+def test_continuation_repeats_no_turn_where_two_answers_are_alike() -> None:
+    first_alone = CHATML.replace("if m.reasoning_content", "if m.reasoning_content and loop.index0 == 1")
+    made, third = chat(first_alone), [ASK, ANSWER, AGAIN, ANSWER, ASK]
+    thought = "<think>a</think>\n\nDry.<|im_end|>"
+    recorded = [*made.prompt(normalise([ASK])), *encode(thought + "\n<|im_start|>user\nOslo?<|im_end|>\n")]
+    recorded += encode("<|im_start|>assistant\n")
+    kept = made.continuation([*recorded, *encode("Dry.<|im_end|>")], normalise(third[:3]), normalise(third))
+    assert not isinstance(kept, Branch) and decode(kept) == FOLLOWING.replace("Oslo?", "Rome?")
+    found = made.continuation([*recorded, *encode(thought)], normalise(third[:3]), normalise(third))
+    assert isinstance(found, Branch)
 
 
 def test_continuation_without_a_reasoning_parser_has_no_exception() -> None:
@@ -231,14 +244,16 @@ def test_thoughts_of_some_responses_are_found_in_few_renderings(
     text = made.template.render(normalise(asked), True)
     without = set(range(0, turns, 2)) if without is None else without
     for turn in range(turns):
-        asked += [ANSWER, AGAIN]
+        asked += [{**ANSWER, "content": f"Dry {turn}."}, AGAIN]
         text += "" if turn in without else f"<think>\nhm {turn}\n</think>\n\n"
-        text += "Dry.<|im_end|>\n" + made.template.render(normalise([AGAIN]), True)
+        text += f"Dry {turn}.<|im_end|>\n" + made.template.render(normalise([AGAIN]), True)
     recorded = encode(text[: text.rindex("\n<|im_start|>user")])
     assert made.end_ids
     calls = counted(made, monkeypatch)
     found = made.continuation(recorded, normalise(asked[:-2]), normalise(asked))
     assert isinstance(found, Branch) != continues
+    if not isinstance(found, Branch):
+        assert decode(found) == FOLLOWING
     assert len(calls) < 40
 
 
