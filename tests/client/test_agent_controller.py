@@ -265,7 +265,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_service_is_started_scaled_and_deleted(own_home: Path) -> None:
     config = AgentServiceConfig(agent_cls_path="helper_agent.Helper", admin_api_key="a-key-of-the-tests-own")
     with BlockingAgentController(config) as controller:
-        (row,) = json.loads(run_areal("agent", "ps", "-o", "json", what="ps"))
+        (row,) = json.loads(run_areal("agent", "ps", "-o", "json", what="ps"))["items"]
         assert (row["address"], row["pairs"]) == (controller.gateway_addr, 1)
         session = controller.start_session("task")["session_id"]
         assert response_text(controller.step("hello", session)) == "hello"

@@ -39,7 +39,7 @@ def test_episodes_of_a_job_are_run_by_an_agent_service(box: Box) -> None:
     shown = json.loads(box.ok("inf", "trajectories", "show", folder, "-o", "json").out)["items"]
     assert sum(len(episode["interactions"]) for episode in shown) > len(shown) > 0, "a game has several model calls"
     listing = ("agent", "sessions", "list", "--service", "guess-number", "-o", "json")
-    wait_until(lambda: json.loads(box.ok(*listing).out) == [], what="the episodes' sessions to be closed")
+    wait_until(lambda: json.loads(box.ok(*listing).out)["items"] == [], what="the episodes' sessions to be closed")
     box.ok("delete", "inferenceservice/default", "--cascade", "--yes")
     assert box.living() == []
 

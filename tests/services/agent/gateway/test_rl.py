@@ -34,9 +34,7 @@ def start(processes: Processes, folder: Path, tokenizer: Path, agent: str, *flag
 def test_rows_of_a_conversation_with_tools_continue_one_trajectory(
     processes: Processes, tmp_path: Path, agent: str
 ) -> None:
-    tokenizer = write_tokenizer(
-        tmp_path / "tokenizer", template=TEMPLATE.replace("'<tool_call>", "call.id + '<tool_call>")
-    )
+    tokenizer = write_tokenizer(tmp_path / "tokenizer", template=TEMPLATE)
     service, engine = start(processes, tmp_path, tokenizer, agent, "--tool-call-parser", "hermes")
     for message in ("How is Rome?", "And now?"):
         said = [["<tool_response>", "It is sunny."], [message, f"I look.\n{TWO_CALLS}"]]
