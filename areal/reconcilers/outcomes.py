@@ -194,6 +194,8 @@ def refusal_of(error: ArealError) -> Refusal:
 
 def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:
     """``stuck``: by object, what is still to be done although it was done."""
+    if not stuck:
+        return outcome  # its exit status may be that of an interrupt, which is no object's
     objects = tuple(
         replace(item, message=f"not converged: {stuck[item.ref]}", exit_code=_PARTIAL)
         if item.ref in stuck and not item.exit_code
