@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from areal.services.custom_tools import custom_input
 from areal.services.http.errors import bad_request
 
 # Requests.
@@ -206,15 +207,6 @@ def _call(status: str, call_id: str, form: CallForm, arguments: str, item_id: st
     return {**item, "input" if form.is_custom else "arguments": arguments}
 
 
-def _custom_input(arguments: str) -> str:
-    """The input of a custom tool in the model's arguments; what is no object with that text is the input itself."""
-    try:
-        value = orjson.loads(arguments)["input"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return arguments
-    return value if isinstance(value, str) else arguments
-
-
 @dataclass(frozen=True)
 class ResponseSummary:
     """The end of an answer. ``finish``: a chat completion's finish reason; ``stop``: the stop string that was met."""
@@ -342,7 +334,7 @@ class ResponsesWriter:
             return b""
         text, kind, at = "".join(self._text), item["type"], self._at()
         if kind == "custom_tool_call":
-            given = _custom_input(text)
+            given = custom_input(text)
             whole = _call(status, item["call_id"], self._open_form, given, item["id"])
             events = [
                 self._event("response.custom_tool_call_input.delta", **at, delta=given),
@@ -379,7 +371,7 @@ class ResponsesWriter:
             output.append(_text_item("message", "completed", reply.content, self._item_id("message", len(output))))
         for call in reply.calls:
             form = self._form(call.name)
-            arguments = _custom_input(call.arguments) if form.is_custom else call.arguments or "{}"
+            arguments = custom_input(call.arguments) if form.is_custom else call.arguments or "{}"
             output.append(_call("completed", call.id, form, arguments, self._call_id(form, len(output))))
         cut = _INCOMPLETE.get(summary.finish)
         status = "incomplete" if cut else "completed"

@@ -12,9 +12,10 @@ import json
 import sys
 from pathlib import Path
 
+from tests.services.inference.data_proxy.dialects.talks import TEMPLATE
 from tests.services.inference.engines.embedded.support import make_model
 from tests.services.processes import Processes, wait_ready, wait_until
-from tests.services.tokenizer_folder import CHATML, write_tokenizer
+from tests.services.tokenizer_folder import write_tokenizer
 
 MODEL = "tiny"
 
@@ -36,7 +37,7 @@ def main() -> None:
         bos_token_id=None,
         eos_token_id=2,
     )
-    write_tokenizer(model, template=CHATML)
+    write_tokenizer(model, template=TEMPLATE)
     try:
         engine = processes.service("engines.embedded", "--model-path", str(model))
         wait_ready(engine)

@@ -243,6 +243,7 @@ _PROVIDERS = (
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "code_execution_tool_result"),
     *("bash_code_execution_tool_result", "text_editor_code_execution_tool_result", "tool_search_tool_result"),
     *("advisor_tool_result", "mcp_tool_use", "mcp_tool_result", "compaction"),
+    "redacted_thinking",  # only the service that wrote it can decrypt it
 )
 """Blocks of what a provider did: an answer has them beside its text, which stays."""
 
@@ -361,8 +362,6 @@ def _assistant(content: object, where: str, fields: Fields | None) -> dict[str, 
                 texts.append(string_of(block, "text", place))
             case "thinking":
                 thoughts.append(string_of(block, "thinking", place))
-            case "redacted_thinking":
-                continue  # only the service that wrote it can decrypt it
             case "tool_use":
                 calls.append(_tool_use(block, place))
             case kind if kind in _PROVIDERS:

@@ -222,7 +222,7 @@ class ModelCalls:
 
     def handlers(self) -> dict[str, Handler]:
         parsers: dict[str, Parse] = {
-            "/v1/chat/completions": lambda fields: ParsedRequest(self._read_chat(fields), ChatSerializer, "chatcmpl-"),
+            "/v1/chat/completions": self._chat,
             "/v1/completions": lambda fields: ParsedRequest(
                 read_completion(fields, self._codec, self._capabilities), CompletionSerializer, "cmpl-"
             ),
@@ -274,6 +274,11 @@ class ModelCalls:
 
     def _read_chat(self, fields: Fields) -> GenerationRequest:
         return read_chat(fields, self._codec, self._capabilities, self._parsers)
+
+    def _chat(self, fields: Fields) -> ParsedRequest:
+        generation = self._read_chat(fields)
+        serializer = partial(ChatSerializer, custom=generation.parsing.tools.custom)
+        return ParsedRequest(generation, serializer, "chatcmpl-")
 
     def _template_uses(self, variable: str) -> bool:
         return self._codec.chat is not None and self._codec.chat.template.uses(variable)

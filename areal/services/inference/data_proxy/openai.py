@@ -14,6 +14,7 @@ from typing import Any
 from areal.conversation import RESERVED, Template
 from areal.conversation.messages import read_tools
 from areal.errors import UsageFault
+from areal.services.custom_tools import function_of, with_function_calls
 from areal.services.http.errors import bad_request, unsupported
 from areal.services.inference.data_proxy.fields import (
     Fields,
@@ -82,7 +83,7 @@ class ToolUse:
     """The use of tools in a request. ``shown``: the tools in the prompt.
 
     ``primer``: the start of a forced call, which ends the prompt. ``response_format`` constrains the rest of the call
-    to the tool's schema, if the engine supports that.
+    to the tool's schema, if the engine supports that. ``custom``: the names of the tools whose input is a text.
     """
 
     shown: list[dict[str, Any]] | None = None
@@ -90,6 +91,7 @@ class ToolUse:
     primer: str = ""
     one_call: bool = False
     response_format: Mapping[str, Any] | None = None
+    custom: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,12 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
     unused = ToolUse(form=parsers.tools if parsers.tools is not None and parsers.tools.whole else None)
     if fields.has_none(_TOOL_FIELDS):
         return unused
-    given = [tool for tool in fields.items("tools") if not left_out_tool(fields, tool, ("function",))]
+    given = [tool for tool in fields.items("tools") if not left_out_tool(fields, tool, ("function", "custom"))]
     with template_refusals():
-        tools = list(read_tools(given))
+        tools = list(read_tools(list(map(function_of, given))))
+    custom = frozenset(
+        tool["function"]["name"] for tool, item in zip(tools, given, strict=True) if item.get("type") == "custom"
+    )
     choice = fields.take("tool_choice", "auto")
     one_call = not fields.flag("parallel_tool_calls", True)
     tools, mode, name = _choice(choice, tools)
@@ -169,8 +174,8 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
     if not template.uses("tools"):
         raise unsupported("tools", "this model's chat template has no place for them")
     if mode == "required" and parsers.tools is not None:
-        return _forced(tools, name, parsers.tools, one_call, capabilities)
-    return ToolUse(tools, parsers.tools, one_call=one_call)
+        return replace(_forced(tools, name, parsers.tools, one_call, capabilities), custom=custom)
+    return ToolUse(tools, parsers.tools, one_call=one_call, custom=custom)
 
 
 def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str, str | None]:
@@ -179,7 +184,7 @@ def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str,
         return tools, choice, None
     if isinstance(choice, Mapping):
         match choice.get("type"):
-            case "function":
+            case "function" | "custom":
                 return tools, "required", _name(choice, tools)
             case "allowed_tools":
                 return _allowed(choice.get("allowed_tools"), tools)
@@ -188,10 +193,11 @@ def _choice(choice: object, tools: list[dict[str, Any]]) -> tuple[list[dict[str,
 
 
 def _name(choice: Mapping[str, Any], tools: list[dict[str, Any]]) -> str:
-    function = choice.get("function")
+    kind = "custom" if choice.get("type") == "custom" else "function"
+    function = choice.get(kind)
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str):
-        raise bad_request("tool_choice.function must be an object with a name", param="tool_choice.function")
+        raise bad_request(f"tool_choice.{kind} must be an object with a name", param=f"tool_choice.{kind}")
     if name not in [tool["function"]["name"] for tool in tools]:
         raise bad_request(f"tool_choice: {name!r} is not among tools", param="tool_choice")
     return name
@@ -295,7 +301,7 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         fields.name_left_out("web_search_options")
     if fields.take("modalities", ["text"]) not in (["text"], []):
         raise unsupported("modalities", "the model writes text only")
-    client_messages = fields.take("messages")
+    client_messages = with_function_calls(fields.take("messages"))
     conversation = read_conversation(client_messages)
     tools = read_tool_use(fields, chat.template, parsers, capabilities)
     continued = _continues_last_message(fields, conversation.messages, forced=bool(tools.primer))

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import orjson
-
+from areal.services.custom_tools import custom_arguments, custom_function
 from areal.services.dialects import CallForm, ResponsesWriter, joined_text, string_of
 from areal.services.http.errors import bad_request, unsupported
 from areal.services.inference.data_proxy.fields import Fields, left_out_tool
@@ -47,8 +46,9 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     fields.leave_out(_LEFT_OUT)
     _read_include(fields)
     instructions, given = fields.text("instructions"), fields.items("tools")
-    tools = _Tools(fields, given)
-    messages = _messages(fields, tools, instructions, fields.take("input"))
+    asked = fields.take("input")
+    tools = _Tools(fields, [*given, *_additional_tools(asked)])
+    messages = _messages(fields, tools, instructions, asked)
     chat: dict[str, Any] = {"messages": messages, "stream": fields.flag("stream")}
     stream_options = Fields(fields.mapping("stream_options"))
     stream_options.accept(("include_obfuscation",))
@@ -77,6 +77,15 @@ def translate(fields: Fields, uses: TemplateUses) -> ChatTranslation:
     }
     writer = partial(ResponsesWriter, echoed=echoed, forms=tools.forms)
     return ChatTranslation(chat, writer, (*fields.ignored(), *ignored), _NAMES)
+
+
+def _additional_tools(items: object) -> list[object]:
+    """Return the tools that items of the input add."""
+    added = []
+    for item in items if isinstance(items, list) else []:
+        if isinstance(item, Mapping) and item.get("type") == "additional_tools":
+            added += Fields(item).items("tools")
+    return added
 
 
 def _read_include(fields: Fields) -> None:
@@ -148,7 +157,7 @@ class _Tools:
         names = ("description", "parameters", "strict")
         function = {name: tool[name] for name in names if tool.get(name) is not None}
         if form.is_custom:
-            function = {"description": _custom_description(tool), "parameters": _CUSTOM_PARAMETERS}
+            function = custom_function(tool)
         self.functions.append({"type": "function", "function": {"name": shown, **function}})
 
     def _is_taken(self, shown: str) -> bool:
@@ -182,21 +191,6 @@ class _Tools:
             case kind if _is_left_out(choice):
                 raise unsupported("tool_choice", f"there is no {kind!r} here, only tools that the caller runs")
         return choice
-
-
-_CUSTOM_PARAMETERS = {
-    "type": "object",
-    "properties": {"input": {"type": "string"}},
-    "required": ["input"],
-    "additionalProperties": False,
-}
-
-
-def _custom_description(tool: Mapping[str, Any]) -> str:
-    given, form = str(tool.get("description") or ""), tool.get("format")
-    if not isinstance(form, Mapping) or form.get("type") != "grammar":
-        return given
-    return f"{given}\n\nThe input follows this {form.get('syntax')} grammar:\n{form.get('definition')}".strip()
 
 
 def _joined_name(name: str, namespace: str | None) -> str:
@@ -255,12 +249,15 @@ def _messages(fields: Fields, tools: _Tools, instructions: str | None, value: ob
     return builder.messages
 
 
-_PROVIDERS = (
+_LEFT_OUT_ITEMS = (
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools"),
-    *("mcp_call", "mcp_approval_request", "mcp_approval_response", "compaction", "tool_search_call"),
-    *("tool_search_output", "program", "program_output"),
+    *("mcp_call", "mcp_approval_request", "mcp_approval_response", "compaction", "compaction_trigger"),
+    *("tool_search_call", "tool_search_output", "configuration_update", "program", "program_output"),
+    *("local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "computer_call"),
+    *("apply_patch_call", "apply_patch_call_output", "computer_call_output"),
 )
-"""Items of what a provider did: an answer has them beside its text, which stays."""
+"""Items of what a provider did, and calls of tools that it has taught to its own models, which are left out too: the
+text of the answers stays."""
 
 
 def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, tools: _Tools) -> None:
@@ -287,14 +284,16 @@ def _add(builder: _MessageBuilder, item: object, where: str, fields: Fields, too
             builder.add_call({"id": call_id, "type": "function", "function": function})
         case "custom_tool_call":
             call_id, name, given = (string_of(item, each, where) for each in ("call_id", "name", "input"))
-            arguments = orjson.dumps({"input": given}).decode()
-            function = {"name": tools.shown(name, item.get("namespace")), "arguments": arguments}
+            function = {"name": tools.shown(name, item.get("namespace")), "arguments": custom_arguments(given)}
             builder.add_call({"id": call_id, "type": "function", "function": function})
-        case kind if kind in _PROVIDERS:
+        case "additional_tools":
+            pass  # they are among the request's tools
+        case kind if kind in _LEFT_OUT_ITEMS:
             fields.name_left_out(f"input.{kind}")
         case "function_call_output" | "custom_tool_call_output":
             text = joined_text(item.get("output"), f"{where}.output", "\n")
-            builder.add("tool", text, tool_call_id=string_of(item, "call_id", where))
+            has_id = item.get("call_id") is not None
+            builder.add("tool", text, **({"tool_call_id": string_of(item, "call_id", where)} if has_id else {}))
         case "item_reference":
             raise unsupported(f"{where}.type", _NOT_KEPT)
         case kind:

@@ -14,8 +14,12 @@ from typing import Any, Protocol
 
 import orjson
 
+from areal.services.custom_tools import custom_call, custom_input
 from areal.services.dialects import (
     DONE,
+    CallArguments,
+    CallEnd,
+    CallStart,
     Content,
     Piece,
     Reply,
@@ -173,10 +177,14 @@ class _OpenAISerializer(ABC):
 
 
 class ChatSerializer(_OpenAISerializer):
+    """``custom``: the names of the tools whose input is a text."""
+
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, state: ResponseState) -> None:
+    def __init__(self, state: ResponseState, custom: frozenset[str] = frozenset()) -> None:
         super().__init__(state)
+        self._custom = custom
+        self._inputs: dict[tuple[int, int], str] = {}  # arguments of the custom calls that are open, by choice and call
         options = state.options
         self._chunks_differ = options.top_logprobs is not None or options.return_token_ids or options.continuous_usage
         self._around: dict[int, tuple[bytes, bytes]] = {}
@@ -207,7 +215,10 @@ class ChatSerializer(_OpenAISerializer):
         more = self._token_fields(choice, update.start, update.end)
         if state.options.top_logprobs is not None and update.end > update.start:
             more["logprobs"] = chat_logprobs(state.codec, choice, update.start, update.end)
-        deltas = [delta for piece in pieces if (delta := chat_delta(piece)) is not None]
+        deltas = [delta for piece in pieces if (delta := self._delta(update.index, piece)) is not None]
+        if update.finish_reason is not None:
+            open_calls = [call for index, call in self._inputs if index == update.index]
+            deltas += [self._custom_input(update.index, call) for call in open_calls]
         if more and not deltas:  # tokens whose text is not certain yet
             deltas = [{"content": ""}]
         chunks = []
@@ -218,12 +229,36 @@ class ChatSerializer(_OpenAISerializer):
             chunks.append(self._chunk(update.index, {}, chat_finish_reason(choice)))
         return b"".join(chunks)
 
+    def _delta(self, index: int, piece: Piece) -> dict[str, Any] | None:
+        """The input of a custom call can be read from its whole arguments, and is one delta."""
+        match piece:
+            case CallStart(call, call_id, name) if name in self._custom:
+                self._inputs[index, call] = ""
+                return {"tool_calls": [{"index": call, **custom_call(call_id, name, "")}]}
+            case CallArguments(call, fragment) if (index, call) in self._inputs:
+                self._inputs[index, call] += fragment
+                return None
+            case CallEnd(call) if (index, call) in self._inputs:
+                return self._custom_input(index, call)
+        return chat_delta(piece)
+
+    def _custom_input(self, index: int, call: int) -> dict[str, Any]:
+        given = custom_input(self._inputs.pop((index, call)))
+        return {"tool_calls": [{"index": call, "custom": {"input": given}}]}
+
+    def _message(self, reply: Reply) -> dict[str, Any]:
+        message = assistant_message(reply)
+        for place, call in enumerate(reply.calls):
+            if call.name in self._custom:
+                message["tool_calls"][place] = custom_call(call.id, call.name, custom_input(call.arguments))
+        return message
+
     def _whole(self, choice: Choice) -> dict[str, Any]:
         state, end = self._state, len(choice.token_ids)
         wanted = state.options.top_logprobs is not None
         return {
             "index": choice.index,
-            "message": assistant_message(choice.reply),
+            "message": self._message(choice.reply),
             "logprobs": chat_logprobs(state.codec, choice, 0, end) if wanted else None,
             "finish_reason": chat_finish_reason(choice),
             **self._token_fields(choice, 0, end),

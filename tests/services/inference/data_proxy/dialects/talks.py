@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from tests.services.inference.running_service import Service
-from tests.services.processes import Processes, engine_calls
+from tests.services.processes import Processes, engine_calls, script
 
 # Like Qwen3's: reasoning in think tags, calls in tool_call tags, results as the user's.
 TEMPLATE = """\
@@ -45,8 +45,9 @@ TWO_CALLS = f'{CALL}\n<tool_call>\n{{"name": "now", "arguments": {{}}}}\n</tool_
 THOUGHT = "<think>\nThe user wants\nthe weather.\n</think>\n\n"
 
 
-def build_talking_service(processes: Processes, tokenizer: Path) -> Service:
+def build_talking_service(processes: Processes, tokenizer: Path, **said: Any) -> Service:
     engine = processes.engine(tokenizer)
+    script(engine, **said)
     proxy = processes.data_proxy(engine, tokenizer, "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
     router = processes.router()
     gateway = processes.gateway(router)

@@ -227,3 +227,66 @@ def test_what_cannot_be_is_refused_by_name(service: Service, body: dict[str, Any
 def test_sampling_goes_to_the_engine_as_without_tools(service: Service) -> None:
     service.chat(tools=TOOLS, temperature=0.5)
     assert sampled(service)["temperature"] == 0.5
+
+
+# Custom tools, whose input is a text.
+
+GRAMMAR = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /x/"}}
+PATCH: Any = {"type": "custom", "custom": {"name": "patch", "description": "Edits a file.", "format": GRAMMAR}}
+INPUT = "*** Begin\n+a"
+PATCH_CALL = f'<tool_call>\n{{"name": "patch", "arguments": {json.dumps({"input": INPUT})}}}\n</tool_call>'
+
+
+def test_custom_tool_is_answered_in_its_own_form_and_taken_back(
+    client: openai.OpenAI, service: Service, talking_tokenizer: Path
+) -> None:
+    script(service.engine, text=f"{CALL}\n{PATCH_CALL}")
+    tools = [*TOOLS, PATCH]
+    first = client.chat.completions.create(model="tiny", messages=[USER], tools=tools)
+    message = first.choices[0].message
+    plain, custom = calls = message.tool_calls or []
+    assert plain.type == "function" and plain.function.arguments == ROME
+    assert custom.type == "custom" and (custom.custom.name, custom.custom.input) == ("patch", INPUT)
+
+    script(service.engine, text="Done.")
+    results: Any = [{"role": "tool", "tool_call_id": each.id, "content": "ok"} for each in calls]
+    second = client.chat.completions.create(model="tiny", messages=[USER, message, *results], tools=tools)  # type: ignore[list-item]
+    assert second.choices[0].message.content == "Done."
+    before, after = prompts(service, talking_tokenizer)
+    assert after.startswith(before + f"{CALL}\n{PATCH_CALL}<|im_end|>\n")
+    assert "The input follows this lark grammar:" in before
+
+
+@pytest.mark.parametrize("flush", [1, 7, 1000])
+def test_streamed_call_of_a_custom_tool_has_its_name_then_its_input(service: Service, flush: int) -> None:
+    script(service.engine, text=f"{CALL}\n{PATCH_CALL}", flush=flush)
+    said = deltas(list(service.stream_chat(tools=[*TOOLS, PATCH], logprobs=True).events()))
+    calls = [each["tool_calls"][0] for each in said if "tool_calls" in each]
+    custom = [call for call in calls if call["index"] == 1]
+    assert custom[0].pop("id").startswith("call_")
+    assert custom == [
+        {"index": 1, "type": "custom", "custom": {"name": "patch", "input": ""}},
+        {"index": 1, "custom": {"input": INPUT}},
+    ]
+
+
+def test_custom_call_that_is_cut_has_what_there_is_of_its_input(service: Service) -> None:
+    script(service.engine, text=PATCH_CALL)
+    asked = {"tools": [PATCH], "max_tokens": 60}
+    choice = service.chat(**asked).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    [call] = choice["message"]["tool_calls"]
+    script(service.engine, text=PATCH_CALL)
+    said = deltas(list(service.stream_chat(**asked).events()))
+    inputs = [each["tool_calls"][0]["custom"]["input"] for each in said if "tool_calls" in each]
+    assert "".join(inputs) == call["custom"]["input"] != ""
+
+
+def test_forced_call_of_a_custom_tool_begins_for_the_model(service: Service, talking_tokenizer: Path) -> None:
+    choice = {"type": "custom", "custom": {"name": "patch"}}
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [choice]}}
+    for forced in (choice, allowed):
+        script(service.engine, text=f" {json.dumps({'input': INPUT})}}}\n</tool_call>")
+        answer = service.chat(tools=[*TOOLS, PATCH], tool_choice=forced).json()["choices"][0]
+        assert answer["message"]["tool_calls"][0]["custom"] == {"name": "patch", "input": INPUT}
+    assert prompts(service, talking_tokenizer)[0].endswith('{"name": "patch", "arguments":')

@@ -231,8 +231,8 @@ def test_tools_that_a_provider_runs_are_left_out_and_named(service: Service) -> 
     theirs = [{"type": kind, "name": "x"} for kind in ("bash_20250124", "code_execution_20250825", "mcp_toolset")]
     answer = ask(service, APIS[4], tools=[ours, *theirs])
     assert ignored(answer) == ["tools.bash_20250124", "tools.code_execution_20250825", "tools.mcp_toolset"]
-    answer = ask(service, APIS[0], tools=[FUNCTION, {"type": "custom", "custom": {"name": "x"}}])
-    assert (answer.status, ignored(answer)) == (200, ["tools.custom"])
+    answer = ask(service, APIS[0], tools=[FUNCTION, {"type": "web_search"}])
+    assert (answer.status, ignored(answer)) == (200, ["tools.web_search"])
 
 
 def test_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(service: Service) -> None:

@@ -168,7 +168,7 @@ IMAGE = {"type": "input_image", "image_url": "https://a.example/cat.png"}
         ({"input": [{"role": "user", "content": [{**IMAGE, "file_id": "f"}]}]}, "input[0].content[0].file_id"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "web_search_call"}]}, "input"),
-        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        ({"input": [{"type": "wish"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
