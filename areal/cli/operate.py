@@ -208,6 +208,11 @@ def mutate(
     return finish(cli, outcome, interrupted=context.interrupted.is_set())
 
 
+def confirmed(cli: Invocation, question: str) -> bool:
+    """Whether --yes is given, or the user of a terminal agrees."""
+    return cli.yes or (interactive() and click.confirm(question, err=True))
+
+
 def approver(cli: Invocation, command: str) -> Callable[[Plan], bool]:
     """Returns a function that approves plans. It asks only about destructive plans, and not with --yes. Without a
     terminal to ask on, it raises UsageFault."""
@@ -350,13 +355,14 @@ def reconcile(cli: Invocation, targets: tuple[str, ...], watch: bool, interval: 
     refs = tuple(parse_refs(targets)) or None
     if stop_at_exit and (refs or not watch):
         raise UsageFault("--stop-at-exit goes with --watch, and without KIND/NAME")
+    approve = approver(cli, "this reconcile")
     if not watch:
-        return mutate(cli, reconcile_once, refs, cli.deadline_s())
+        return mutate(cli, reconcile_once, refs, cli.deadline_s(), approve)
     with mutation(cli) as context:
         cli.info(f"watching every {interval:g} s; Ctrl-C ends it")
         while not context.interrupted.is_set():
             try:
-                done = reconcile_once(context, refs, cli.deadline_s())
+                done = reconcile_once(context, refs, cli.deadline_s(), approve)
             except ArealError as error:
                 report(error, cli)
             else:
@@ -479,7 +485,9 @@ _FINDINGS = (
 
 
 @click.command()
-@click.option("--fix", is_flag=True, help="Make the repairs that lose nothing.")
+@click.option(
+    "--fix", is_flag=True, help="Make the repairs that lose nothing; with --yes also those that end a process."
+)
 @click.option("--security", is_flag=True, help="Also: exposed ports, file modes, keys in the environment.")
 @stack(options.yes, options.lock_timeout, options.print_options)
 def doctor(cli: Invocation, fix: bool, security: bool) -> int:
@@ -490,7 +498,7 @@ def doctor(cli: Invocation, fix: bool, security: bool) -> int:
     from areal.reconcilers.doctor import doctor as examine
 
     with mutation(cli, changes=fix) as context:
-        findings = examine(context, fix, security)
+        findings = examine(context, fix, security, lambda what: confirmed(cli, f"end the process? {what}"))
     if cli.format.kind == "table":
         for item in findings:
             show(f"{'fixed' if item.fixed else item.severity}: {item.what}")

@@ -75,7 +75,7 @@ def emit_rows(
     jsonl and name print row by row. ``answered``: the rows are a service's answer, with keys of another spelling."""
     chosen = cli.format
     if answered and not chosen.is_table and chosen.kind != "name":
-        rows = [camel(row) for row in rows]
+        rows = camel(rows)
     if chosen.is_table:
         if rows:
             write(render_table(rows, columns, wide=chosen.kind == "wide"))
@@ -89,7 +89,7 @@ def emit_rows(
         write(dump(chosen, (wrap or as_list)(rows)))
 
 
-def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str]) -> None:
+def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], str], answered: bool = False) -> None:
     """Prints one document. ``text`` returns the page for people and is called only for the table formats."""
     chosen = cli.format
     if chosen.is_table:
@@ -97,7 +97,7 @@ def emit_one(cli: Invocation, document: Row, *, name: str, text: Callable[[], st
     elif chosen.kind == "name":
         write(text_of(name))
     else:
-        write(dump(chosen, document))
+        write(dump(chosen, camel(document) if answered else document))
 
 
 def dump(chosen: Format, document: Any) -> str:
@@ -139,9 +139,19 @@ def as_list(items: Sequence[Any]) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": "List", "items": list(items)}
 
 
-def camel(row: Row) -> Row:
-    """Returns a row of a service's answer with keys as in our own documents."""
-    return {_UNDERSCORE.sub(lambda found: found[1].upper(), key): value for key, value in row.items()}
+_AS_WRITTEN = {"messages", "message", "metadata", "failures"}  # whose keys are data
+
+
+def camel(value: Any) -> Any:
+    """Returns a service's answer with keys as in our own documents, at every depth."""
+    if isinstance(value, list | tuple):
+        return [camel(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        _UNDERSCORE.sub(lambda found: found[1].upper(), key): each if key in _AS_WRITTEN else camel(each)
+        for key, each in value.items()
+    }
 
 
 # -- tables: upper-case titles, two spaces between columns, nothing to strip for ``awk``
@@ -574,13 +584,14 @@ def show_status(
     *,
     watch: bool,
     interval: float,
+    answered: bool = False,
 ) -> Row:
     """Prints a document. With ``watch``, prints it every ``interval`` seconds until Ctrl-C: on a terminal in place
     (line by line, to avoid flicker), elsewhere one after the other, and in data formats as a line of JSON each."""
     while watch:
         document = look()
         if not cli.format.is_table:
-            write(compact(document))
+            write(compact(camel(document) if answered else document))
         elif fancy(sys.stdout):
             lines = spelled(page(document)).splitlines()
             sys.stdout.write(_HOME + "".join(f"{line}{_LINE_END}\n" for line in lines) + _BELOW)
@@ -589,5 +600,5 @@ def show_status(
         sys.stdout.flush()
         time.sleep(interval)
     document = look()
-    emit_one(cli, document, name=name(document), text=lambda: page(document))
+    emit_one(cli, document, name=name(document), text=lambda: page(document), answered=answered)
     return document

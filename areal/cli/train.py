@@ -18,7 +18,7 @@ from areal.cli.apply import converge, foreground, preview, resource
 from areal.cli.logs import LogQuery, log_options, print_lines, show_logs
 from areal.cli.manifest import DryRunCommand, dry_run_option
 from areal.cli.objects import HomeView, complete_names, recorded, stored
-from areal.cli.operate import finish, mutate, mutation, wait_for
+from areal.cli.operate import confirmed, finish, mutate, mutation, wait_for
 from areal.cli.options import Invocation, change_options, pass_invocation, stack, stop_options, watch_options
 from areal.cli.output import Column, Row, age, emit_rows, field, show_status, text_of, write
 from areal.cli.remote import local_options
@@ -261,10 +261,15 @@ def job_row(home: HomeView, found: StoredObject) -> dict[str, Any]:
 @stop_options
 @change_options(destructive=True)
 def stop(cli: Invocation, /, name: str, grace: float | None) -> int:
-    """Stop the job NAME; it may write a checkpoint within the grace."""
+    """Stop the job NAME; it may write a checkpoint within the grace. Without a grace, it loses its steps since the last
+    one: that needs a yes."""
     from areal.reconcilers import operations
+    from areal.runtime.backends.base import LIVE
 
     ref = stored(cli.home, Ref(TRAIN_JOB, check_name(name))).ref
+    lives = any(state.phase in LIVE for state in HomeView(cli.home).states([ref]))
+    if grace == 0 and lives and not confirmed(cli, f"stop {ref} at once? It loses its steps since the last checkpoint"):
+        raise UsageFault(f"{ref} would lose its steps since the last checkpoint", hint="--yes, or stop it with a grace")
     return mutate(cli, operations.suspend, ref, timeout_s=cli.deadline_s(), grace_s=grace)
 
 

@@ -82,7 +82,13 @@ _GATEWAYS = (
 def status(cli: Invocation, service: str, watch: bool, interval: float) -> int:
     """Health of a weight-update gateway. Exit status 1 when it cannot be reached."""
     document = show_status(
-        cli, lambda: _health(_chosen(cli, service)), "{gateway}".format_map, _page, watch=watch, interval=interval
+        cli,
+        lambda: _health(_chosen(cli, service)),
+        "{gateway}".format_map,
+        _page,
+        watch=watch,
+        interval=interval,
+        answered=True,
     )
     return 0 if document["healthy"] else 1
 
@@ -167,7 +173,7 @@ def logs(cli: Invocation, service: str, query: LogQuery) -> int:
 @click.command()
 @_service
 @click.option("--pair", metavar="NAME", required=True, help="The pair.")
-@stack(options.yes, options.timeout("1h", positive=True), read_options())
+@stack(options.timeout("1h", positive=True), read_options())
 def force_sync(cli: Invocation, service: str, pair: str) -> int:
     """Push the training side's weights to the inference side now."""
     chosen = _chosen(cli, service)._replace(timeout_s=min(cli.timeout_s or _SYNC_S, _SYNC_S))
@@ -178,14 +184,14 @@ def force_sync(cli: Invocation, service: str, pair: str) -> int:
         raise NotFound(message, hint="areal weight-update pairs")
     done = chosen.checked("POST", "/force_sync", status, document)
     text = f"pair/{pair} synced: version {done['version']}, {done['duration_ms']:,.0f} ms"
-    emit_one(cli, {"pair_name": pair, **done}, name=f"pair/{pair}", text=lambda: text)
+    emit_one(cli, {"pair_name": pair, **done}, name=f"pair/{pair}", text=lambda: text, answered=True)
     return 0
 
 
 @click.command()
 @click.option("--model", metavar="NAME", required=True, help="The model whose engines wait.")
 @service_option
-@stack(options.yes, options.timeout("200s", positive=True), read_options())
+@stack(options.timeout("200s", positive=True), read_options())
 def release(cli: Invocation, model: str, service: str | None) -> int:
     """Release a model's engines from waiting for the published weights of a trainer that is gone.
 
@@ -205,7 +211,7 @@ def release(cli: Invocation, model: str, service: str | None) -> int:
     if failed := [result for result in results if not result["ok"]]:
         raise ArealError(f"model/{model} was not released", detail="; ".join(str(each["error"]) for each in failed))
     text = f"model/{model} released: engines that start serve their own weights"
-    emit_one(cli, {"model": model, "results": results}, name=f"model/{model}", text=lambda: text)
+    emit_one(cli, {"model": model, "results": results}, name=f"model/{model}", text=lambda: text, answered=True)
     return 0
 
 

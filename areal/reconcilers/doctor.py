@@ -31,6 +31,7 @@ from areal.state.locks import holder
 from areal.state.objects import ObjectStore
 
 FIX = "areal doctor --fix"
+END = f"{FIX} --yes ends it"
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "ceph", "gpfs", "9p")
 _LEAST_FREE_BYTES = 64 << 20
 
@@ -47,18 +48,27 @@ class Finding:
 
 
 class _Diagnosis(NamedTuple):
+    """``ends``: the repair ends a process that lives."""
+
     finding: Finding
     repair: Callable[[], object] | None = None
+    ends: bool = False
 
 
-def doctor(ctx: Context, fix: bool = False, security: bool = False) -> tuple[Finding, ...]:
-    """Every finding, worst first. ``fix`` repairs those that lose no data when they are repaired."""
+def doctor(
+    ctx: Context, fix: bool = False, security: bool = False, may_end: Callable[[str], bool] = lambda what: False
+) -> tuple[Finding, ...]:
+    """Every finding, worst first. ``fix`` repairs those that lose no data when they are repaired; one that ends a
+    process that lives is made if ``may_end`` approves it."""
     backend = Backends(ctx.home.root, crash=crash_point)
     found = [*_journals(ctx, backend), *_state(ctx), *_processes(ctx, backend), *_keys(ctx, backend)]
     found += [*_home(ctx), *_data(ctx)]
     if security:
         found += _security(ctx, backend)
-    results = [_repaired(*trouble) if fix else trouble.finding for trouble in found]
+    results = [
+        _repaired(each.finding, each.repair) if fix and (not each.ends or may_end(each.finding.what)) else each.finding
+        for each in found
+    ]
     rank = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(results, key=lambda finding: (rank[finding.severity], finding.what)))
 
@@ -102,9 +112,11 @@ def _state(ctx: Context) -> Iterator[_Diagnosis]:
 def _processes(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
     for problem in backend.inspect():
         severity = "error" if problem.pids or problem.trouble is Trouble.STRAY_PROCESS else "warning"
-        hint = FIX if problem.repairable else "repair it by hand: stop its processes where they run"
+        ends = problem.trouble is Trouble.STRAY_PROCESS
+        by_hand = "repair it by hand: stop its processes where they run"
+        hint = by_hand if not problem.repairable else END if ends else FIX
         finding = Finding(severity, f"{problem.trouble}: {problem.subject}", problem.message, hint)
-        yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None)
+        yield _Diagnosis(finding, partial(backend.repair, problem) if problem.repairable else None, ends)
     store = ObjectStore(ctx.home).list()
     known = {str(item.ref) for item in store}
     known |= {str(upkeep.ref_of(path)) for path, _ in store.unreadable}  # their runs are no orphans
@@ -150,7 +162,7 @@ def _orphan(ctx: Context, backend: Backends, uid: str, state: RunState) -> Itera
         return  # another command holds its lock
     if state.phase in LIVE:
         what, why = f"run {uid} lives and its owner {owner} is not recorded", f"pid {state.pid or state.shim_pid}"
-        yield _Diagnosis(Finding("error", what, why, FIX), lambda: _end(backend, uid))
+        yield _Diagnosis(Finding("error", what, why, END), lambda: _end(backend, uid), ends=True)
     elif state.phase in (Phase.EXITED, Phase.CRASHLOOP):
         what = f"record of ended run {uid} of {owner}, which is not recorded"
         yield _Diagnosis(Finding("info", what, fix_command=FIX), lambda: _end(backend, uid))

@@ -275,7 +275,12 @@ def adopt(
 _TTL = "finished, and ttlSecondsAfterFinished has passed"
 
 
-def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: float = 600.0) -> Outcome:
+def reconcile_once(
+    ctx: Context,
+    refs: Iterable[Ref] | None = None,
+    timeout_s: float = 600.0,
+    approve: Callable[[Plan], bool] = _yes,
+) -> Outcome:
     """Compare what is recorded with what is alive and converge. Raises NotFound for an unknown ``ref``."""
     wanted = None if refs is None else set(refs)
 
@@ -298,7 +303,7 @@ def reconcile_once(ctx: Context, refs: Iterable[Ref] | None = None, timeout_s: f
         check_removals(stored, targets)
         return tuple(targets)
 
-    return _converge(ctx, choose, Policy(), timeout_s, whole=wanted is None)
+    return _converge(ctx, choose, Policy(), timeout_s, approve, whole=wanted is None)
 
 
 def _is_deletable(stored: list[StoredObject], ref: Ref) -> bool:

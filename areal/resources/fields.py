@@ -279,8 +279,9 @@ class Backoff(SpecModel):
 class Budget(SpecModel):
     """Restarts that are tolerated before giving up."""
 
-    count: Annotated[Count, UpdateClass.META] = 5
-    """Restarts allowed within the window; one more and the process is given up (`CrashLoop`)."""
+    count: Annotated[Count, UpdateClass.META] = 6
+    """Restarts allowed within the window; one more and the process is given up (`CrashLoop`). With the
+    default pauses (0, 10, 20, 40, 80 and 160 s), that is after five minutes of quick failures."""
     window_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 1800.0
     """Length of the window."""
 

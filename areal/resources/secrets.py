@@ -1,34 +1,25 @@
 """Which environment variables look like secrets, by their name or their value. Pure.
 
 A manifest is recorded in clear, so an expression must not read them. A name is judged by its words (``API_KEY``,
-``PGPASS``); one whose last word says that it is about a secret (``KEY_FILE``) is none. A value is judged where it has a
-form that only secrets have: a password in a URL, a key with a provider's prefix, a private key.
+``PGPASS``); one whose last word says that it is about a secret (``KEY_FILE``) is none, nor is the key of a
+column or the token of a text (``LABEL_KEY``, ``EOS_TOKEN``). A value is judged where it has a form that only secrets
+have: a password in a URL, a key with a provider's prefix, a private key.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _ANYWHERE = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|BEARER|APIKEY|ACCESSKEY|PRIVATEKEY|AUTHTOKEN")
-_WORDS = {"KEY", "KEYS", "TOKEN"}
-_LAST_WORD = re.compile(
-    r"(?:.*(?:KEY|KEYS|TOKEN)|PG\w*PASS|PASS|\w*PASSWD|PWD|AUTH|AUTHORIZATION|DSN|JWT|PAT|COOKIE|COOKIES|SAS|NETRC)"
+_LAST_WORD = re.compile(r"PG\w*PASS|PASS|\w*PASSWD|PWD|AUTH|AUTHORIZATION|DSN|JWT|PAT|COOKIE|COOKIES|SAS|NETRC")
+_ABOUT = re.compile("BUDGET|COLUMN|COUNT|DIR|FIELD|FILE|FOLDER|HEADER|LENGTH|LEVEL|LIMIT|LOSS|NAME|PATH|RATE|SIZE|TYPE")
+_KEY_WORD = re.compile(r"(?!(?:DON|HOC|HOT|JOC|LAC|MON|TUR|TURN|WHIS)KEYS?$)\w*(?:KEY|KEYS|TOKEN)")
+_ISSUER = re.compile("ACCESS|API|AUTH|BOT|GH|GITHUB|HF|REFRESH|SESSION|USER")
+_OF_DATA = re.compile(  # keys of columns and metrics, tokens of a text
+    "ANSWER|BOS|CACHE|CLS|COLUMN|END|EOS|FOREIGN|GROUP|IMAGE|INPUT|LABEL|LAST|MASK|MAX|METRIC|MIN|NEXT|NUM|OUTPUT|PAD"
+    "|PARTITION|PER|PRIMARY|PROMPT|PUBLIC|REWARD|SEP|SORT|SPECIAL|START|STOP|TEXT|THINK|TOTAL|UNK"
 )
-_ABOUT = {
-    "FILE",
-    "PATH",
-    "DIR",
-    "FOLDER",
-    "NAME",
-    "COLUMN",
-    "FIELD",
-    "COUNT",
-    "SIZE",
-    "LENGTH",
-    "LIMIT",
-    "TYPE",
-    "HEADER",
-}
 _STORES = r"(?:DATABASE|DB|POSTGRES|POSTGRESQL|PG|MYSQL|MARIADB|MONGO|MONGODB|REDIS|AMQP|RABBITMQ|BROKER|SMTP)"
 _CONNECTION = re.compile(rf"(?:.*_)?{_STORES}_(?:URL|URI|CONNECTION_STRING)")
 _PLAIN = {"PWD", "OLDPWD"}  # the shell's working folders
@@ -38,7 +29,7 @@ _SECRET_VALUES = re.compile(
       \b[a-z][a-z0-9+.-]*://[^/?\#\s@:]*:[^/?\#\s@]+@      # a URL with a password
     | \bhttps?://[^/?\#\s@]+@                              # git's form: the user is the token
     | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----
-    | \b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}                    # OpenAI, Anthropic and this service
+    | \b(?:sk|pk|rk)[-_](?=[\w-]*[0-9])(?=[\w-]*[A-Za-z0-9]{16}|[\w-]{40})[\w-]{16,}  # OpenAI, Anthropic, Stripe, areal
     | \b(?:ghp|gho|ghu|ghs|ghr|github_pat)_[A-Za-z0-9_]{20,}
     | \bglpat-[A-Za-z0-9_-]{16,}
     | \bhf_[A-Za-z0-9]{20,}
@@ -56,11 +47,18 @@ _SECRET_VALUES = re.compile(
 def is_secret_name(name: str) -> bool:
     upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     words = re.sub(r"_?[0-9]+$", "", upper).split("_")
-    if upper in _PLAIN or words[-1] in _ABOUT:
+    if upper in _PLAIN or _ABOUT.fullmatch(words[-1]):
         return False
     if _ANYWHERE.search(upper) or _CONNECTION.fullmatch(upper) or _LAST_WORD.fullmatch(words[-1]):
         return True
-    return not _WORDS.isdisjoint(words)
+    return any(_is_key(word, before) for before, word in pairwise(["", *words]))
+
+
+def _is_key(word: str, before: str) -> bool:
+    """Whether a word of a name means a key of somebody, by the word ``before`` it."""
+    if word == "TOKENS":  # of a text, but for ``API_TOKENS``
+        return _ISSUER.fullmatch(before) is not None
+    return _KEY_WORD.fullmatch(word) is not None and not _OF_DATA.fullmatch(before)
 
 
 def is_secret_value(value: str) -> bool:

@@ -57,7 +57,7 @@ def new_session(agent: Agent) -> str:
 
 
 def outcomes(agent: Agent, session: str) -> list[str]:
-    return [turn["outcome"] for turn in agent("sessions", "show", session, "--json").json["recorded_turns"]]
+    return [turn["outcome"] for turn in agent("sessions", "show", session, "--json").json["recordedTurns"]]
 
 
 # -- one shot
@@ -256,7 +256,7 @@ def test_reward_and_export_give_a_file_that_is_shown(agent: Agent, areal: Areal,
         other = file.with_suffix(suffix)
         assert agent("export", "--output", str(other)).out == f"1 rows in {other}\n"
         (shown,) = areal("inf", "trajectories", "show", str(other), "--json").items
-        assert shown["interactions"][0]["input_ids"] == episode["interactions"][0]["input_ids"]
+        assert shown["interactions"][0]["inputIds"] == episode["interactions"][0]["inputIds"]
     assert theirs.read_text() == "mine"
 
 

@@ -90,11 +90,11 @@ def test_stream_off_asks_for_the_whole_answer() -> None:
 
 
 def test_logprobs_are_shown_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Conversation(Scripted(ChatDelta("a", (TokenLogprob("a", -0.25),), "stop", {"total_tokens": 2})))
+    talk = Conversation(Scripted(ChatDelta("a", (TokenLogprob("a", -0.25),), "stop", {"totalTokens": 2})))
     answer = talk.ask("hello", show=True)
     assert '"a"' in capsys.readouterr().out
     assert answer.document("m")["logprobs"] == [{"token": "a", "logprob": -0.25}]
-    assert answer.document("m")["usage"] == {"total_tokens": 2}
+    assert answer.document("m")["usage"] == {"totalTokens": 2}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from areal.cli.options import FORMATS, Format, parse_format, parse_seconds
-from areal.cli.output import Column, age, cell_width, field, folded, iso, render_table, size, text_of, to_yaml
+from areal.cli.output import Column, age, camel, cell_width, field, folded, iso, render_table, size, text_of, to_yaml
 from areal.errors import UsageFault
 from areal.resources.render import RenderRequest, render
 from areal.terminal import fancy, spelled
@@ -220,6 +220,20 @@ def test_age_is_two_units_at_most(seconds: float | None, text: str) -> None:
 )
 def test_size_in_powers_of_1024(count: int | None, text: str) -> None:
     assert size(count) == text
+
+
+def test_keys_of_an_answer_are_in_one_case_at_every_depth_and_data_is_kept() -> None:
+    answer = {
+        "session_id": "a",
+        "rows": [{"input_ids": [1], "failures": {"agent_error": 2}}],
+        "messages": [{"tool_calls": []}],
+    }
+
+    assert camel(answer) == {
+        "sessionId": "a",
+        "rows": [{"inputIds": [1], "failures": {"agent_error": 2}}],
+        "messages": [{"tool_calls": []}],
+    }
 
 
 def test_iso_is_utc() -> None:

@@ -177,6 +177,11 @@ def test_dead_model_is_not_ready_in_any_view_and_is_not_awaited(areal: Areal, el
     assert areal("wait", "model/m", "--for", "ready", "--timeout", "9s", "--gateway", elsewhere.url).code == 0
 
 
+def test_chat_with_a_model_that_does_not_serve_says_so_at_once(areal: Areal, elsewhere: Elsewhere) -> None:
+    refused = areal("inf", "chat", "-m", "hello", "--gateway", elsewhere.url)
+    assert refused.code == 1 and "model/m is Progressing: 0 of 1 replicas are ready: w1 is dead" in refused.err
+
+
 @pytest.mark.parametrize(
     "answer", [(403, {}), (503, {"error": {"message": "the router is away"}}), (404, "x"), (200, [])]
 )

@@ -63,7 +63,7 @@ LOGPROBS = {"content": [{"token": HOSTILE, "logprob": -0.5}]}
 ANSWERS: dict[str, tuple[int, bytes]] = {
     "/ready": (503, json.dumps({"reason": HOSTILE}).encode()),
     "/v1/models": (200, json.dumps({"data": [{"id": HOSTILE, "owned_by": HOSTILE}]}).encode()),
-    "/workers": (200, json.dumps({"workers": [WORKERS]}).encode()),
+    "/workers": (200, json.dumps({"workers": [WORKERS, {**WORKERS, "state": "ready"}]}).encode()),
 }
 
 

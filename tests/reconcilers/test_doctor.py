@@ -1,4 +1,4 @@
-"""What doctor says of services that other machines reach."""
+"""Findings of doctor, and the repairs that need a yes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from areal.reconcilers import doctor
 from areal.reconcilers.context import Context
+from areal.runtime.backends import Backends
 from areal.runtime.backends.base import Capacity, Phase, Problem, RunState
 from areal.state.home import Home
 from tests.runtime.support import run_spec
@@ -42,3 +43,22 @@ def test_security_tells_of_a_service_that_other_machines_reach(
     found = doctor.doctor(Context(Home(tmp_path).ensure(), "someone", "doctor"), security=True)
 
     assert any(finding.what.endswith(f"listens on {host}") for finding in found) == is_told
+
+
+def test_process_of_an_unrecorded_owner_is_ended_with_a_yes_alone(tmp_path: Path) -> None:
+    context, backend = Context(Home(tmp_path).ensure(), "someone", "doctor"), Backends(tmp_path)
+    backend.start(run_spec("lost", owner="Model/lost"))
+    try:
+        kept = doctor.doctor(context, fix=True)
+        assert [(each.what, each.fixed) for each in kept] == [
+            ("run lost lives and its owner Model/lost is not recorded", False)
+        ]
+        assert backend.observe()["lost"].phase is Phase.RUNNING
+
+        assert [each.fixed for each in doctor.doctor(context, fix=True, may_end=lambda what: "Model/lost" in what)] == [
+            True
+        ]
+        assert not backend.observe()
+    finally:
+        if "lost" in backend.observe():
+            backend.stop("lost", grace_s=0)

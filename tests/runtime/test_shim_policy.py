@@ -34,6 +34,14 @@ def test_first_restart_is_at_once_and_delays_of_further_quick_deaths_double_up_t
     assert delays(decisions) == [0, 10, 20, 40, 80, 160, 300, 300]
 
 
+def test_usual_budget_lasts_five_minutes_of_quick_deaths() -> None:
+    history, now = budget(jitter=0.0), 0.0
+    while (decision := history.decide(exited(), 0.0, now, 0.5)).action == RESTART:
+        now += decision.delay_s
+
+    assert now == 310
+
+
 @pytest.mark.parametrize(("spread", "delay_s"), [(0.0, 8.0), (0.5, 10.0), (0.75, 11.0)])
 def test_jitter_spreads_delays_evenly_around_the_backoff(spread: float, delay_s: float) -> None:
     history = budget(jitter=0.2)

@@ -187,7 +187,7 @@ def sessions_show(cli: Invocation, session: str, service: str) -> int:
     """Print the history of SESSION: its turns, with the agent's tool calls and their results."""
     chosen = agent_gateway(cli, service)
     document = call_session(chosen, "GET", session := known_session(cli, chosen, session))
-    emit_one(cli, document, name=session, text=lambda: _page(document))
+    emit_one(cli, document, name=session, text=lambda: _page(document), answered=True)
     return 0
 
 
@@ -296,7 +296,7 @@ def reward(cli: Invocation, value: float, session: str | None, interaction: str 
         count = document["interaction_count"]
         return f"reward {value:g}: trajectory {document['trajectory_id']} of {count} interactions is {ready}"
 
-    emit_one(cli, {"session": key, **document}, name=key, text=text)
+    emit_one(cli, {"session": key, **document}, name=key, text=text, answered=True)
     return 0
 
 
@@ -375,6 +375,6 @@ def export(
         raise ArealError(f"cannot write {file}: {error.strerror}", hint=hint) from error
     call_session(chosen, "POST", key, "/export/ack", {"export_id": document["export_id"]})
     rows = len(document["rows"])
-    about = {"session": key, "file": file, "rows": rows, "export_id": document.get("export_id")}
+    about = {"session": key, "file": file, "rows": rows, "exportId": document.get("export_id")}
     emit_one(cli, about, name=file, text=lambda: f"{rows} rows in {file}")
     return 0

@@ -17,8 +17,8 @@ import click
 from areal import interrupt
 from areal.cli.objects import model_name_option, service_option
 from areal.cli.options import FiniteRange, Invocation, read_options, timeout
-from areal.cli.output import Column, dump, render_table, write
-from areal.cli.remote import gateway_of, model_at
+from areal.cli.output import Column, camel, dump, render_table, write
+from areal.cli.remote import gateway_of, model_at, require_serving
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.errors import ArealError, UsageFault
 from areal.files import parse_json
@@ -53,6 +53,7 @@ def chat(cli: Invocation, /, service: str | None, message: str | None, **given: 
     given["model"] = model_at(cli, service, given["model"])
     given |= {"stream": False if given.pop("no_stream") else None, "logprobs": given.pop("show_logprobs") or None}
     chosen = gateway_of(cli, service)
+    require_serving(cli, chosen, service, given["model"])
     client = ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
     talk = Conversation(client, {name: value for name, value in given.items() if value is not None})
     text = message_of(message, "areal inf chat")
@@ -167,7 +168,7 @@ class ChatAnswer:
             "model": model,
             "message": {"role": "assistant", "content": self.text},
             "finishReason": self.finish_reason,
-            "usage": dict(self.usage) if self.usage else None,
+            "usage": camel(self.usage) if self.usage else None,
             "logprobs": self.tokens or None,
         }
 

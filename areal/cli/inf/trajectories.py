@@ -94,7 +94,7 @@ def sessions_show(cli: Invocation, session: str, service: str | None) -> int:
     `areal inf trajectories show SESSION` shows the tokens.
     """
     document = read_session(gateway_of(cli, service), session)
-    emit_one(cli, document, name=session, text=lambda: _page(document))
+    emit_one(cli, document, name=session, text=lambda: _page(document), answered=True)
     return 0
 
 
@@ -234,7 +234,7 @@ def _show(
     elif cli.format.is_table:
         _print(cli, shown, decoder, given["paint"])
     else:
-        emit_rows(cli, [_document(each, decoder) for each in shown], (), name="{episode}".format_map)
+        emit_rows(cli, [_document(each, decoder) for each in shown], (), name="{episode}".format_map, answered=True)
     return 0
 
 

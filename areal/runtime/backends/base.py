@@ -66,7 +66,7 @@ class RestartPolicy:
     factor: float = 2.0
     max_backoff_s: float = 300.0
     jitter: float = 0.25
-    budget_count: int = 5
+    budget_count: int = 6
     budget_window_s: float = 1800.0
     reset_after_s: float = 600.0
     success_exit_codes: tuple[int, ...] = (0,)
