@@ -38,14 +38,17 @@ class TrainedTokens:
         return self.ids[: len(self.mask) - self.mask[::-1].index(1)]
 
 
-def trained_tokens(chat: Chat, conversation: Conversation, train_on: TrainOn = "last") -> TrainedTokens:
+def trained_tokens(
+    chat: Chat, conversation: Conversation, train_on: TrainOn = "last", **variables: Any
+) -> TrainedTokens:
     """Return the tokens of a conversation. Learned are the last message, or all of the assistant's: content, calls, the
-    thoughts that the template keeps, and the end of the turn. Raises ConversationError for a conversation of which the
-    template does not show what is to be learned, or shows it after another prompt than the one that is served."""
+    thought of the last message, earlier thoughts that the template keeps, and the end of the turn. ``variables`` are
+    the template's. Raises ConversationError for a conversation of which the template does not show what is to be
+    learned, or shows it after another prompt than the one that is served."""
     last = len(conversation.messages) - 1
     if (role := conversation.messages[last]["role"]) != "assistant":
         raise ConversationError(f"messages[{last}].role", f"is {role!r}: a row ends with the assistant's message")
-    row = _Row(chat, conversation)
+    row = _Row(chat, conversation, variables)
     learned = [last] if train_on == "last" else [at for at in range(last + 1) if row.is_assistant(at)]
     return row.tokens([row.span(at) for at in learned])
 
@@ -54,6 +57,7 @@ def trained_tokens(chat: Chat, conversation: Conversation, train_on: TrainOn = "
 class _Row:
     chat: Chat
     conversation: Conversation
+    variables: Mapping[str, Any]
 
     @property
     def last(self) -> int:
@@ -61,7 +65,44 @@ class _Row:
 
     @cached_property
     def text(self) -> str:
-        return self.chat.template.render(self.conversation) + self.added_end
+        prompt = self._prompt(self.last)
+        if not prompt or self.written.startswith(prompt):
+            return self.written
+        return self._after_opened_thought(prompt)
+
+    @cached_property
+    def written(self) -> str:
+        """What the template writes, with the end of the last turn."""
+        return self.chat.template.render(self.conversation, **self.variables) + self.added_end
+
+    def _after_opened_thought(self, prompt: str) -> str:
+        """The text of a row whose prompt opens a thought that the template leaves out once it is past (DeepSeek R1):
+        the prompt, the thought as it is sampled, and what the template writes of the message. Raises
+        ConversationError."""
+        content, at = _text(self.conversation.messages[self.last]), prompt.rfind(_THOUGHT_START)
+        differs = prompt[in_common(prompt, self.written) :][:60]
+        why = f"is written after another prompt than the one that is served, which ends with {differs!r}"
+        if prompt.rstrip().endswith(_THOUGHT_START) and self.written.startswith(prompt[:at]):
+            rest = self.written[at:].removeprefix(_THOUGHT_START).lstrip()
+            thought, end, said = content.rpartition(THOUGHT_END)
+            if not end:
+                raise ConversationError(f"messages[{self.last}]", f"{why}, and its content has no {THOUGHT_END}")
+            if thought.lstrip().startswith(_THOUGHT_START):
+                thought = thought.lstrip().removeprefix(_THOUGHT_START)
+                thought = thought.removeprefix("\n") if prompt.endswith("\n") else thought
+            if rest.startswith(f"{thought}{end}{said}".strip()):  # the template keeps it
+                return prompt + rest
+            if rest.startswith(said.strip()) and THOUGHT_END not in rest:
+                space = said[: len(said) - len(said.lstrip())]
+                return f"{prompt}{thought}{end}{space}{rest}"
+        raise ConversationError(f"messages[{self.last}]", why)
+
+    def _prompt(self, index: int) -> str | None:
+        """The prompt that is served for this message. None where there is none."""
+        try:
+            return self.chat.template.plain(self.conversation.head(index), True, **self.variables) if index else ""
+        except ConversationError:
+            return None
 
     @cached_property
     def added_end(self) -> str:
@@ -79,17 +120,8 @@ class _Row:
         return start, end
 
     def _start(self, index: int) -> int:
-        try:
-            prompt = self.chat.template.plain(self.conversation.head(index), True) if index else ""
-        except ConversationError:
-            prompt = None
-        if prompt and self.text.startswith(prompt):
-            return len(prompt)
-        if prompt and index == self.last:
-            at = in_common(prompt, self.text)
-            why = f"is written after another prompt than the one that is served, which ends with {prompt[at:][:60]!r}"
-            raise ConversationError(f"messages[{index}]", why)
-        return self._beginning(index)
+        prompt = self._prompt(index)
+        return len(prompt) if prompt and self.text.startswith(prompt) else self._beginning(index)
 
     def _beginning(self, index: int) -> int:
         """Where the message's own text begins."""
@@ -116,7 +148,8 @@ class _Row:
         return min(found)
 
     def _with(self, index: int, message: Mapping[str, Any]) -> str:
-        return self.chat.template.plain(self.conversation.replaced(index, message)) + self.added_end
+        other = self.conversation.replaced(index, message)
+        return self.chat.template.plain(other, **self.variables) + self.added_end
 
     def _check(self, index: int, learned: str) -> None:
         """Raises ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
@@ -136,7 +169,7 @@ class _Row:
                 )
         for at, call in enumerate(calls):
             other = {**message, "tool_calls": swapped(calls, at, _with_other_arguments(call))}
-            if call["function"]["arguments"] and self._with(index, other) == self.text:
+            if call["function"]["arguments"] and self._with(index, other) == self.written:
                 raise ConversationError(f"{where}.tool_calls[{at}]", "has arguments that the chat template leaves out")
 
     def tokens(self, spans: list[tuple[int, int]]) -> TrainedTokens:

@@ -8,13 +8,13 @@ dpo  the same
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from areal.conversation import TRAIN_ON, TrainedTokens, TrainOn, in_common, normalise, trained_tokens
 from areal.dataset.files import SUFFIXES, BadData, Row, Rows, read_dataset
-from areal.dataset.tokenizers import chat_of, prompt_tokens
+from areal.dataset.tokenizers import chat_of, prompt_tokens, template_variables
 from areal.errors import UsageFault
 from areal.loading import Registry, load_attr
 
@@ -27,6 +27,7 @@ _QUESTIONS = ("question", "prompt", "problem", "instruction", "input")
 _ANSWERS = ("answer", "response", "completion", "output", "solution")
 _SFT_TARGETS = (*_ANSWERS[1:], _ANSWERS[0])  # a whole solution rather than the bare answer beside it
 _PICTURES = ("images", "image", "videos", "video", "audio")
+_KWARGS = "chat_template_kwargs"
 _IGNORE_INDEX = -100  # the label of a token that is not learned, as in torch
 BOXED = "\nPlease put your final answer within \\boxed{}."
 
@@ -38,20 +39,26 @@ def formatted(
     max_length: int | None,
     instruction: str = "",
     train_on: TrainOn = "last",
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> Rows:
     """Rows in the format of ``kind``. ``instruction`` is appended to a question of ``rl`` that has no ``messages``.
-    ``train_on``: the messages of a conversation that ``sft`` learns. Rows longer than ``max_length`` tokens are
-    dropped. Raises UsageFault, and BadData naming the row."""
+    ``train_on``: the messages of a conversation that ``sft`` learns. ``template_kwargs``: variables of the chat
+    template; those of the row's own column ``chat_template_kwargs`` come first. Rows longer than ``max_length`` tokens
+    are dropped. Raises UsageFault, and BadData naming the row."""
     if kind not in KINDS:
         raise UsageFault(f"a data set's type is one of {', '.join(KINDS)}, not {kind!r}")
     if train_on not in TRAIN_ON:
         raise UsageFault(f"train_on is one of {', '.join(TRAIN_ON)}, not {train_on!r}")
     if train_on != "last" and kind != "sft":
         raise UsageFault(f"train_on is of data sets of type sft, and this one is {kind}")
-    if tokenizer is None and (kind != "rl" or max_length is not None):
-        raise UsageFault(f"a data set of type {kind} needs a tokenizer" + (" for max_length" if kind == "rl" else ""))
+    needs = [] if kind == "rl" else ["its rows"]
+    needs += [name for name, value in (("max_length", max_length), (_KWARGS, template_kwargs or None)) if value]
+    if tokenizer is None and needs:
+        raise UsageFault(f"a data set of type {kind} needs a tokenizer for {needs[0]}")
+    given = template_kwargs or {}
     made = [
-        _formatted(row, rows.place(number), kind, tokenizer, instruction, train_on) for number, row in enumerate(rows)
+        _formatted(row, rows.place(number), kind, tokenizer, instruction, train_on, given)
+        for number, row in enumerate(rows)
     ]
     if max_length is not None:
         sizes = [_length(row, rows.place(number), tokenizer) for number, row in enumerate(made)]
@@ -61,16 +68,38 @@ def formatted(
     return Rows(made, rows.source)
 
 
-def _formatted(row: Row, place: str, kind: str, tokenizer: Any, instruction: str, train_on: TrainOn) -> Row:
+def _formatted(
+    row: Row,
+    place: str,
+    kind: str,
+    tokenizer: Any,
+    instruction: str,
+    train_on: TrainOn,
+    template_kwargs: Mapping[str, Any],
+) -> Row:
     try:
+        row = _with_kwargs(row, template_kwargs)
         if kind == "rl":
-            return _prompt(row, instruction)
+            made = _prompt(row, instruction)
+            if tokenizer is not None:
+                template_variables(chat_of(tokenizer, bool(made.get("tools"))), made.get(_KWARGS))
+            return made
         return _supervised(row, tokenizer, train_on) if kind == "sft" else _pair(row, tokenizer)
     except KeyError as error:
         columns = ", ".join(row) or "nothing"
         raise BadData(f"{place}: a row of type {kind} has no {error.args[0]}; it has {columns}") from error
     except (ValueError, TypeError) as error:
         raise BadData(f"{place}: {error}") from error
+
+
+def _with_kwargs(row: Row, given: Mapping[str, Any]) -> Row:
+    """The row with the variables of its chat template: its own, then those of the data set."""
+    own = row.get(_KWARGS)
+    if not isinstance(own, Mapping | None):
+        raise ValueError(f"{_KWARGS} must be an object, not {type(own).__name__}")
+    kwargs = {**given, **{name: value for name, value in (own or {}).items() if value is not None}}
+    rest = {name: value for name, value in row.items() if name != _KWARGS}
+    return {**rest, _KWARGS: kwargs} if kwargs else rest
 
 
 def _prompt(row: Row, instruction: str) -> Row:
@@ -91,6 +120,7 @@ def _prompt(row: Row, instruction: str) -> Row:
 
 def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
     if "input_ids" in row:
+        _refuse_kwargs(row)
         ids = list(row["input_ids"])
         if row.get("loss_mask") is not None:
             return {"input_ids": ids, "loss_mask": list(row["loss_mask"])}
@@ -111,6 +141,7 @@ def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
             raise KeyError(" or ".join(_ANSWERS))
         turns = answer if _is_conversation(answer) else [{"role": "assistant", "content": _text("answer", answer)}]
         return _conversation(row, [*prompt, *turns], tokenizer, train_on)
+    _refuse_kwargs(row)
     question, answer = _question(row)[0], _first(row, _SFT_TARGETS)
     before = list(tokenizer.encode(question))
     whole = list(tokenizer.encode(f"{question}{answer}{tokenizer.eos_token or ''}"))
@@ -119,25 +150,33 @@ def _supervised(row: Row, tokenizer: Any, train_on: TrainOn) -> Row:
 
 
 def _conversation(row: Row, messages: Any, tokenizer: Any, train_on: TrainOn) -> Row:
-    learned = _learned(messages, row.get("tools"), tokenizer, train_on)
+    learned = _learned(row, messages, tokenizer, train_on)
     return {"input_ids": learned.ids, "loss_mask": learned.mask}
 
 
-def _learned(messages: Any, tools: Any, tokenizer: Any, train_on: TrainOn = "last") -> TrainedTokens:
-    conversation = normalise(messages, tools)
-    return trained_tokens(chat_of(tokenizer, bool(conversation.tools)), conversation, train_on)
+def _refuse_kwargs(row: Row) -> None:
+    if _KWARGS in row:
+        raise ValueError(f"{_KWARGS} have no effect: the row is not a conversation")
+
+
+def _learned(row: Row, messages: Any, tokenizer: Any, train_on: TrainOn = "last") -> TrainedTokens:
+    conversation = normalise(messages, row.get("tools"))
+    chat = chat_of(tokenizer, bool(conversation.tools))
+    return trained_tokens(chat, conversation, train_on, **template_variables(chat, row.get(_KWARGS)))
 
 
 def _pair(row: Row, tokenizer: Any) -> Row:
     """Token ids of a preference pair. ``prompt_length``, in tokens, is set if the prompt is known: from a column, or as
     all but the last message of two conversations."""
     if "chosen_ids" in row:
+        _refuse_kwargs(row)
         lengths = {"prompt_length": int(row["prompt_length"])} if "prompt_length" in row else {}
         return {"chosen_ids": list(row["chosen_ids"]), "rejected_ids": list(row["rejected_ids"]), **lengths}
     sides = [row["chosen"], row["rejected"]]
     if _is_conversation(row.get("prompt")):
         sides = [[{"role": "assistant", "content": side}] if isinstance(side, str) else side for side in sides]
     if all(isinstance(side, str) for side in sides):
+        _refuse_kwargs(row)
         prompt = _question(row)[0] if any(row.get(each) is not None for each in _QUESTIONS) else ""
         ids = [list(tokenizer.encode(f"{prompt}{side}{tokenizer.eos_token or ''}")) for side in sides]
         before = list(tokenizer.encode(prompt)) if prompt else None
@@ -148,7 +187,7 @@ def _pair(row: Row, tokenizer: Any) -> Row:
     chosen, rejected = ([*turns, *side] for side in sides)
     if normalise(chosen, None).messages[:-1] != normalise(rejected, None).messages[:-1]:
         raise ValueError("chosen and rejected must be the same but for their last message")
-    learned = [_learned(messages, row.get("tools"), tokenizer) for messages in (chosen, rejected)]
+    learned = [_learned(row, messages, tokenizer) for messages in (chosen, rejected)]
     lengths = {"prompt_length": min(side.prompt_length for side in learned)}
     return {"chosen_ids": learned[0].learned_ids, "rejected_ids": learned[1].learned_ids, **lengths}
 
@@ -190,7 +229,7 @@ def _length(row: Row, place: str, tokenizer: Any) -> int:
     if "chosen_ids" in row:
         return max(len(row["chosen_ids"]), len(row["rejected_ids"]))
     try:
-        return len(prompt_tokens(tokenizer, row["messages"], row.get("tools")))
+        return len(prompt_tokens(tokenizer, row["messages"], row.get("tools"), **row.get(_KWARGS, {})))
     except (ValueError, TypeError) as error:
         raise BadData(f"{place}: {error}") from error
 
@@ -209,6 +248,7 @@ def get_custom_dataset(
     type: str | None = None,
     max_length: int | None = None,
     train_on: TrainOn | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     img_folder_path: str | None = None,
 ) -> Any:
     """Load a data set. ``path`` is a local file or folder, a registered name or ``module:function``, or a data set of
@@ -229,7 +269,8 @@ def get_custom_dataset(
     first = rows[0]
     is_gsm8k = set(first) == {"question", "answer"} and "####" in str(first["answer"])
     learned = train_on or getattr(dataset_config, "train_on", None) or "last"
-    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "", learned)
+    template_kwargs = chat_template_kwargs or getattr(dataset_config, _KWARGS, None)
+    return formatted(rows, kind, tokenizer, longest, BOXED if is_gsm8k else "", learned, template_kwargs)
 
 
 def _is_dotted(where: str) -> bool:

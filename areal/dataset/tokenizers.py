@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from areal.conversation import Chat, Template, normalise
+from areal.conversation import RESERVED, Chat, ConversationError, Template, normalise
 from areal.errors import NotFound, UsageFault
 from areal.files import parse_json
 from areal.hub import TOKENIZER_FILES, model_folder
@@ -73,6 +73,17 @@ def chat_of(tokenizer: Any, with_tools: bool = False) -> Chat:
 
 
 _CHATS: WeakKeyDictionary[Any, dict[str, Chat]] = WeakKeyDictionary()
+
+
+def template_variables(chat: Chat, given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return ``chat_template_kwargs`` of a row; null is absent. Raises ConversationError for what has no effect."""
+    found = {name: value for name, value in (given or {}).items() if value is not None}
+    for name in found:
+        if name in (*RESERVED, "add_generation_prompt"):
+            raise ConversationError(f"chat_template_kwargs.{name}", "cannot be set: the text of a row has its own")
+        if not chat.template.uses(name):
+            raise ConversationError(f"chat_template_kwargs.{name}", "has no effect: the chat template does not read it")
+    return found
 
 
 def prompt_tokens(tokenizer: Any, messages: object, tools: object = None, **variables: Any) -> list[int]:

@@ -19,7 +19,7 @@ from areal.api.reward_api import AsyncRewardWrapper
 from areal.api.workflow_api import RolloutWorkflow, Trajectory
 from areal.api.workflow_context import stat_scope
 from areal.conversation import Branch, Chat, Conversation, normalise
-from areal.dataset.tokenizers import chat_of, load_hf_tokenizer, prompt_tokens, texts
+from areal.dataset.tokenizers import chat_of, load_hf_tokenizer, prompt_tokens, template_variables, texts
 from areal.errors import ArealError, UsageFault
 from areal.loading import load_attr
 from areal.reward.functions import Parameters
@@ -36,15 +36,17 @@ def prompt_ids(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None = 
     if data.get("input_ids") is not None:
         return [int(token) for token in data["input_ids"]]
     if data.get("messages") is not None:
-        return prompt_tokens(tokenizer, data["messages"], data.get("tools"), **_variables(thinking))
+        return prompt_tokens(tokenizer, data["messages"], data.get("tools"), **_variables(tokenizer, data, thinking))
     if isinstance(data.get("prompt"), str):
         return list(tokenizer.encode(data["prompt"]))
     raise UsageFault(f"a row needs messages, prompt or input_ids; this one has {', '.join(data) or 'nothing'}")
 
 
-def _variables(thinking: bool | None) -> dict[str, Any]:
-    """The chat template's variables. None: the template's default."""
-    return {} if thinking is None else {"enable_thinking": thinking}
+def _variables(tokenizer: Any, data: Mapping[str, Any], thinking: bool | None) -> dict[str, Any]:
+    """The chat template's variables: those of the row, and ``thinking``. None: the template's default."""
+    given = {} if thinking is None else {"enable_thinking": thinking}
+    chat = chat_of(tokenizer, bool(data.get("tools")))
+    return {**given, **template_variables(chat, data.get("chat_template_kwargs"))}
 
 
 def _stopping(gconfig: GenerationHyperparameters, tokenizer: Any) -> GenerationHyperparameters:
@@ -84,7 +86,8 @@ class PromptCache:
         if data.get("messages") is None:
             return str(data.get("prompt"))
         template = chat_of(self._tokenizer, bool(data.get("tools"))).template
-        return template.key(data["messages"], data.get("tools"), **_variables(self._thinking))
+        variables = _variables(self._tokenizer, data, self._thinking)
+        return template.key(data["messages"], data.get("tools"), **variables)
 
     def _remember(self, key: str, ids: tuple[int, ...], text: str) -> None:
         with self._lock:
@@ -237,12 +240,15 @@ class RLVRWorkflow(RolloutWorkflow):
         return await run_off_loop(lambda: texts(self.tokenizer, tokens), sum(map(len, tokens)))
 
     def _prompt(self, data: dict[str, Any]) -> tuple[list[int], str]:
+        kwargs = data.get("chat_template_kwargs")
         if self._input_ids_of is not None:
+            if kwargs:
+                raise UsageFault("chat_template_kwargs of a row have no effect beside get_input_ids_fn")
             messages = self._prompt_of(data) if self._prompt_of is not None else data["messages"]
             ids = list(self._input_ids_of(messages, self.tokenizer, bool(self._thinking)))
             return ids, self.tokenizer.decode(ids)
         if self._prompt_of is not None:
-            data = {"messages": self._prompt_of(data), "tools": data.get("tools")}
+            data = {"messages": self._prompt_of(data), "tools": data.get("tools"), "chat_template_kwargs": kwargs}
         return self._prompts.of(data)
 
 
@@ -315,14 +321,15 @@ class MultiTurnWorkflow(RolloutWorkflow):
         self._reward = RowReward(reward_fn, reward_timeout, reward_weights)
         self._max_turns = max_turns
         self._discount = turn_discount
-        self._variables = _variables(enable_thinking)
+        self._thinking = enable_thinking
         self._feedback = feedback
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory | None:
         self._reward.check(data)
         held = normalise(data["messages"], data.get("tools"))
         chat = chat_of(self.tokenizer, bool(held.tools))
-        prompt = question = await asyncio.to_thread(chat.prompt, held, **self._variables)
+        variables = _variables(self.tokenizer, data, self._thinking)
+        prompt = question = await asyncio.to_thread(chat.prompt, held, **variables)
         rows, scale, reward = [_RowBuilder()], 1.0, 0.0
         for turn in range(self._max_turns):
             tokens = [*rows[-1].input_ids, *question]
@@ -342,21 +349,26 @@ class MultiTurnWorkflow(RolloutWorkflow):
             )
             if reward > 0 or turn == self._max_turns - 1:
                 break
-            held, question = await asyncio.to_thread(self._next, chat, held, rows, answer)
+            held, question = await asyncio.to_thread(self._next, chat, held, rows, answer, variables)
             scale *= self._discount
         return _sample_of([row(**vars(each), reward=reward) for each in rows if each.input_ids])
 
     def _next(
-        self, chat: Chat, held: Conversation, rows: list[_RowBuilder], answer: ModelResponse
+        self,
+        chat: Chat,
+        held: Conversation,
+        rows: list[_RowBuilder],
+        answer: ModelResponse,
+        variables: Mapping[str, Any],
     ) -> tuple[Conversation, list[int]]:
         """The conversation with a response and the feedback to it, and the tokens that they add to the row. Where the
         template writes the response differently once it is past, a new row begins with the whole prompt."""
-        said = chat.message(held, answer.output_tokens, **self._variables)
+        said = chat.message(held, answer.output_tokens, **variables)
         after = held.then(said, {"role": "user", "content": self._feedback})
-        found = chat.continuation(rows[-1].input_ids, held, after, **self._variables)
+        found = chat.continuation(rows[-1].input_ids, held, after, **variables)
         if isinstance(found, Branch):
             rows.append(_RowBuilder())
-            return after, chat.prompt(after, **self._variables)
+            return after, chat.prompt(after, **variables)
         return after, found
 
 

@@ -142,7 +142,7 @@ def _rows(config: BaseExperimentConfig, tokenizer: Any, which: str, kind: str = 
         if which == "train":
             raise UsageFault("the data set has no path", hint="train_dataset.path=FILE")
         return None
-    if tokenizer is None and dataset.max_length is not None:
+    if tokenizer is None and (dataset.max_length is not None or dataset.chat_template_kwargs):
         tokenizer = _tokenizer(config)
     split = dataset.split or ("train" if which == "train" else "test")
     return get_custom_dataset(split, dataset, tokenizer, type=dataset.type or kind)

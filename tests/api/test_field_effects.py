@@ -435,6 +435,7 @@ NAMED: dict[str, dict[str, str]] = {
         "max_length": "dataset/test_dataset.py::test_rows_that_are_too_long_are_left_out",
         "type": "dataset/test_dataset.py::test_pairs_are_two_rows_of_tokens",
         "train_on": "dataset/test_conversations.py::test_train_on_is_a_setting_of_the_data_set",
+        "chat_template_kwargs": "dataset/test_conversations.py::test_template_variables_count_in_every_kind_of_row",
         "path": "dataset/test_dataset.py::test_pairs_are_two_rows_of_tokens",
     },
     "TrainEngineConfig": {

@@ -54,6 +54,15 @@ def _sampled(chat: Chat, conversation: Conversation) -> list[int] | None:
     return found.learned_ids[found.prompt_length :]
 
 
+def _learns_thought(chat: Chat, row: Conversation) -> str:
+    if _sampled(chat, row) is not None:
+        return "yes"
+    *asked, _ = row.messages
+    written = normalise([*asked, {"role": "assistant", "content": "<think>\nHm.\n</think>\n\nRain."}])
+    prompt, sampled = chat.template.plain(row.head(1), True), _sampled(chat, written)
+    return "in the content" if prompt.rstrip().endswith("<think>") and sampled is not None else "refused"
+
+
 def _goes_on(chat: Chat, conversation: Conversation, following: dict[str, Any]) -> str:
     """Whether the sampled last message is continued; what a client sends back has no reasoning."""
     asked = conversation.head(len(conversation.messages) - 1)
@@ -85,7 +94,8 @@ def cells(family: Family) -> tuple[str, ...]:
         _ends(plain),
         _shown(plain, normalise([_SYSTEM, _USER])),
         _shown(with_tools, called.head(1)),
-        *("yes" if _sampled(plain, row) is not None else "refused" for row in rows.values()),
+        "refused" if _sampled(plain, rows["plain"]) is None else "yes",
+        _learns_thought(plain, rows["thought"]),
         *(_goes_on(plain, row, _USER) for row in rows.values()),
         _goes_on(with_tools, called, _RESULT),
     )

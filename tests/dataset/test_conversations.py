@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from areal.api.cli_args import TrainDatasetConfig
+from areal.conversation import ConversationError
 from areal.dataset import get_custom_dataset
 from areal.dataset.files import BadData
 from areal.dataset.tokenizers import load_hf_tokenizer, prompt_tokens
 from areal.errors import UsageFault
-from areal.rollout.rlvr import prompt_ids
+from areal.rollout.rlvr import PromptCache, prompt_ids
+from areal.training.frontier import rows_digest
 from tests.conversation.families import families
 from tests.dataset.test_dataset import lines, parquet
 
@@ -166,7 +168,23 @@ def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) 
         ("gemma", {"messages": [{"role": "system", "content": "x"}, USER, RAIN]}, "System role not supported"),
         (
             "deepseek_r1_distill",
-            {"messages": [USER, {**RAIN, "content": "<think>\nhm\n</think>\n\nRain."}]},
+            {"messages": [USER, RAIN]},
+            "is served, which ends with '<think>\\n', and its content has no </think>",
+        ),
+        (
+            "qwen3",
+            {"messages": [USER, RAIN], "chat_template_kwargs": {"thinking": False}},
+            "chat_template_kwargs.thinking has no effect: the chat template does not read it",
+        ),
+        ("qwen3", {"messages": [USER, RAIN], "chat_template_kwargs": {"tools": []}}, "kwargs.tools cannot be set"),
+        ("qwen3", {"messages": [USER, RAIN], "chat_template_kwargs": [1]}, "must be an object, not list"),
+        ("qwen3", {"prompt": "a", "completion": "b", "chat_template_kwargs": {"x": 1}}, "is not a conversation"),
+        (
+            "qwen3",
+            {
+                "messages": [USER, {**RAIN, "reasoning_content": "Hm."}],
+                "chat_template_kwargs": {"enable_thinking": False},
+            },
             "messages[1] is written after another prompt than the one that is served",
         ),
         ("qwen2_5", {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}, "messages[1].reasoning_content is not"),
@@ -182,6 +200,72 @@ def test_rows_that_the_template_does_not_show_are_refused_by_field(
 def test_thought_that_the_template_keeps_is_learned(tmp_path: Path, tokenizers: Any) -> None:
     row = {"messages": [USER, {**RAIN, "reasoning_content": "hm"}]}
     assert learned(tmp_path, tokenizers("qwen3"), row) == ["<think>\nhm\n</think>\n\nRain.<|im_end|>"]
+
+
+THOUGHTS = [
+    {"content": "<think>\nHm.\n</think>\n\nRain."},
+    {"content": "Hm.\n</think>\n\nRain."},
+]
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "deepseek_r1_distill_training", "deepseekv3"])
+@pytest.mark.parametrize("answer", THOUGHTS)
+def test_thought_that_the_prompt_opens_is_learned_after_the_prompt_that_is_served(
+    tmp_path: Path, tokenizers: Any, name: str, answer: dict[str, Any]
+) -> None:
+    tokenizer = tokenizers(name)
+    asked, sampled = [USER, THOUGHTS[0] | {"role": "assistant"}, USER], "Hm.\n</think>\n\nRain.<｜end▁of▁sentence｜>"
+    row = {"messages": [*asked, {"role": "assistant", **answer}]}
+    assert learned(tmp_path, tokenizer, row) == [sampled]
+    file = str(lines(tmp_path / "rows.jsonl", [row]))
+    (found,) = get_custom_dataset(path=file, type="sft", tokenizer=tokenizer)
+    prompt = prompt_tokens(tokenizer, asked)
+    assert found["input_ids"][: len(prompt)] == prompt and sum(found["loss_mask"]) == len(found["input_ids"]) - len(
+        prompt
+    )
+    pair = {"prompt": asked, "chosen": [row["messages"][-1]], "rejected": [row["messages"][-1]]}
+    file = str(lines(tmp_path / "pairs.jsonl", [pair]))
+    (found,) = get_custom_dataset(path=file, type="dpo", tokenizer=tokenizer)
+    assert found["prompt_length"] == len(prompt) and tokenizer.decode(found["chosen_ids"][len(prompt) :]) == sampled
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["of the data set", "of the row"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano"])
+def test_template_variables_count_in_every_kind_of_row(
+    tmp_path: Path, tokenizers: Any, name: str, is_own: bool
+) -> None:
+    tokenizer, given = tokenizers(name), {"enable_thinking": False}
+    served = prompt_tokens(tokenizer, [USER], **given)
+    assert served != prompt_tokens(tokenizer, [USER])
+    own = {"chat_template_kwargs": given} if is_own else {"chat_template_kwargs": {"enable_thinking": None}}
+    config = TrainDatasetConfig(chat_template_kwargs={} if is_own else given)
+
+    def found(kind: str, row: dict[str, Any]) -> Any:
+        config.path, config.type = str(lines(tmp_path / "rows.jsonl", [{**row, **own}])), kind
+        return get_custom_dataset(dataset_config=config, tokenizer=tokenizer)[0]
+
+    row = found("sft", {"messages": [USER, RAIN]})
+    assert row["input_ids"][: len(served)] == served and row["loss_mask"].index(1) == len(served)
+    for kind in ("rw", "dpo"):
+        row = found(kind, {"prompt": [USER], "chosen": "Rain.", "rejected": "Dry."})
+        assert row["chosen_ids"][: len(served)] == served and row["prompt_length"] == len(served)
+    row = found("rl", {"messages": [USER], "answer": "Rain."})
+    assert prompt_ids(tokenizer, row) == PromptCache(tokenizer).of(row)[0] == served
+    assert rows_digest([row]) != rows_digest([{"messages": [USER], "answer": "Rain."}])
+    config.max_length = len(served) - 1
+    with pytest.raises(BadData, match="every row is longer than max_length"):
+        found("rl", {"messages": [USER]})
+
+
+def test_variables_that_the_chat_template_does_not_read_are_refused(tmp_path: Path, tokenizers: Any) -> None:
+    file = str(lines(tmp_path / "rows.jsonl", [{"messages": [USER]}]))
+    config = TrainDatasetConfig(path=file, type="rl", chat_template_kwargs={"enable_thinking": False})
+    with pytest.raises(BadData, match=r"chat_template_kwargs.enable_thinking has no effect"):
+        get_custom_dataset(dataset_config=config, tokenizer=tokenizers("qwen2_5"))
+    with pytest.raises(UsageFault, match="needs a tokenizer for chat_template_kwargs"):
+        get_custom_dataset(dataset_config=config)
+    with pytest.raises(ConversationError, match=r"chat_template_kwargs.enable_thinking has no effect"):
+        prompt_ids(tokenizers("qwen2_5"), {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}})
 
 
 def test_tokenizer_is_freed_with_its_chat(tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.api.io_struct import ModelResponse
 from areal.dataset.tokenizers import load_hf_tokenizer, prompt_tokens, texts
 from areal.errors import UsageFault
-from areal.rollout.rlvr import PromptCache, RowReward
+from areal.rollout.rlvr import PromptCache, RowReward, prompt_ids
 from areal.rollout.tensors import RewardedResponse, concat_padded_tensors, response_rows, row
+from tests.conversation.families import families
 from tests.services.tokenizer_folder import write_tokenizer
 
 CHAT = [{"role": "user", "content": "Hello friend"}]
@@ -80,6 +81,24 @@ def test_prompt_of_a_row_that_comes_again_is_not_made_again(tokenizer: Any) -> N
     assert again == prompt_tokens(tokenizer, CHAT) and counted.asked == 1
     prompts.of({"messages": [{**CHAT[0], "content": "fox"}]})
     assert counted.asked == 2
+
+
+_MESSAGES = st.sampled_from(
+    [[{"role": "user", "content": text}] for text in ("a", "b", "", "é")]
+    + [[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], [{"role": "system", "content": "a"}]]
+)
+_TOOLS = st.sampled_from([None, [], *([{"type": "function", "function": {"name": name}}] for name in "ab")])
+_KWARGS = st.sampled_from([None, {}, {"enable_thinking": False}, {"enable_thinking": True}, {"enable_thinking": 0}])
+_ROWS = st.fixed_dictionaries({"messages": _MESSAGES, "tools": _TOOLS, "chat_template_kwargs": _KWARGS})
+
+
+@given(rows=st.lists(st.tuples(_ROWS, st.sampled_from([None, True, False])), min_size=2, max_size=12))
+@settings(deadline=None)
+def test_cache_of_prompts_answers_for_no_other_row(rows: list[tuple[dict[str, Any], bool | None]]) -> None:
+    tokenizer = families()["qwen3"].tokenizer
+    caches = {thinking: PromptCache(tokenizer, thinking) for thinking in (None, True, False)}
+    for each, thinking in rows:
+        assert caches[thinking].of(each)[0] == prompt_ids(tokenizer, each, thinking)
 
 
 def test_prompt_of_the_same_text_with_other_tools_is_another(tmp_path: Path) -> None:

@@ -176,7 +176,9 @@ class PerfTracerConfig:
 class TrainDatasetConfig:
     """``path``: a folder or file here, or a name on the Hugging Face hub. ``type``: ``rl`` (prompts), ``sft``
     (prompts with answers), ``rw`` (chosen and rejected). ``max_length`` in tokens: longer rows are left out.
-    ``train_on``: what ``sft`` learns of a conversation, its last message or all of the assistant's."""
+    ``train_on``: what ``sft`` learns of a conversation, its last message or all of the assistant's.
+    ``chat_template_kwargs``: variables of the chat template, such as ``enable_thinking: false``, for the conversations
+    of all rows. A row's own column ``chat_template_kwargs`` comes first."""
 
     path: str = ""
     type: str = ""
@@ -185,6 +187,7 @@ class TrainDatasetConfig:
     drop_last: bool = True
     max_length: Annotated[int | None, COUNT] = None
     train_on: Literal["last", "assistant"] = "last"
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     split: str | None = None
     pin_memory: Annotated[bool, NoEffect("rows are prompts, not tensors")] = False
     num_workers: Annotated[int, NoEffect("rows are read where they are used")] = 0
