@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from areal.reward.equality import CHANGES, CHOICES, SCALE, Quantity, Relation, read, same
+from areal.reward.equality import CHANGES, CHOICES, SCALE, Quantity, Relation, is_number, read, same
 from areal.reward.formulas import decimal
 from areal.reward.notation import LONGEST, in_latex, normal
 
@@ -171,7 +171,8 @@ def same_number(answer: str | None, right: str | None) -> bool:
     ImportError without it."""
     if answer is None or as_number(right) is None:
         return False
-    return same(read(answer), read(right or ""), wide=False)
+    node = read(answer)
+    return is_number(node) and same(node, read(right or ""))
 
 
 def as_number(text: str | None) -> Fraction | None:
@@ -190,32 +191,30 @@ def same_expression(answer: str, right: str) -> bool:
         return True
     if max(len(answer), len(right)) > LONGEST:
         return False
-    choice, answer_rest = choice_of(answer)
-    wanted, right_rest = choice_of(right)
-    if wanted and not right_rest:
-        return choice == wanted or answer.strip().upper() == wanted
-    if wanted and choice and (choice != wanted or not answer_rest):
+    (choice, answer_rest), (wanted, right_rest) = choice_of(answer), choice_of(right)
+    if choice and wanted and (choice != wanted or not answer_rest or not right_rest):
         return choice == wanted
-    return any(
-        same(read(one), read(other)) for one, other in {(answer, right), (answer_rest, right_rest)} if one and other
-    )
+    pairs = {(answer, right), (answer_rest, right_rest)}
+    return any(same(read(one), read(other)) for one, other in pairs if one and other)
 
 
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
-    r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:[.:)]|\s*\Z))\s*"
+    r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\)))|([a-d])\Z)\s*"
 )
+_LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 
 
 def choice_of(text: str) -> tuple[str, str]:
-    """The letter and the rest of an answer to a multiple-choice question, such as ``(C) 27``; the letter is "" for
-    another answer."""
+    """The letters and the rest of an answer to a multiple-choice question, such as ``(C) 27``, or ``A, C``; the letters
+    are "" for another answer."""
     plain = re.sub(r"[«»]", "", normal(text)).strip("{} ")
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
     if label is None or re.match(r"[,;/&+*^=<>-]|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):
-        return "", text
-    return (label[1] or label[2]).upper(), rest
+        letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
+        return "".join(letters if plain.isalpha() else sorted(letters)), "" if letters else text
+    return (label[1] or label[2] or label[3]).upper(), rest
 
 
 # Built-in rewards: ``--reward exact`` and ``--reward number``

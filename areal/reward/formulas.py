@@ -50,6 +50,53 @@ def parsed(formula: str) -> Any:
         return None
 
 
+def solved(sides: tuple[str, ...], operators: tuple[str, ...], is_condition: bool) -> Any:
+    """The set of real numbers that meet a chain of inequalities in one unknown; None if there is none. Unless it is a
+    condition, the unknown must stand alone on a side of each inequality."""
+    import sympy
+
+    values = [parsed(side) for side in sides]
+    symbols = set().union(*(getattr(value, "free_symbols", ()) for value in values))
+    if None in values or len(symbols) != 1:
+        return None
+    kinds = {"<": sympy.Lt, ">": sympy.Gt, r"\le": sympy.Le, r"\ge": sympy.Ge, r"\ne": sympy.Ne, "=": sympy.Eq}
+    unknown = {symbols.pop(): sympy.Symbol("x", real=True)}
+    *_, alone = unknown
+    result = sympy.Reals
+    try:
+        for left, operator, right in zip(values, operators, values[1:], strict=False):
+            if not is_condition and alone not in (left, right):
+                return None
+            result &= kinds[operator](left.subs(unknown), right.subs(unknown)).as_set()
+        return result
+    except Exception:  # noqa: BLE001 - sympy raises many kinds
+        return None
+
+
+def same_set(found: Any, wanted: Any) -> bool:
+    return bool(_rounded(found) == _rounded(wanted))
+
+
+def _rounded(found: Any) -> Any:
+    """A set or number with 30 digits for its irrational numbers, so that equal ones are the same object."""
+    import sympy
+
+    if isinstance(found, sympy.Interval):
+        return sympy.Interval(_rounded(found.start), _rounded(found.end), found.left_open, found.right_open)
+    if isinstance(found, sympy.Union | sympy.FiniteSet):
+        return found.func(*map(_rounded, found.args))
+    is_irrational = isinstance(found, sympy.Expr) and found.is_number and found.is_finite and not found.is_Rational
+    return sympy.Rational(str(found.evalf(50).n(30))) if is_irrational else found
+
+
+def begins_with(number: Any, digits: Fraction, places: int) -> bool:
+    """Whether a number goes on where the digits of a decimal end."""
+    import sympy
+
+    is_number = isinstance(number, sympy.Expr) and number.is_extended_real and not number.free_symbols
+    return bool(is_number and 0 < abs((number - sympy.Rational(digits)).evalf(60)) < sympy.Rational(1, 10**places))
+
+
 def _points(*expressions: Any) -> list[dict[Any, Any]]:
     import sympy
 

@@ -8,6 +8,7 @@ products of letters.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -15,16 +16,28 @@ from collections.abc import Callable
 LONGEST = 1000
 SCALES = {"million": 6, "mil": 6, "mn": 6, "billion": 9, "bn": 9, "trillion": 12, "hundred": 2, "thousand": 3}
 SCALES |= {"lakh": 5, "crore": 7}
+UNITS: dict[str, str] = dict(
+    re.findall(
+        r"(\w+)=(\S+)",
+        """inch=in inches=in foot=ft feet=ft second=s sec=s minute=min hour=h hr=h pound=lb yard=yd mile=mi ounce=oz
+        sq=square newton=N joule=J ml=mL losses=loss jan=january feb=february mar=march apr=april jun=june jul=july
+        aug=august sep=september sept=september oct=october nov=november dec=december""",
+    )
+)
 
 _TABLE = r"""
 (?<!\\)\\[,;: ]|(?<!\\)\\q?quad\>|(?<!\\)~ => @
 \{([:,])\} => \1
+\.{3,}|\\[cd]ots\> => \\ldots
+\A(?=\D*\d).*\\(?:implies|therefore|Rightarrow|Longrightarrow)\>(?=\D*\d) =>
 \\(?:middle|hline|checkmark|[lL]arge|LARGE|[hH]uge|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
 \\begin\{[dr]?cases\} => \\begin{array}{l}
 \\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
 [(\[]\s*\\begin\{array\}\{[^{}]*\}((?:(?!\\begin).)*?)\\end\{array\}\s*[)\]] => \\begin{pmatrix}\1\\end{pmatrix}
 (\\(?:begin|end))\{[bBpV]?(?:small)?matrix\} => \1{pmatrix}
 \\begin\{(?:array|aligned|align\*?|gathered|split)\}(?:\{[^{}]*\})?(.*?)\\end\{\w+\*?\} => @lines
+(?:\A|(?<=\\cup)|(?<=\\in)|(?<==))\s*\](?=[^\[\]()]*,) => (
+(?<=[\[(])([^\[\]()]*,[^\[\]()]*)\[(?=\s*(?:\\cup|\Z)) => \1)
 \\(?:text)?color\s*\{\w+\}|\\f?box(?:ed)?(?=\s*\{)|\\(?:bm|boldsymbol|underline|math(?:bf|it|sf|tt))\> =>
 \\(?:begin|end)\{equation\*?\}|(?<!\\)\\[()\[\]]|(?<!\\)\$|`|\\[hv]space\*?\{[^{}]*\} =>
 (?<=\d)\*\*(?=\d) => ^
@@ -55,6 +68,20 @@ _TABLE = r"""
 \\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
 (?<!\w)«?abs»?\s*\(([^()]*)\) => |\1|
 «(or|and)»|\b(or|and)\b => @\1\2@
+[\u4e00-\u9fff]+ => «\g<0>»
+\s*«?\bper\b»?\s*(?=«|[A-Za-z]) => /
+\(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
+(?<=\S)[,;]?\s*\(?\s*(?:{{any}}\s*)*[a-z]\s*\\in\s*(?:\\mathbb\{Z\}|\(-\\infty,\\infty\))\s*\)?\Z =>
+(?<=[\w)}]),?\s*(?:«for»|«where»)\s*(?:{{any}}\s*)+(?:«?[a-z]»?\s*)?\Z =>
+(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
+«?\\?cis»?\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
+\\mu\s*«(\w+)» => «u\1»
+(?<=[\d}])\s*\\(Omega|AA)\> => «\1»
+\\lg\> => \\log_{10}
+\A\s*([A-Z])\s*(\((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*\))\s*\Z => \1=\2
+\b(\d+)\s+«?to»?\s+(\d+)\b => \1:\2
+(?<![\w.:])(\d+(?:\s*:\s*\d+){2,})(?![\w.:]) => @ratio
+(?<=\d) [eE] ?([+-]?\d+)(?![\w.]) => *10^{\1}
 «?\b(?:minus|negative)\b»?\s*(?=[\d.\\]) => -
 (?<=\d)\s*«?[aA]\.?\s?[mM]\b\.?»? => «am»
 (?<=\d)\s*«?[pP]\.?\s?[mM]\b\.?»? => «pm»
@@ -88,8 +115,14 @@ _WHOLE = {
     r"dne|does not exist": "undefined",
     r"(?:positive )?infinity": r"\infty",
 }
-_SIGNS = dict(re.findall(r"(\S)(\S+)", r"−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx"))
-_SIGNS |= dict(re.findall(r"(\S)(\S+)", r"∅\emptyset ±\pm ∈\in ∠\angle △\triangle ℝ\mathbb{R} θ\theta ≡\equiv"))
+_SIGNS: dict[str, str] = dict(
+    re.findall(
+        r"(\S)(\S+)",
+        r"""−- –- —- ×\times ·\cdot ÷\div ⁄/ ∪\cup ∞\infty π\pi ≤\le ≥\ge ≠\ne ≈\approx ∅\emptyset ±\pm ∈\in ∠\angle
+        △\triangle ℝ\mathbb{R} θ\theta ≡\equiv Ω\Omega Ω\Omega µ\mu μ\mu ⇒\Rightarrow
+        ¢cents 、, 。. 或or 和and 与and 且and""",
+    )
+)
 _COMMANDS = dict(
     re.findall(r"([a-z]+)(\S+)", r"lbrace\{ rbrace\} langle( rangle) lt< gt> colon: dfrac\frac tfrac\frac")
 )
@@ -110,7 +143,7 @@ def in_latex(text: str) -> str:
     text = re.sub(r"(?<=\d)[\u00a0\u2009\u202f](?=\d{3}(?!\d))", ",", text)
     text = unicodedata.normalize("NFKC", re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text))
     for sign, operator in _SIGNS.items():
-        text = text.replace(sign, operator + " " * operator[-1].isalpha())
+        text = text.replace(sign, f" {operator} " if operator.isalpha() else operator + " " * operator[-1].isalpha())
     text = re.sub(r"√\s*(?:\(([^()]*)\)|\{([^{}]*)\}|(\d+(?:\.\d+)?|[A-Za-z]))", r"\\sqrt{\1\2\3}", text)
     return re.sub(r"(?<=\d)(?<!\b0) ?[xX] ?(?=\d)", r"\\times ", text)
 
@@ -147,6 +180,19 @@ def _repeating(match: re.Match[str]) -> str:
     return rf"\frac{{{int(whole + digits + period) - ends}}}{{{(10 ** len(period) - 1) * 10 ** len(digits)}}}"
 
 
+def _lines(match: re.Match[str]) -> str:
+    """A table of numbers as a matrix, other lines as a list."""
+    if "&" in match[1] and not re.search(r"[=<>]|\\[gl]e|\\text", match[1]):
+        return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}"
+    return re.sub(r"[\s,;.]*(?:\\\\(?:\[\w+\])?\s*)+", ", ", match[1].replace("&", " ").rstrip("\\ "))
+
+
+def _ratio(match: re.Match[str]) -> str:
+    """``2:4:6`` as ``(1, 2, 3)``."""
+    terms = [int(each) for each in match[1].split(":")]
+    return f"({', '.join(str(each // (math.gcd(*terms) or 1)) for each in terms)})"
+
+
 def _remainder(match: re.Match[str]) -> str:
     rest, modulus = int(match[1]), int(match[2])
     return rf"{rest % modulus if modulus else rest}\pmod{{{modulus}}}"
@@ -163,9 +209,10 @@ def _based(match: re.Match[str]) -> str:
 _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "based": _based,
     "command": lambda match: _COMMANDS[match[1]],
-    "lines": lambda match: re.sub(r"[\s,;.]*(?:\\\\(?:\[\w+\])?\s*)+", ", ", match[1].replace("&", " ").rstrip("\\ ")),
+    "lines": _lines,
     "name": _name,
     "remainder": _remainder,
+    "ratio": _ratio,
     "repeating": _repeating,
     "scale": lambda match: rf"\cdot 10^{{{SCALES[match[1]]}}}",
     "words": lambda match: re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?:['’.-][A-Za-z]+)*\.?", r"«\g<0>»", f" {match[1]} "),
@@ -174,6 +221,7 @@ _GROUP = r"[^{}]*"
 for _ in range(4):
     _GROUP = rf"(?:[^{{}}]|\{{{_GROUP}\}})*"
 _CONSTANTS = {
+    "any": "«(?:for|where|with|any|all|every|each|some|real|integers?)»",
     "commands": "|".join(_COMMANDS),
     "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|max|min",
     "units": "km|cm|mm|kg|mg|m[lL]|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
