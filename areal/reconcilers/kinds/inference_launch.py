@@ -274,16 +274,26 @@ def service_argv(name: str, arguments: Mapping[str, Any] = MappingProxyType({}))
     return module_argv(f"areal.services.{name}", *flags(arguments))
 
 
+_MODES = {
+    "vllm": {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"},
+    "sglang": {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"},
+}
+
+
 def _plugin_env(engine: str, given: Mapping[str, str]) -> dict[str, str]:
     """vLLM's pause, version, weight and adapter routes are there in its development mode only; it listens on loopback,
-    or asks for a key.
+    or asks for a key. SGLang's ``/health`` would sample a token, and have no answer while the engine is paused.
 
     Our own module of the engine's server is found by PYTHONPATH: its environment need not have areal.
     """
     plugin = str(Path(areal.__file__).parent / "services" / "inference" / "engines" / f"{engine}_plugin")
     path = given.get("PYTHONPATH", inherited(os.environ).get("PYTHONPATH"))
-    modes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"} if engine == "vllm" else {}
-    return {**modes, **given, "PYTHONSAFEPATH": "1", "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin}
+    return {
+        **_MODES[engine],
+        **given,
+        "PYTHONSAFEPATH": "1",
+        "PYTHONPATH": f"{plugin}{os.pathsep}{path}" if path else plugin,
+    }
 
 
 def _adapters(spec: ModelSpec, launch: Launch) -> list[str]:

@@ -88,6 +88,12 @@ def test_vllm_is_started_with_its_control_routes_and_our_extension_of_its_worker
     assert run.env["VLLM_SERVER_DEV_MODE"] == "1" and run.argv[0] == "/venv/bin/python"
 
 
+def test_sglang_is_probed_without_sampling_a_token_unless_its_env_says_otherwise(tmp_path: Path) -> None:
+    name = "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"
+    assert engine_run(tmp_path, backend="sglang").env[name] == "0"
+    assert engine_run(tmp_path, backend="sglang", env={name: "1"}).env[name] == "1"
+
+
 def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
     run = engine_run(tmp_path, backend="embedded", lora={"a": str(tmp_path)}, engineArgs={"maxBatchSize": 4})
     assert run.argv[1:] == ("-P", "-m", "areal.services.inference.engines.embedded", "--max-batch-size", "4")

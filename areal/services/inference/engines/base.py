@@ -371,6 +371,16 @@ async def logprobs_problem(engine: TokenGenerator, expected: LogprobsMode, name:
     return None
 
 
+async def generation_problem(engine: TokenGenerator, name: str) -> str | None:
+    """Sample one token; returns the reason where that fails."""
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            sampled, _ = await _next_token(engine, _PROMPTS[0])
+    except (EngineError, TimeoutError) as error:
+        return f"{name} does not generate: {error or 'no answer'}"
+    return None if sampled else f"{name} does not generate: its answer had no token"
+
+
 async def _likeliest(engine: TokenGenerator, prompt: tuple[int, ...], **sampling: Any) -> Mapping[int, float]:
     """Log-probabilities of the likeliest next tokens."""
     _, reported = await _next_token(engine, prompt, top_logprobs=_ALTERNATIVES, **sampling)

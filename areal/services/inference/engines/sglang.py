@@ -11,14 +11,25 @@ engine is up (``logprobs_problem``). Prompts are scored (``logprob_start_len`` 0
 A pause uses mode ``retract``: requests return to the queue, and are computed again at ``/continue_generation``. Mode
 ``in_place`` would keep their cache, and the server could not flush what old weights computed for later prompts. Memory
 is released only by a server with ``--enable-memory-saver``.
+
+Routes differ by version, and the server is asked which it has: ``/model_info`` and ``/server_info`` replace
+``/get_model_info`` and ``/get_server_info``, which log a warning per call; ``/ready`` (503 while paused) is absent from
+0.5.16 and older, as are ``/begin_weight_update`` and ``/end_weight_update``, which later ones require around a
+broadcast. ``/health`` samples a token unless the server was started without that: it is asked only where ``/ready``
+answers 503 and the client has not paused the server.
+
+A failed update is HTTP 400, or 200 with ``success: false``, and neither the status nor the version that the server
+reports afterwards tells which weights it serves. So a checksum of the weights (``/weights_checker``) is requested
+before an update and after one that failed: equal ones are the old weights; in all other cases they are unknown.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +48,7 @@ from areal.services.inference.engines.base import (
     EngineFailed,
     EngineRefused,
     EngineState,
+    EngineUnavailable,
     EngineUnsupported,
     FinishReason,
     LogprobsMode,
@@ -47,6 +59,7 @@ from areal.services.inference.engines.embedded.model_folder import open_checkpoi
 from areal.services.inference.engines.transport import (
     COMMAND_S,
     LOAD_S,
+    NO_SUCH_ROUTE,
     EngineClient,
     GenerateRequest,
     JsonEvents,
@@ -58,12 +71,18 @@ from areal.services.inference.engines.transport import (
     weight_version,
 )
 
+_log = logging.getLogger(__name__)
+
 _NO_PAUSE = "this SGLang has no /pause_generation: it is too old"
 _NO_VERSION = "this SGLang has no /update_weight_version: it is too old"
 _NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
 _NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
 _NOT_TAKEN = "the weights were not taken, the old ones serve on"
 _NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
+_NO_CHECKSUM = "this SGLang tells no checksum of its weights"
+_NO_SESSION = "this SGLang has no /begin_weight_update"
+_NO_FLUSH = "this SGLang has no /flush_cache"
+_NOT_FLUSHED = "cache was not flushed"  # its message after an update that took place
 _INTERVAL = (
     "SGLang was started with --stream-interval %s: tokens sampled before a weight update may come after it, and get the"
     " new weights' version; start it with 1"
@@ -86,6 +105,12 @@ class SglangClient(EngineClient):
             logprobs=_TEMPERED,
         )
         super().__init__(http, url, headers, capabilities)
+        self._checksum: str | None = None  # of the weights before an update
+        self._shapes: Mapping[str, list[int]] = {}
+        self._prefix: str | None = None  # of /model_info and /server_info
+        self._interval: int | None = None
+        self._paused: bool | None = None
+        self._has_sessions = True  # /begin_weight_update
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         return "/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas)
@@ -107,24 +132,60 @@ class SglangClient(EngineClient):
         await self._control("/abort_request", {"rid": request_id})
 
     async def state(self) -> EngineState:
-        if (problem := await self._health_problem("SGLang")) is not None:
-            return EngineState(not_ready=problem)
-        status, model = await self._get("/get_model_info")
+        status, model = await self._info("model_info")
         if (refused := key_refused("SGLang", status)) is not None:
             return refused
-        if (problem := await self._logprobs_problem(_TEMPERED, "SGLang")) is not None:
+        if status != 200:
+            return EngineState(not_ready=self._silent("SGLang", "/model_info", status))
+        if not await self._is_started():
+            return EngineState(not_ready="SGLang is starting")
+        if not self._paused and (problem := await self._generation_problem(_TEMPERED, "SGLang")) is not None:
             return EngineState(not_ready=problem)
-        _, about = await self._get("/get_server_info")
-        if (interval := about.get("stream_interval", 1)) != 1:
-            return EngineState(not_ready=_INTERVAL % interval, fault=_INTERVAL % interval)
-        length = about.get("context_length") or about.get("max_req_input_len")
+        if self._interval is None:  # a round trip through the scheduler
+            _, about = await self._info("server_info")
+            self._interval = about.get("stream_interval", 1)
+        if self._interval != 1:
+            return EngineState(not_ready=_INTERVAL % self._interval, fault=_INTERVAL % self._interval)
+        _, listed = await self._get("/v1/models")
+        served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
         return EngineState(
             not_ready=None,
             version=weight_version(model.get("weight_version")),
-            max_model_len=length if isinstance(length, int) else None,
+            max_model_len=typed(served, "max_model_len", int),
             root=typed(model, "model_path", str),
-            adapters=await self._adapters(),
+            paused=self._paused,
+            adapters=adapters_of(listed),
         )
+
+    async def _info(self, name: str) -> tuple[int, dict[str, Any]]:
+        """Status and answer of the route ``name``, or of its predecessor where the server lacks it."""
+        for prefix in ("/", "/get_") if self._prefix is None else (self._prefix,):
+            status, answer = await self._get(f"{prefix}{name}")
+            if status == 200:
+                self._prefix = prefix
+            if status not in NO_SUCH_ROUTE:
+                break
+        return status, answer
+
+    async def _is_started(self) -> bool:
+        """Determine whether the server is paused, which ``/ready`` reports as 503, as it does while it starts."""
+        status, _ = await self._get("/ready")
+        if status == 200:
+            self._paused = False
+        elif status == 503 and not self._paused:
+            starting, _ = await self._get("/health")
+            self._paused = starting != 503
+            return self._paused
+        return True
+
+    def point_to(self, url: str) -> None:
+        super().point_to(url)
+        self._shapes = {}
+
+    def _forget_engine(self) -> None:
+        super()._forget_engine()
+        self._prefix = self._interval = self._paused = None
+        self._has_sessions = True
 
     async def _adapters(self) -> tuple[str, ...]:
         _, listed = await self._get("/v1/models")
@@ -132,38 +193,84 @@ class SglangClient(EngineClient):
 
     async def pause(self) -> None:
         await self._command("/pause_generation", {"mode": "retract"}, if_missing=_NO_PAUSE)
+        self._paused = True
 
     async def resume(self) -> None:
         await self._command("/continue_generation", if_missing=_NO_PAUSE)
+        self._paused = False
 
     async def set_version(self, version: int) -> None:
         body = {"new_version": str(version), "abort_all_requests": False}
         await self._command("/update_weight_version", body, if_missing=_NO_VERSION)
 
     async def version(self) -> int | None:
-        return weight_version((await self._read("/get_model_info")).get("weight_version"))
+        status, about = await self._info("model_info")
+        if status != 200:
+            raise EngineUnavailable(f"SGLang answered {status or 'nothing'} to GET /model_info")
+        return weight_version(about.get("weight_version"))
 
     async def verify_weights(self, source: str | Broadcast) -> None:
-        """Compares shapes with those of the served folder, if that can be read here."""
-        _, about = await self._get("/get_model_info")
-        folder = Path(str(about.get("model_path")))
+        """Compares shapes with those of the weights that were served first, if that folder can be read here."""
         if isinstance(source, Broadcast):
             new = {name: list(shape) for name, shape, _ in source.layout}
         else:
             new = await asyncio.to_thread(_shapes_in, Path(source))
-        if not await asyncio.to_thread(folder.is_dir):
-            return
-        old = await asyncio.to_thread(_shapes_in, folder)
-        wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if name not in old]
+        self._checksum = await self._weights_checksum()
+        old = await self._served_shapes()
+        wrong = [name for name in old if new.get(name) != old[name]] + [name for name in new if old and name not in old]
         if wrong:
             raise EngineRefused(f"{_NOT_TAKEN}: {wrong[0]} is {new.get(wrong[0])}, was {old.get(wrong[0])}")
+
+    async def _served_shapes(self) -> Mapping[str, list[int]]:
+        """The shapes of the served tensors; none where no folder of theirs was readable here yet."""
+        if not self._shapes:
+            _, about = await self._info("model_info")
+            folder = Path(str(about.get("model_path")))
+            if await asyncio.to_thread(folder.is_dir):
+                self._shapes = await asyncio.to_thread(_shapes_in, folder)
+            else:
+                _log.warning("the weights of an update are not compared with %s, which is not here", folder)
+        return self._shapes
 
     async def load_weights(self, folder: str, version: int) -> None:
         await self.verify_weights(folder)
         body = {"model_path": folder, "weight_version": str(version), "abort_all_requests": False, "flush_cache": True}
-        await self._checked_command("/update_weights_from_disk", body, _NO_UPDATE, LOAD_S)
+        await self._update("/update_weights_from_disk", body, version, _NO_UPDATE)
+
+    async def _update(self, path: str, body: Mapping[str, Any], version: int, if_missing: str) -> None:
+        """Run an update of the weights; see the module's docstring for what follows one that fails."""
+        self._generates = False
+        try:
+            await self._checked_command(path, body, if_missing, LOAD_S)
+        except EngineRefused as refused:
+            if _NOT_FLUSHED not in str(refused):
+                raise await self._judged(str(refused)) from refused
+            await self._flush_cache()
         if await self.version() != version:
             await self.set_version(version)
+
+    async def _judged(self, why: str) -> EngineFailed | EngineRefused:
+        """The error for an update that failed, by the weights that the server has now."""
+        now = await self._weights_checksum()
+        if now is None:
+            return EngineFailed(f"SGLang's update failed, and it does not tell which weights it has: {why}")
+        if now == self._checksum:
+            return EngineRefused(f"{_NOT_TAKEN}: {why}")
+        return EngineFailed(f"SGLang has some of the new weights and not others: {why}")
+
+    async def _weights_checksum(self) -> str | None:
+        """Of the weights that the server computes with; None where it has no such answer."""
+        try:
+            answer = await self._command("/weights_checker", {"action": "checksum"}, if_missing=_NO_CHECKSUM)
+        except (EngineUnsupported, EngineRefused):
+            return None
+        return typed(answer, "per_engine_checksum", str)
+
+    async def _flush_cache(self) -> None:
+        try:
+            await self._command("/flush_cache", if_missing=_NO_FLUSH)
+        except (EngineRefused, EngineUnsupported) as error:
+            raise EngineFailed(f"SGLang has the new weights and the cache of the old ones: {error}") from error
 
     async def join_group(self, name: str, place: Mapping[str, Any]) -> None:
         body = {
@@ -188,14 +295,32 @@ class SglangClient(EngineClient):
             "abort_all_requests": False,
             "weight_version": str(version),
         }
-        path = "/update_weights_from_distributed"
-        answer = await self._command(path, body, if_missing=_NO_GROUP, timeout_s=LOAD_S)
-        if answer.get("success") is False:
-            raise EngineFailed(
-                f"SGLang has some of the new weights and not others, restart it: {answer.get('message')}"
-            )
-        if await self.version() != version:
-            await self.set_version(version)
+        async with self._update_session():
+            await self._update("/update_weights_from_distributed", body, version, _NO_GROUP)
+
+    @contextlib.asynccontextmanager
+    async def _update_session(self) -> AsyncIterator[None]:
+        """Servers that have sessions load broadcast weights only inside one, and finish them at its end."""
+        if self._has_sessions:
+            try:
+                await self._begin_session()
+            except EngineUnsupported:
+                self._has_sessions = False
+        try:
+            yield
+        finally:
+            if self._has_sessions:
+                try:
+                    await self._checked_command("/end_weight_update", {}, _NO_SESSION, LOAD_S)
+                except (EngineRefused, EngineUnsupported) as error:
+                    raise EngineFailed(f"SGLang did not finish the new weights: {error}") from error
+
+    async def _begin_session(self) -> None:
+        try:
+            await self._checked_command("/begin_weight_update", {}, _NO_SESSION, LOAD_S)
+        except EngineRefused:  # a data proxy that died left one open
+            await self._checked_command("/end_weight_update", {}, _NO_SESSION, LOAD_S)
+            await self._checked_command("/begin_weight_update", {}, _NO_SESSION, LOAD_S)
 
     async def leave_group(self, name: str) -> None:
         with contextlib.suppress(

@@ -30,6 +30,7 @@ from areal.services.inference.engines.base import (
     EngineUnsupported,
     LogprobsMode,
     OnFlow,
+    generation_problem,
     logprobs_problem,
 )
 
@@ -195,7 +196,7 @@ _CONTROL_S = 5.0
 COMMAND_S = 120.0
 LOAD_S = 1800.0  # weights of any size, from any disk
 _NEVER_BEGAN = frozenset({429, 503})
-_NO_SUCH_ROUTE = frozenset({404, 405, 501})
+NO_SUCH_ROUTE = frozenset({404, 405, 501})
 _MOST_ERROR_BYTES = 65536
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
@@ -213,14 +214,16 @@ class EngineClient(ABC):
         self._url = url.rstrip("/")
         self._headers = {**headers, "Content-Type": "application/json"}
         self._window = Window(WINDOW_S)
+        self._calls = 0  # generations under way
         self._logprobs_known = False
+        self._generates = False  # whether it has generated since it was found, or since its last update of weights
 
     @abstractmethod
     def _request(self, call: EngineCall) -> GenerateRequest: ...
 
     def point_to(self, url: str) -> None:
         self._url = url.rstrip("/")
-        self._logprobs_known = False
+        self._forget_engine()
 
     async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
         path, body, reader = self._request(call)
@@ -252,6 +255,7 @@ class EngineClient(ABC):
     @contextlib.asynccontextmanager
     async def _post(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Connection]:
         """A response with status 200, its body unread. Leaving early closes the connection."""
+        self._calls += 1
         try:
             async with self._http.call("POST", self._url, path, self._headers, orjson.dumps(body)) as answer:
                 if answer.status != 200:
@@ -264,6 +268,8 @@ class EngineClient(ABC):
             raise EngineUnavailable("the engine does not answer") from error
         except CallFailed as error:
             raise EngineFailed("the connection to the engine broke") from error
+        finally:
+            self._calls -= 1
 
     async def _control(self, path: str, body: Mapping[str, Any]) -> None:
         """A short best-effort call: abort."""
@@ -293,7 +299,7 @@ class EngineClient(ABC):
             raise EngineUnavailable("the engine does not answer") from error
         except (CallFailed, TimeoutError) as error:
             raise EngineFailed(f"the engine did not answer to {path}: {error!r}") from error
-        if answer.status in _NO_SUCH_ROUTE:
+        if answer.status in NO_SUCH_ROUTE:
             raise EngineUnsupported(if_missing)
         if answer.status != 200:
             raise _failure(answer.status, answer.body)
@@ -314,25 +320,29 @@ class EngineClient(ABC):
             raise EngineUnavailable(f"the engine answered {status or 'nothing'} to GET {path}")
         return answer
 
-    async def _health_problem(self, name: str) -> str | None:
-        """Why the engine is not ready by its /health, or None."""
-        status, _ = await self._get("/health")
-        if status == 200:
-            return None
-        if status == 0:  # it may restart with other settings and its first weights
+    def _silent(self, name: str, path: str, status: int) -> str:
+        """Why the engine is not ready, after ``path`` answered ``status``. Without an answer it may restart with other
+        settings and its first weights."""
+        if status == 0:
             self._forget_engine()
-        return f"{name} is not ready: /health answered {status or 'nothing'}"
+        return f"{name} is not ready: {path} answered {status or 'nothing'}"
 
     def _forget_engine(self) -> None:
         """Forget what was learnt of the engine process: another one may answer from now on."""
-        self._logprobs_known = False
+        self._logprobs_known = self._generates = False
 
-    async def _logprobs_problem(self, expected: LogprobsMode, name: str) -> str | None:
-        """Determine the mode of the log-probabilities once per engine process; the reason where that fails."""
-        if self._logprobs_known:
+    async def _generation_problem(self, expected: LogprobsMode, name: str) -> str | None:
+        """The reason why the engine does not generate, or None. It is asked once per process, for the mode of its
+        log-probabilities too, and once after an update of weights, unless calls are under way, whose progress shows
+        it. The engine must not be paused."""
+        if not self._logprobs_known:
+            problem = await logprobs_problem(self, expected, name)
+            self._logprobs_known = problem is None
+        elif self._generates or self._calls:
             return None
-        problem = await logprobs_problem(self, expected, name)
-        self._logprobs_known = problem is None
+        else:
+            problem = await generation_problem(self, name)
+        self._generates = problem is None
         return problem
 
 

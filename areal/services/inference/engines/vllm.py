@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,6 @@ from areal.services.inference.engines.base import (
     UNKNOWN_VERSION,
     Broadcast,
     Capabilities,
-    DeltaSink,
     EngineCall,
     EngineDelta,
     EngineError,
@@ -43,7 +42,6 @@ from areal.services.inference.engines.base import (
     EngineUnsupported,
     FinishReason,
     LogprobsMode,
-    OnFlow,
     PromptLogprobs,
     TopLogprobs,
 )
@@ -87,18 +85,7 @@ class VllmClient(EngineClient):
         super().__init__(http, url, headers, capabilities)
         self._model: str | None = None  # vLLM's name of the model, from /v1/models
         self._version: int | None = None
-        self._calls = 0
         self._event = asyncio.Event()
-
-    async def generate(self, call: EngineCall) -> AsyncGenerator[EngineDelta, None]:
-        with self._count_call():
-            async with contextlib.aclosing(super().generate(call)) as deltas:
-                async for delta in deltas:
-                    yield delta
-
-    async def stream_to(self, call: EngineCall, sink: DeltaSink, flowing: OnFlow) -> None:
-        with self._count_call():
-            await super().stream_to(call, sink, flowing)
 
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
         body = {
@@ -117,14 +104,6 @@ class VllmClient(EngineClient):
         if self._model is None:
             raise EngineUnavailable("vLLM has not said yet which model it serves")
         return self._model
-
-    @contextlib.contextmanager
-    def _count_call(self) -> Iterator[None]:
-        self._calls += 1
-        try:
-            yield
-        finally:
-            self._calls -= 1
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         alike = range(call.sampling.n) if call.sampling.greedy and call.sampling.n > 1 else ()
@@ -150,8 +129,9 @@ class VllmClient(EngineClient):
         """Do nothing: closing the connection aborted the request."""
 
     async def state(self) -> EngineState:
-        if (problem := await self._health_problem("vLLM")) is not None:
-            return EngineState(not_ready=problem)
+        status, _ = await self._get("/health")
+        if status != 200:
+            return EngineState(not_ready=self._silent("vLLM", "/health", status))
         status, listed = await self._get("/v1/models")
         if (refused := key_refused("vLLM", status)) is not None:
             return refused
@@ -165,7 +145,7 @@ class VllmClient(EngineClient):
             self._version = weight_version(about.get("weight_version"))
         _, pausing = await self._get("/is_paused")
         paused = typed(pausing, "is_paused", bool)
-        if paused is not True and (problem := await self._logprobs_problem(_PROCESSED, "vLLM")) is not None:
+        if paused is not True and (problem := await self._generation_problem(_PROCESSED, "vLLM")) is not None:
             return EngineState(not_ready=problem)
         return EngineState(
             not_ready=None,
@@ -199,6 +179,7 @@ class VllmClient(EngineClient):
         return self._version
 
     async def load_weights(self, folder: str, version: int) -> None:
+        self._generates = False
         _check_refusals(await self._call_workers("areal_load_weights", {"path": folder}, LOAD_S))
         await self.set_version(version)
 
@@ -206,6 +187,7 @@ class VllmClient(EngineClient):
         await self._run_on_workers("areal_stage", {"version": version, **weight_source(source)})
 
     async def load_staged(self, version: int) -> None:
+        self._generates = False
         _check_refusals(await self._call_workers("areal_load_staged", {"version": version}, LOAD_S))
         await self.set_version(version)
 

@@ -39,7 +39,7 @@ async def http() -> AsyncIterator[HttpClient]:
 @pytest.fixture
 async def api() -> AsyncIterator[ScriptedApi]:
     async with scripted_api() as api:
-        api.replies |= {"GET /health": (200, {}), "GET /v1/models": VLLM_MODELS}
+        api.replies |= {"GET /health": (200, {}), "GET /v1/models": VLLM_MODELS, "GET /model_info": (200, {})}
         yield api
 
 
@@ -167,7 +167,7 @@ async def test_sglang_that_sends_several_steps_at_once_is_not_ready_and_says_why
 ) -> None:
     api.replies["POST /generate"] = [_sglang_event([5], 1, {"type": "length"}), "[DONE]"]
     for interval, ready in ((1, True), (8, False)):
-        api.replies["GET /get_server_info"] = (200, {"stream_interval": interval})
+        api.replies["GET /server_info"] = (200, {"stream_interval": interval})
         state = await open_engine("sglang", http, api.url, {}).state()
         assert (state.not_ready is None, state.fault is None) == (ready, ready)
     assert state.fault is not None and "--stream-interval 8" in state.fault

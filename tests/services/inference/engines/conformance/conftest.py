@@ -43,6 +43,10 @@ class Subject:
         await self.client.stream_to(self.call(prompt, **options), deltas.append, lambda flow: None)  # type: ignore[arg-type]
         return deltas
 
+    def needs(self, ability: str) -> None:
+        if ability in self.process.lacks:
+            pytest.skip(f"{self.kind} has no {ability} on this machine")
+
     async def idle(self) -> None:
         """Return once the engine has nothing left to do."""
         async with asyncio.timeout(20):

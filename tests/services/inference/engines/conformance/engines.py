@@ -19,8 +19,12 @@ from tests.services.inference.engines.conformance.models import MAX_LEN
 
 REPOSITORY = Path(__file__).parents[5]
 PLUGIN = REPOSITORY / "areal/services/inference/engines/vllm_plugin"
+SGLANG_ON_CPU = REPOSITORY / "tests/engines/sglang_on_cpu"
 KINDS = ("embedded", "vllm-standin", "sglang-standin", "vllm", "sglang")
 REAL = {"vllm": "AREAL_VLLM_PYTHON", "sglang": "AREAL_SGLANG_PYTHON"}
+ON_GPU = bool(os.environ.get("CUDA_VISIBLE_DEVICES"))
+SGLANG_ON_CPU_FLAGS = ["--device", "cpu", "--attention-backend", "torch_native", "--disable-overlap-schedule"]
+SGLANG_ON_CPU_FLAGS += ["--mem-fraction-static", "0.05", "--max-total-tokens", "8192", "--sleep-on-idle"]
 _PORT = re.compile(r"^(?:.*listens on \S+ port )?(\d+)$", re.MULTILINE)
 _START_S = {"vllm": 900.0, "sglang": 900.0}
 
@@ -35,6 +39,11 @@ class EngineProcess:
     @property
     def client_kind(self) -> str:
         return self.kind.removesuffix("-standin")
+
+    @property
+    def lacks(self) -> frozenset[str]:
+        """What this engine cannot do on this machine: SGLang's adapters and released memory need a GPU."""
+        return frozenset({"adapters", "memory"}) if self.kind == "sglang" and not ON_GPU else frozenset()
 
     @property
     def url(self) -> str:
@@ -58,13 +67,15 @@ class EngineProcess:
 
     async def unfinished(self, http: HttpClient) -> int:
         """Requests that it still has, by its own word."""
-        path = {"embedded": "/stats", "vllm": "/metrics", "sglang": "/standin/load"}[self.client_kind]
+        path = {"embedded": "/stats", "vllm": "/metrics", "sglang": "/v1/loads"}[self.client_kind]
         answer = await http.fetch("GET", self.url, path, timeout_s=10.0)
         if self.client_kind == "vllm":
             text = answer.body.decode()
             return sum(map(int, re.findall(r"^vllm:num_requests_(?:running|waiting)\{.*\} (\d+)", text, re.M)))
         told = answer.object()
-        return int(told["running"] + told["waiting"] if self.kind == "embedded" else told["requests"])
+        if self.kind == "embedded":
+            return int(told["running"] + told["waiting"])
+        return sum(int(load["num_running_reqs"] + load["num_waiting_reqs"]) for load in told["loads"])
 
     def stop(self) -> None:
         if self.popen.poll() is None:
@@ -120,7 +131,11 @@ def _vllm(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str
 def _sglang(folder: Path, port: int, lora: list[str]) -> tuple[list[str], dict[str, str]]:
     argv = [os.environ["AREAL_SGLANG_PYTHON"], "-m", "sglang.launch_server", "--model-path", str(folder)]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--context-length", str(MAX_LEN)]
-    argv += ["--enable-memory-saver", "--sampling-backend", "pytorch"]
+    argv += ["--sampling-backend", "pytorch"]
+    if not ON_GPU:
+        argv += SGLANG_ON_CPU_FLAGS
+        return argv, {"PYTHONPATH": str(SGLANG_ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
+    argv += ["--enable-memory-saver"]
     if lora:
         argv += ["--enable-lora", "--lora-paths", *lora]
     return argv, {"PYTHONPATH": ""}

@@ -12,6 +12,11 @@ from tests.services.inference.engines.conformance.models import TOLERANCE, gap, 
 from tests.services.inference.engines.conformance.test_generation import LONG, PROMPT, tokens, told
 
 
+@pytest.fixture(autouse=True)
+def needed(engine: Subject) -> None:
+    engine.needs("adapters")
+
+
 async def check_side_by_side(engine: Subject, names: list[str | None]) -> None:
     for prompt in (PROMPT, LONG):
         answers = await asyncio.gather(

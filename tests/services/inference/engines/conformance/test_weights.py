@@ -119,7 +119,7 @@ async def test_staged_weights_are_served_only_when_they_are_loaded(engine: Subje
 
 
 async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_has(
-    engine: Subject, tmp_path: Path
+    engine: Subject,
 ) -> None:
     client = engine.client
     assert isinstance(client, GroupReceiver)
@@ -148,6 +148,14 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
         await client.receive_weights("pair", layout, 9)
     assert await client.version() == 4
     image.remove()
+
+
+async def test_update_that_a_lost_data_proxy_left_open_holds_up_no_broadcast(engine: Subject) -> None:
+    if engine.process.client_kind != "sglang":
+        pytest.skip(f"{engine.kind} has no sessions of an update")
+    begun = await engine.http.fetch("POST", engine.process.url, "/begin_weight_update", timeout_s=30.0, body=b"{}")
+    assert begun.status == 200, begun.body
+    await test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_has(engine)
 
 
 @pytest.mark.slow

@@ -1,11 +1,11 @@
-"""SGLang's routes as its documentation has them: native ``/generate`` (each event repeats the whole answer so far), its
-pause, weight, adapter and memory routes. A seed is dropped without a word, as SGLang does outside its deterministic
-mode; an update that fails answers with ``success: false``."""
+"""SGLang's routes as 0.5.23 answers them: native ``/generate`` (each event repeats the whole answer so far), its pause,
+weight, adapter and memory routes. A seed is dropped without a word, as SGLang does outside its deterministic mode."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import hashlib
 import json
 import tempfile
 from collections.abc import Collection
@@ -28,6 +28,7 @@ class Sglang:
     def __init__(self, core: Core, refuses: Collection[str] = ()) -> None:
         self._core = core
         self._refuses = refuses
+        self._session = False
         self._running: dict[str, bool] = {}  # by rid; True once it is to be aborted
         self._groups: dict[str, Any] = {}
 
@@ -35,10 +36,11 @@ class Sglang:
         app = web.Application(client_max_size=2**26)
         gets = {
             "/health": self._health,
-            "/get_server_info": self._server_info,
-            "/get_model_info": self._model_info,
+            "/ready": self._ready,
+            "/server_info": self._server_info,
+            "/model_info": self._model_info,
             "/v1/models": self._models,
-            "/standin/load": self._load,
+            "/v1/loads": self._load,
         }
         posts = {
             "/generate": self._generate,
@@ -54,6 +56,9 @@ class Sglang:
             "/unload_lora_adapter": self._unload_adapter,
             "/release_memory_occupation": self._release,
             "/resume_memory_occupation": self._restore,
+            "/begin_weight_update": self._begin,
+            "/end_weight_update": self._end,
+            "/weights_checker": self._check_weights,
         }
         app.router.add_routes([web.get(path, handler) for path, handler in gets.items()])
         app.router.add_routes([web.post(path, handler) for path, handler in posts.items()])
@@ -63,21 +68,48 @@ class Sglang:
         return web.Response()
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"context_length": None, "max_req_input_len": self._core.engine.limits.max_length})
+        return web.json_response({"context_length": None, "stream_interval": 1, "version": "0.5.23"})
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        return web.Response(status=503 if self._core.engine.paused else 200)
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        if self._session:
+            return _failed("a weight-update session is already open; call end_weight_update() first")
+        self._session = True
+        return web.json_response({"success": True, "message": "Success"})
+
+    async def _end(self, request: web.Request) -> web.Response:
+        if not self._session:
+            return _failed("no weight-update session is open; call begin_weight_update() first")
+        self._session = False
+        return web.json_response({"success": True, "message": "Success"})
+
+    async def _check_weights(self, request: web.Request) -> web.Response:
+        assert (await request.json())["action"] == "checksum"
+        runner: Any = self._core.engine._runner
+        digest = hashlib.sha256()
+        for _, tensor in runner._decoder.large():
+            digest.update(tensor.contiguous().numpy().tobytes())
+        checksum = digest.hexdigest()
+        return web.json_response({"success": True, "message": "Success.", "per_engine_checksum": checksum})
 
     async def _model_info(self, request: web.Request) -> web.Response:
         return web.json_response({"model_path": str(self._core.folder), "weight_version": self._core.label})
 
     async def _models(self, request: web.Request) -> web.Response:
         base = str(self._core.folder)
-        entries = [{"id": base, "object": "model", "root": base, "parent": None}]
+        length = self._core.engine.limits.max_length
+        entries: list[dict[str, Any]] = [
+            {"id": base, "object": "model", "root": base, "parent": None, "max_model_len": length}
+        ]
         entries += [
             {"id": name, "object": "model", "root": name, "parent": base} for name in self._core.loaded.adapters
         ]
         return web.json_response({"object": "list", "data": entries})
 
     async def _load(self, request: web.Request) -> web.Response:
-        return web.json_response({"requests": len(self._running)})
+        return web.json_response({"loads": [{"num_running_reqs": len(self._running), "num_waiting_reqs": 0}]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -152,11 +184,11 @@ class Sglang:
         body = await request.json()
         assert body["flush_cache"] is True and body["abort_all_requests"] is False
         if body["weight_version"] in self._refuses:
-            return web.json_response({"success": False, "message": "out of memory", "num_paused_requests": 0})
+            return _failed("out of memory", num_paused_requests=0)
         try:
             self._core.engine.load_weights(Path(body["model_path"]), None)
         except ArealError as error:
-            return web.json_response({"success": False, "message": str(error), "num_paused_requests": 0}, status=400)
+            return _failed(str(error), num_paused_requests=0)
         self._core.label = body["weight_version"] or self._core.label
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
@@ -171,13 +203,14 @@ class Sglang:
     async def _receive(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert body["flush_cache"] is True and body["abort_all_requests"] is False
+        if not self._session:
+            return _failed("update_weights_from_distributed must run between begin_weight_update() and ...")
         if body["group_name"] not in self._groups:
-            answer = {"success": False, "message": f"Group {body['group_name']} not in the update groups."}
-            return web.json_response(answer, status=400)
+            return _failed(f"Failed to receive weights: Group {body['group_name']} not in []. ...")
         try:
             await asyncio.to_thread(self._load_broadcast, body)
         except (ArealError, RuntimeError) as error:
-            return web.json_response({"success": False, "message": f"partially updated: {error}"}, status=400)
+            return _failed(f"Failed to update parameter online: {error}. The full weights ... are partially updated.")
         self._core.label = body["weight_version"] or self._core.label
         return web.json_response({"success": True, "message": "Succeeded to update parameter online."})
 
@@ -195,7 +228,7 @@ class Sglang:
     async def _leave_group(self, request: web.Request) -> web.Response:
         group = self._groups.pop((await request.json())["group_name"], None)
         if group is None:
-            return web.json_response({"success": False, "message": "The group to be destroyed does not exist."})
+            return _failed("The group to be destroyed does not exist.")
         dist.destroy_process_group(group)
         return web.json_response({"success": True, "message": "Succeeded to destroy custom process group."})
 
@@ -223,6 +256,10 @@ class Sglang:
     async def _restore(self, request: web.Request) -> web.Response:
         await done(self._core.engine.restore_memory())
         return web.Response()
+
+
+def _failed(message: str, **more: int) -> web.Response:
+    return web.json_response({"success": False, "message": message, **more}, status=400)
 
 
 def _custom_group(body: dict[str, Any]) -> Any:

@@ -1,0 +1,197 @@
+"""Which weights SGLang has after each answer to an update, and how it is polled meanwhile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from areal.http.client import HttpClient
+from areal.services.inference.engines.base import EngineError, EngineFailed, EngineRefused
+from areal.services.inference.engines.sglang import SglangClient
+from tests.services.scripted_api import ScriptedApi, scripted_api
+
+OK = (200, {"success": True, "message": "Success"})
+FROM_DISK = "POST /update_weights_from_disk"
+BROADCAST = "POST /update_weights_from_distributed"
+LAYOUT = [["w", [2, 2], "F32"]]
+NOT_FLUSHED = "Weights were updated, but the cache was not flushed because requests are still running or queued."
+ONE_TOKEN = {
+    "meta_info": {
+        "completion_tokens": 1,
+        "finish_reason": {"type": "length"},
+        "output_token_logprobs": [[-0.7, 5, None]],
+        "output_top_logprobs": [[[-0.7, 5, None], [-0.7, 6, None]]],
+    }
+}
+
+
+def refusal(message: str) -> tuple[int, dict[str, Any]]:
+    return 400, {"success": False, "message": message}
+
+
+def checksum(text: str) -> tuple[int, dict[str, Any]]:
+    return 200, {"success": True, "per_engine_checksum": text}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_file({"w": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    return tmp_path
+
+
+@pytest.fixture
+async def api(folder: Path) -> AsyncIterator[ScriptedApi]:
+    async with scripted_api() as api:
+        about = {"model_path": str(folder), "weight_version": "3"}
+        api.replies |= {"GET /model_info": (200, about), "GET /ready": (200, {}), "GET /server_info": (200, {})}
+        api.replies |= {"POST /generate": [ONE_TOKEN, "[DONE]"], "POST /weights_checker": checksum("old")}
+        api.replies |= {f"POST /{name}": OK for name in ("pause_generation", "continue_generation", "flush_cache")}
+        api.replies |= {f"POST /{name}_weight_update": OK for name in ("begin", "end")}
+        api.replies |= {FROM_DISK: OK, BROADCAST: OK, "POST /update_weight_version": OK}
+        yield api
+
+
+@pytest.fixture
+async def client(api: ScriptedApi) -> AsyncIterator[SglangClient]:
+    http = HttpClient()
+    yield SglangClient(http, api.url, {})
+    http.close()
+
+
+def asked(api: ScriptedApi) -> list[str]:
+    return [route for route, _, _ in api.got]
+
+
+@pytest.mark.parametrize(
+    ("answer", "after", "flush", "expected"),
+    [
+        (OK, checksum("new"), OK, None),
+        (refusal(NOT_FLUSHED), checksum("new"), OK, None),
+        (refusal(NOT_FLUSHED), checksum("new"), (400, {}), EngineFailed),
+        (refusal("Failed to get weights iterator"), checksum("old"), OK, EngineRefused),
+        (refusal("Failed to update weights. Rolling back to original weights."), checksum("mixed"), OK, EngineFailed),
+        (refusal("Failed to update weights. Rolling back to original weights."), (404, {}), OK, EngineFailed),
+        ((200, {"success": False, "message": "of an older server"}), checksum("old"), OK, EngineRefused),
+        ((500, {}), checksum("old"), OK, EngineFailed),
+    ],
+    ids=["taken", "flushed-later", "not-flushed", "old", "mixed", "untold", "status-200", "broken"],
+)
+async def test_update_from_disk_leaves_the_weights_that_the_server_has_by_its_checksum(
+    client: SglangClient, api: ScriptedApi, folder: Path, answer: Any, after: Any, flush: Any, expected: Any
+) -> None:
+    async def updated() -> None:
+        api.replies["POST /weights_checker"] = after
+
+    api.replies |= {FROM_DISK: answer, "POST /flush_cache": flush}
+    api.hooks[FROM_DISK] = updated
+    if expected is None:
+        await client.load_weights(str(folder), 4)
+        assert api.bodies("POST /update_weight_version") == [{"new_version": "4", "abort_all_requests": False}]
+        assert ("POST /flush_cache" in asked(api)) == (answer != OK)
+        return
+    with pytest.raises(EngineError) as raised:
+        await client.load_weights(str(folder), 4)
+    assert type(raised.value) is expected
+    assert "POST /update_weight_version" not in asked(api)
+
+
+async def test_broadcast_runs_between_begin_and_end_where_the_server_has_them(
+    client: SglangClient, api: ScriptedApi
+) -> None:
+    await client.receive_weights("pair", LAYOUT, 3)
+    steps = [path for path in asked(api) if path.endswith(("_weight_update", "_distributed"))]
+    assert steps == ["POST /begin_weight_update", BROADCAST, "POST /end_weight_update"]
+
+
+async def test_broadcast_to_a_server_without_sessions_asks_for_one_once(client: SglangClient, api: ScriptedApi) -> None:
+    del api.replies["POST /begin_weight_update"], api.replies["POST /end_weight_update"]
+    for version in (3, 3):
+        await client.receive_weights("pair", LAYOUT, version)
+    assert asked(api).count("POST /begin_weight_update") == 1 and "POST /end_weight_update" not in asked(api)
+    assert asked(api).count(BROADCAST) == 2
+
+
+async def test_session_of_a_broadcast_that_failed_is_ended_and_one_that_does_not_end_is_a_failure(
+    client: SglangClient, api: ScriptedApi
+) -> None:
+    api.replies[BROADCAST] = refusal("Failed to receive weights: connection closed by peer")
+    with pytest.raises(EngineRefused, match="old ones serve on: Failed to receive"):
+        await client.receive_weights("pair", LAYOUT, 4)
+    assert asked(api)[-1] == "POST /end_weight_update"
+    api.replies |= {BROADCAST: OK, "POST /end_weight_update": refusal("out of memory")}
+    with pytest.raises(EngineFailed, match="did not finish"):
+        await client.receive_weights("pair", LAYOUT, 3)
+
+
+async def test_folder_that_is_gone_leaves_its_shapes_known(
+    client: SglangClient, api: ScriptedApi, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    await client.load_weights(str(folder), 3)
+    other = tmp_path_factory.mktemp("other")
+    save_file({"w": torch.zeros(3, 2)}, other / "model.safetensors")
+    (other / "config.json").write_text((folder / "config.json").read_text())
+    api.replies["GET /model_info"] = (200, {"model_path": "/gone", "weight_version": "3"})
+    with pytest.raises(EngineRefused, match=r"w is \[3, 2\], was \[2, 2\]"):
+        await client.load_weights(str(other), 4)
+
+
+async def test_poll_samples_tokens_at_first_and_after_an_update_only(
+    client: SglangClient, api: ScriptedApi, folder: Path
+) -> None:
+    sampled = []
+    for update in (False, False, True, False):
+        if update:
+            await client.load_weights(str(folder), 3)
+        before = len(api.got)
+        state = await client.state()
+        assert (state.not_ready, state.paused) == (None, False)
+        sampled.append(asked(api)[before:].count("POST /generate") > 0)
+        assert "GET /health" not in asked(api)
+    assert sampled == [True, False, True, False]
+
+
+async def test_engine_that_does_not_generate_after_an_update_is_not_ready(
+    client: SglangClient, api: ScriptedApi, folder: Path
+) -> None:
+    await client.state()
+    await client.load_weights(str(folder), 3)
+    api.replies["POST /generate"] = (500, {"error": {"message": "device-side assert"}})
+    assert "device-side assert" in str((await client.state()).not_ready)
+    api.replies["POST /generate"] = [ONE_TOKEN, "[DONE]"]
+    assert (await client.state()).not_ready is None
+
+
+@pytest.mark.parametrize(
+    ("commanded", "health", "not_ready", "paused"),
+    [(True, None, None, True), (False, 200, None, True), (False, 503, "SGLang is starting", None)],
+    ids=["by-this-client", "by-another", "starting"],
+)
+async def test_server_that_answers_503_to_ready_is_paused_or_starting(
+    client: SglangClient, api: ScriptedApi, commanded: bool, health: int | None, not_ready: str | None, paused: bool
+) -> None:
+    api.replies |= {"GET /ready": (503, {}), "GET /health": (health or 500, {})}
+    if commanded:
+        await client.pause()
+    state = await client.state()
+    assert (state.not_ready, state.paused) == (not_ready, paused)
+    assert "POST /generate" not in asked(api)  # it would wait for the end of the pause
+    assert ("GET /health" in asked(api)) == (health is not None)
+
+
+async def test_older_server_is_asked_by_its_own_routes(client: SglangClient, api: ScriptedApi) -> None:
+    api.replies |= {"GET /get_model_info": api.replies.pop("GET /model_info")}
+    api.replies |= {"GET /get_server_info": api.replies.pop("GET /server_info")}
+    del api.replies["GET /ready"]
+    for _ in range(2):
+        state = await client.state()
+        assert (state.not_ready, state.version, state.paused) == (None, 3, None)
+    assert asked(api).count("GET /model_info") == 1
+    await client.pause()
+    assert (await client.state()).paused is True
