@@ -27,6 +27,7 @@ from areal.wire.fields import FieldError, read_fields
 T = TypeVar("T")
 _GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = REQUEST_ID.encode()
+_INFLATED_AT_ONCE = 1024 * 1024  # bytes of a compressed body, between two looks at the limits
 
 
 class ServerConnection(Protocol):
@@ -149,15 +150,18 @@ class Request:
                 f"Content-Encoding {encoding.decode(errors='replace')} is not read: send the body as it is, or gzip"
             )
             raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "gzip"})
+        received, source = self._held, gzip.GzipFile(fileobj=io.BytesIO(data))
+        parts = []
         try:
-            plain = await asyncio.to_thread(lambda: gzip.GzipFile(fileobj=io.BytesIO(data)).read(limit + 1))
+            while part := await asyncio.to_thread(source.read, _INFLATED_AT_ONCE):
+                self._hold(len(part), self._held + len(part))
+                parts.append(part)
+                if self._held - received > limit:
+                    raise _too_large(limit)
         except (OSError, EOFError, zlib.error) as error:
             raise ApiError(400, f"the request body is not valid gzip: {error}", code="invalid_gzip") from error
-        if len(plain) > limit:
-            raise _too_large(limit)
-        self.connection.budget.take(len(plain), self.size + len(plain))
-        self._held += len(plain)
-        return plain
+        self._give(received)  # the compressed bytes, which are freed
+        return b"".join(parts)
 
     async def answer(self, response: Response) -> None:
         """Send ``response`` before the handler returns. Raises ConnectionResetError when the caller is gone."""
@@ -173,18 +177,25 @@ class Request:
             self.refuse(_too_large(self._limit))
         elif self._refusal is None:
             try:
-                self.connection.budget.take(len(data), self.size)
+                self._hold(len(data), self.size)
             except ApiError as error:
                 self._drop_body()
                 self.refuse(error)
                 return
-            self._held += len(data)
             self._parts.append(data)
+
+    def _hold(self, count: int, size: int) -> None:
+        """Count ``count`` more bytes of a body that has ``size`` bytes. Raises 503."""
+        self.connection.budget.take(count, size)
+        self._held += count
+
+    def _give(self, count: int) -> None:
+        self.connection.budget.give(count)
+        self._held -= count
 
     def _drop_body(self) -> None:
         self._parts.clear()
-        self.connection.budget.give(self._held)
-        self._held = 0
+        self._give(self._held)
 
     def release(self) -> None:
         """Free the body and break reference cycles: the request is answered, or its caller is gone."""

@@ -91,6 +91,11 @@ class ServerFixture:
         finally:
             writer.transport.abort()
 
+    def sweep_idle(self, after_s: float) -> None:
+        """Sweep each connection as if it had been idle for so long."""
+        for connection in list(self.server.connections):
+            connection.sweep(connection._idle_since + after_s)
+
     async def emptied(self) -> None:
         """Return once the server has no connection."""
         async with asyncio.timeout(20):

@@ -305,13 +305,14 @@ async def test_request_that_drips_is_408_however_long_it_drips() -> None:
 
 
 async def test_idle_connection_is_closed_after_a_while_and_not_before() -> None:
-    async with serving(echo, QUICK) as fixture, fixture.caller() as fresh, fixture.caller() as used:
-        await used.say(get())
-        assert (await used.answer()).status == 200
-        await asyncio.sleep(0.1)
-        await used.say(get())
-        assert (await used.answer()).status == 200
-        assert await used.ended() and await fresh.ended()
+    async with serving(echo, ServerLimits(keep_alive_s=20.0)) as fixture:
+        async with fixture.caller() as fresh, fixture.caller() as used:
+            for _ in range(2):
+                await used.say(get())
+                assert (await used.answer()).status == 200
+                fixture.sweep_idle(after_s=19.9)
+            fixture.sweep_idle(after_s=20.1)
+            assert await used.ended() and await fresh.ended()
 
 
 async def test_server_without_connections_has_no_timer() -> None:

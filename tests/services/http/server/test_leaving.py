@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import os
 from collections.abc import Iterator
 
@@ -156,6 +157,56 @@ async def test_bodies_of_all_callers_together_are_bounded() -> None:
         await fixture.emptied()
         assert fixture.server.budget.held == 0
         assert (await fixture.ask(post(_PART * 3, path="/answer"))).status == 200
+
+
+ZIPPED = "Content-Encoding: gzip"
+
+
+async def test_compressed_body_is_held_at_the_size_that_it_has_in_memory() -> None:
+    """While it is decompressed both sides are counted, after that the plain one."""
+    plain = _PART * 3
+    async with serving(application, ServerLimits(bodies_bytes=16 * _MIB)) as fixture:
+        async with fixture.caller() as one:
+            await one.say(post(gzip.compress(plain), ZIPPED, path="/never"))
+            await fixture_holds(fixture, len(plain))
+            async with asyncio.timeout(20):
+                while fixture.server.budget.held != len(plain):  # noqa: ASYNC110 - as below
+                    await asyncio.sleep(0.01)
+        await fixture.emptied()
+        assert fixture.server.budget.held == 0
+
+
+async def test_compressed_bodies_beyond_the_bound_are_503_before_they_are_in_memory() -> None:
+    """Ten callers of 60 MiB each, in 60 KiB on the wire, never have more than the bound together."""
+    bomb, most = gzip.compress(bytes(60 * _MIB)), 0
+    async with serving(application, ServerLimits(bodies_bytes=8 * _MIB)) as fixture, fixture.caller() as other:
+        await other.say(head(4 * _MIB) + _PART * 2)  # so that no body is the only one
+        await fixture_holds(fixture, 2 * _MIB)
+        asked = [fixture.ask(post(bomb, ZIPPED, path="/answer")) for _ in range(10)]
+        answers = asyncio.gather(*asked)
+        while not answers.done():
+            most = max(most, fixture.server.budget.held)
+            await asyncio.sleep(0.001)
+        assert {answer.status for answer in await answers} == {503}
+        assert 2 * _MIB < most <= 16 * _MIB
+        assert fixture.server.budget.held == 2 * _MIB
+
+
+async def test_bomb_is_413_and_counted_up_to_the_limit_of_a_body() -> None:
+    async with serving(application) as fixture:
+        answer = await fixture.ask(post(gzip.compress(bytes(200 * _MIB)), ZIPPED, path="/answer"))
+        assert answer.status == 413 and fixture.server.budget.held == 0
+
+
+@pytest.mark.parametrize("lag", [False, True])
+async def test_caller_that_leaves_while_its_body_is_decompressed_leaves_nothing(lag: bool, no_collector: None) -> None:
+    async with serving(application, QUICK) as fixture:
+        before, zipped = len(ours()), gzip.compress(bytes(60 * _MIB))
+        for _ in range(3):
+            await break_off(fixture, [post(zipped, ZIPPED, path="/answer")], lag=lag)
+        await fixture.emptied()
+        await check_left(before)
+        assert fixture.server.budget.held == 0
 
 
 async def fixture_holds(fixture: ServerFixture, size: int) -> None:
