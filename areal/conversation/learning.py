@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from areal.conversation.chat import Chat, in_common
-from areal.conversation.messages import Conversation, ConversationError
+from areal.conversation.messages import Conversation, ConversationError, message_text
 from areal.conversation.template import THOUGHT_END, shows, swapped
 
 TrainOn = Literal["last", "assistant"]
@@ -126,7 +126,7 @@ class _Row:
     def _beginning(self, index: int) -> int:
         """Where the message's own text begins."""
         message = self.conversation.messages[index]
-        other = {**message, "content": _other(_text(message))}
+        other = {**message, "content": _other(message_text(message))}
         if "reasoning_content" in message:
             other["reasoning_content"] = _other(message["reasoning_content"])
         return in_common(self.text, self._with(index, other))
@@ -137,7 +137,7 @@ class _Row:
         if calls := message.get("tool_calls"):
             other = {**message, "tool_calls": swapped(calls, len(calls) - 1, _with_other_arguments(calls[-1]))}
         else:
-            other = {**message, "content": _other(_text(message))}
+            other = {**message, "content": _other(message_text(message))}
         changed = self._with(index, other)
         after = len(self.text) - in_common(self.text[::-1], changed[::-1])
         limit = len(self.text) if index == self.last else self._beginning(index + 1)
@@ -155,7 +155,7 @@ class _Row:
         """Raises ConversationError unless the learned text has what the message has. Thoughts of earlier turns are the
         template's choice."""
         message, where = self.conversation.messages[index], f"messages[{index}]"
-        thought, _, said = _text(message).rpartition(THOUGHT_END)
+        thought, _, said = message_text(message).rpartition(THOUGHT_END)
         wanted = [(f"{where}.content", said)]
         if index == self.last:
             wanted.append((f"{where}.content", thought.rpartition(_THOUGHT_START)[2]))
@@ -189,11 +189,6 @@ class _Row:
                     raise ConversationError("messages", "cannot be cut into tokens where the responses begin and end")
                 mask[len(first) : len(stop)] = [1] * (len(stop) - len(first))
         return TrainedTokens(ids, mask)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content: Any = message.get("content", "")
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _other(text: str) -> str:

@@ -105,6 +105,12 @@ def _calls(value: object, where: str) -> list[dict[str, Any]]:
     return calls
 
 
+def message_text(message: Mapping[str, Any]) -> str:
+    """The text of a message in the normal form."""
+    content: Any = message.get("content", "")
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+
+
 def read_tools(value: object) -> tuple[dict[str, Any], ...]:
     """Read tool schemas, or the JSON text of them. Raises ConversationError."""
     if isinstance(value, str):

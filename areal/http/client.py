@@ -545,15 +545,23 @@ class Lines:
     than 64 MiB is ResponseLost."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest: list[bytes] = []  # of the line that is incomplete
+        self._size = 0
 
     def is_line(self, part: bytes) -> bool:
         """Whether ``part`` is exactly one line, as nearly every step of a stream is."""
         return not self._rest and part.find(b"\n") == len(part) - 1 > 0
 
     def feed(self, part: bytes) -> list[bytes]:
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        if len(self._rest) > _LONGEST_LINE:
+        *ends, rest = part.split(b"\n")
+        lines = []
+        for end in ends:
+            lines.append(b"".join((*self._rest, end)) if self._rest else end)
+            self._rest, self._size = [], 0
+        if rest:
+            self._rest.append(rest)
+            self._size += len(rest)
+        if self._size > _LONGEST_LINE:
             raise ResponseLost(f"a line of the answer has more than {_LONGEST_LINE} bytes")
         return [line for line in lines if line]
 

@@ -35,3 +35,8 @@ def tag_of_key(key: str) -> str | None:
 def key_digest(key: bytes) -> bytes:
     """The stored form of a session key. The keys are random, so one round of SHA-256 is enough."""
     return hashlib.sha256(key).digest()
+
+
+def request_digest(data: bytes | str) -> bytes:
+    """The stored form of an Idempotency-Key, or of what a request asks for."""
+    return hashlib.blake2b(data.encode() if isinstance(data, str) else data, digest_size=16).digest()

@@ -8,7 +8,6 @@ import heapq
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
@@ -34,7 +33,7 @@ from areal.services.http.messages import AnyResponse, Request, Response, query_i
 from areal.services.http.process import ServeOptions, save_settings
 from areal.services.http.service import Service, json_response, to_response
 from areal.services.http.tasks import background, uninterrupted, until_beat
-from areal.services.journal.keys import key_digest, tag_of_key
+from areal.services.journal.keys import key_digest, request_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
 from areal.services.journal.store import JournalRoutes, JournalStore, serve_journals, store_details
 from areal.wire.agents import (
@@ -351,7 +350,7 @@ class PairRoutes:
         if key is None:
             cancelled = await self._runner.abort(session, why)
         else:
-            cancelled = await self._runner.withdraw(session, _digest(key), why)
+            cancelled = await self._runner.withdraw(session, request_digest(key), why)
         return json_response({"session_key": session.key, "cancelled": cancelled})
 
     # -- the RL session
@@ -397,11 +396,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
 def _request_key(asked: TurnRequest) -> TurnRequestKey | None:
     if asked.idempotency_key is None:
         return None
-    return TurnRequestKey(_digest(asked.idempotency_key), _digest(asked.message))
-
-
-def _digest(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=16).digest()
+    return TurnRequestKey(request_digest(asked.idempotency_key), request_digest(asked.message))
 
 
 def _check_same(before: TurnRequestKey, now: TurnRequestKey) -> None:

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 from urllib.parse import quote
 
@@ -27,6 +26,7 @@ from areal.services.agent.data_proxy.journal import RlSession, SessionEntry
 from areal.services.http.auth import load_admin_key
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.http.messages import Request, idempotency_key
+from areal.services.journal.keys import request_digest
 from areal.wire.agents import ExportSession, ModelAccess, RewardSession
 from areal.wire.bodies import IDEMPOTENCY_KEY
 from areal.wire.processes import InferenceAccess
@@ -179,7 +179,11 @@ class RlSessions:
         rl = await self._place(session, names.key, "reward", vars(reward))
         headers = {**_bearer(rl), **names.headers}
         reply = await self._send("POST", rl.base_url, "/rl/set_reward", headers, vars(reward))
-        if reply.status == 401:  # the refused key is the RL session's: the caller's admin key was accepted before
+        if reply.status == 401 and names.key is not None and rl.session_id is not None:
+            # An export has removed the RL session and its key: its answer to an earlier try is still known by its id.
+            body = {**vars(reward), "session_id": rl.session_id}
+            reply = await self._send_as_admin("POST", rl.base_url, "/rl/set_reward", body, headers=names.headers)
+        if reply.status in (401, 404):  # the refused key is the RL session's: the caller's was accepted before
             raise _rl_session_ended(rl)
         return reply
 
@@ -189,7 +193,9 @@ class RlSessions:
         if key is None:
             return current
         asked = orjson.dumps([what, body], option=orjson.OPT_SORT_KEYS)
-        return self._own(await session.journal.rl_session_of(session, _digest(key.encode()), _digest(asked), current))
+        return self._own(
+            await session.journal.rl_session_of(session, request_digest(key), request_digest(asked), current)
+        )
 
     async def export(self, session: SessionEntry, export: ExportSession, names: CallNames) -> HttpReply:
         """Export training rows, which may remove the RL session: the next turn waits for the end of the export, and
@@ -281,10 +287,6 @@ async def _exported(session: SessionEntry) -> None:
     """Wait until no export of the session runs."""
     while (exporting := session.exporting) is not None:
         await exporting.wait()
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=16).digest()
 
 
 def _bearer(rl: RlSession) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal.conversation import RESERVED, Template
-from areal.conversation.messages import read_tools
+from areal.conversation.messages import message_text, read_tools
 from areal.errors import UsageFault
 from areal.services.custom_tools import function_of, with_function_calls
 from areal.services.http.errors import bad_request, unsupported
@@ -39,7 +39,7 @@ from areal.services.inference.data_proxy.parsers.registry import (
     tool_format,
     whole_format,
 )
-from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation, template_refusals, text_of
+from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation, template_refusals
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
 from areal.wire.sampling import SamplingParams
@@ -355,7 +355,7 @@ def _continues_last_message(fields: Fields, messages: Sequence[Mapping[str, Any]
     if not fields.flag(name):
         return False
     last = messages[-1]
-    if last["role"] != "assistant" or not text_of(last).strip() or "tool_calls" in last:
+    if last["role"] != "assistant" or not message_text(last).strip() or "tool_calls" in last:
         raise bad_request(f"{name} needs the last message to be the assistant's, with text and no calls", param=name)
     if forced:
         raise bad_request(f"{name} does not go with a tool_choice that forces a call", param="tool_choice")

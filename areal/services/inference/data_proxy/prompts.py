@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal.conversation import Branch, Chat, Conversation, ConversationError, normalise
+from areal.conversation.messages import message_text
 from areal.services.http.errors import bad_request
 from areal.services.inference.data_proxy.tokenizer import TextCodec, TooLong
 from areal.services.inference.recorder.records import PrefixMatch
@@ -40,11 +41,6 @@ def read_conversation(messages: object) -> Conversation:
     return conversation
 
 
-def text_of(message: Mapping[str, Any]) -> str:
-    content: Any = message.get("content", "")
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
-
-
 @dataclass(frozen=True)
 class ChatPrompt:
     """The prompt of one chat. ``end``: what the service adds to a prompt, given its end. ``is_open``: the response
@@ -69,7 +65,7 @@ class ChatPrompt:
 
     def _opened(self, prompt: str) -> str:
         """Return the prompt up to the end of the last message's text."""
-        last = text_of(self.conversation.messages[-1])
+        last = message_text(self.conversation.messages[-1])
         at = prompt.rfind(last.strip())
         if at < 0:
             raise bad_request("the chat template does not let the last message be continued", param="messages")

@@ -29,15 +29,13 @@ from areal.services.inference.recorder.records import (
     PrefixMatch,
     RecordedTurn,
     Sample,
-    body_digest,
     check_call_id,
     digest_conversation,
-    idempotency_digest,
     read_retry_count,
 )
 from areal.services.inference.recorder.session import HITL, SessionName, SessionState, new_answer_id
 from areal.services.inference.recorder.store import TrajectoryStore
-from areal.services.journal.keys import tag_of_key
+from areal.services.journal.keys import request_digest, tag_of_key
 from areal.services.journal.storage import held_elsewhere
 
 _log = logging.getLogger(__name__)
@@ -209,8 +207,8 @@ class CallRecorders:
             call_id = check_call_id(headers.get(names.CALL))
             identity = CallIdentity(
                 session=(caller.journal.tag, caller.session),
-                digest=body_digest(body),
-                idempotency=idempotency_digest(key) if key is not None else None,
+                digest=request_digest(body),
+                idempotency=request_digest(key) if key is not None else None,
                 retry=read_retry_count(headers.get("x-stainless-retry-count")),
                 call_id=call_id,
                 again=call_id is not None and names.AGAIN in headers,

@@ -19,7 +19,7 @@ from typing import Any, Self
 import orjson
 
 from areal.http import headers as names
-from areal.http.client import CallFailed, Connection, HttpClient, HttpReply, NotConnected, ResponseLost
+from areal.http.client import CallFailed, Connection, HttpClient, HttpReply, Lines, NotConnected, ResponseLost
 from areal.services.http.errors import ApiError, refusal
 from areal.services.http.messages import AnyResponse, Request, decode_object
 from areal.services.http.service import Handler, Service, json_response, to_response
@@ -237,7 +237,7 @@ class AnswerLines:
 
     def __init__(self, answer: Connection) -> None:
         self._answer = answer
-        self._rest = b""
+        self._cut = Lines()
         self._lines = deque[bytes]()
 
     def __aiter__(self) -> Self:
@@ -247,8 +247,7 @@ class AnswerLines:
         while not self._lines:
             if not (part := await self._answer.part()):
                 raise StopAsyncIteration
-            *lines, self._rest = (self._rest + part).split(b"\n")
-            self._lines.extend(filter(None, lines))
+            self._lines.extend(self._cut.feed(part))
         return self._lines.popleft()
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import orjson
+
 from areal.services.http.errors import ApiError, bad_request
 from areal.services.inference.recorder import changes, exporting
 from areal.services.inference.recorder.changes import (
@@ -141,6 +143,13 @@ class SessionJournal(Journal):
         )
         self.on_news()
         return answer
+
+    def repeated_reward(self, name: SessionName, request: NamedRequest) -> RewardAnswer | None:
+        """The answer to the earlier reward of this name, also after an export has removed the session. Raises 422 if
+        that asked for something else."""
+        stored = self._read_inline(lambda tables: tables.answer_of(name.number, request))
+        answer = RewardAnswer(**orjson.loads(stored)) if stored is not None else None
+        return answer if answer is not None and answer.session_id == str(name) else None
 
     async def end(self, session: int) -> EndedSession:
         ended = await self._change(lambda now: changes.end(self._write, session, now))

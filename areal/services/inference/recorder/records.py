@@ -31,6 +31,7 @@ from typing import Any
 import orjson
 
 from areal.services.http.errors import ApiError
+from areal.services.journal.keys import request_digest
 from areal.services.journal.storage import CorruptRecord
 
 # -- conversation digests
@@ -81,10 +82,6 @@ def _call(call: object) -> object:
         with contextlib.suppress(orjson.JSONDecodeError):
             arguments = orjson.loads(arguments)
     return [function.get("name"), arguments]
-
-
-def body_digest(body: bytes) -> bytes:
-    return blake2b(body, digest_size=DIGEST_BYTES).digest()
 
 
 def prefix_digests(tokens: array[int], lengths: Iterable[int]) -> dict[int, bytes]:
@@ -384,11 +381,7 @@ class NamedRequest:
 
 def named_request(key: str | None, body: object) -> NamedRequest | None:
     """None without a key. ``body``: values that JSON has."""
-    return NamedRequest(idempotency_digest(key), body_digest(orjson.dumps(body))) if key is not None else None
-
-
-def idempotency_digest(key: str) -> bytes:
-    return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
+    return NamedRequest(request_digest(key), request_digest(orjson.dumps(body))) if key is not None else None
 
 
 class CallsInFlight:

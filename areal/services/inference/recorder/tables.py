@@ -125,7 +125,7 @@ class SessionTables:
     def delete_session(self, number: int) -> None:
         self._changed(number)
         self._delete_interactions(*session_rows(number))
-        for table in ("trajectories", "failures", "requests"):
+        for table in ("trajectories", "failures"):
             self.db.execute(f"DELETE FROM {table} WHERE session=?", (number,))
         self.db.execute("DELETE FROM sessions WHERE number=?", (number,))
 

@@ -101,10 +101,12 @@ def test_repeated_reward_of_one_idempotency_key_is_not_given_to_the_next_traject
     assert ([row["trajectory_id"] for row in taken["rows"]], taken["removed"]) == ([1], True)
     service.respond("In an RL session that began since", "learner")
     assert post("export", {}, "rows").json()["export_id"] == exported["export_id"], "the retry of a lost answer"
-    ended = post("reward", {"reward": 1.0}, "once")
-    assert (ended.status, ended.json()["error"]["code"]) == (409, "rl_session_ended")
+    assert post("reward", {"reward": 1.0}, "once").json() == first.json(), "its trajectory was exported since"
     released = service.call("POST", "/sessions/learner/export/ack", {"export_id": taken["export_id"]})
     assert released.json()["released"] is True
+    assert post("reward", {"reward": 1.0}, "once").json() == first.json(), "... and the export acknowledged"
+    other = post("reward", {"reward": 0.5}, "once")
+    assert (other.status, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/sessions"), ("DELETE", "/sessions/learner/turn")])

@@ -17,12 +17,12 @@ from areal.services.inference.recorder.records import (
     TextSample,
     TokenSample,
     TokenTurn,
-    body_digest,
     digest_conversation,
 )
 from areal.services.inference.recorder.session import SessionName, TrajectoryPhase
 from areal.services.inference.recorder.store import TrajectoryStore
 from areal.services.inference.recorder.tables import SessionTables
+from areal.services.journal.keys import request_digest
 from areal.services.journal.storage import lock_folder, open_reader
 from areal.services.journal.store import open_journal_store
 from areal.wire.processes import Retention
@@ -80,7 +80,7 @@ class Calls:
         self, samples: list[Any], asked: ConversationDigest | None, body: bytes | None, key: bytes | None
     ) -> ModelCall:
         name = f"chatcmpl-{self.count}"
-        digest = body_digest(body if body is not None else name.encode())
+        digest = request_digest(body if body is not None else name.encode())
         call = ModelCall(name, "tiny", 1_700_000_000 + self.count, digest, samples, asked, key)
         self.made.append(call)
         return call

@@ -264,6 +264,29 @@ async def test_named_reward_is_given_once(journal: SessionJournal, calls: Calls,
     assert (await journal.reward(session, 0.5, None, named_request("once", [0.5, None]))).trajectory_id == 1
 
 
+@pytest.mark.parametrize("acknowledged", [False, True])
+async def test_named_reward_has_its_answer_after_its_session_was_exported(
+    journal: SessionJournal, calls: Calls, clock: Clock, acknowledged: bool
+) -> None:
+    session, session_id = await start(journal)
+    await journal.record(session, calls.tokens([1, 2]))
+    name, named = SessionName.require(session_id), named_request("once", [1.0, None])
+    assert named is not None and journal.repeated_reward(name, named) is None
+    first = await journal.reward(session, 1.0, None, named)
+    stored, _ = await journal.export(ExportRequest((session_id,)))
+    if acknowledged:
+        await journal.acknowledge(stored.name)
+    assert journal.repeated_reward(name, named) == first
+    assert journal.repeated_reward(SessionName("other", name.tag, name.number), named) is None
+    other = named_request("once", [0.5, None])
+    assert other is not None
+    with pytest.raises(ApiError, match="Idempotency-Key"):
+        journal.repeated_reward(name, other)
+    clock.now += 601
+    await journal.sweep()
+    assert journal.repeated_reward(name, named) is None
+
+
 async def test_export_expires_after_its_retention(journal: SessionJournal, calls: Calls, clock: Clock) -> None:
     session, session_id = await start(journal)
     await journal.record(session, calls.tokens([1, 2]))
