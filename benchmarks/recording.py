@@ -25,8 +25,9 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
 from areal.services.inference.recorder.journal import SessionJournal, open_journal
-from areal.services.inference.recorder.records import ModelCall, TokenSample, body_digest, digest_conversation
+from areal.services.inference.recorder.records import ModelCall, TokenSample, digest_conversation
 from areal.services.inference.recorder.session import SessionName
+from areal.services.journal.keys import request_digest
 from areal.services.journal.storage import lock_folder
 from areal.wire.processes import Retention
 from benchmarks.reporting import header, publish, table
@@ -46,7 +47,7 @@ def call(number: int, prompt: list[int], messages: list[dict[str, Any]]) -> tupl
     asked = digest_conversation(messages)
     output = [(number + place) % 150_000 for place in range(ANSWER)]
     sample = TokenSample(prompt, output, [-0.5] * ANSWER, [1] * ANSWER, "stop", after=asked.after(said))
-    return ModelCall(f"chatcmpl-{number}", "m", 0, body_digest(str(number).encode()), [sample], asked), said
+    return ModelCall(f"chatcmpl-{number}", "m", 0, request_digest(str(number).encode()), [sample], asked), said
 
 
 @dataclass

@@ -79,7 +79,7 @@ class _Row:
         """The text of a row whose prompt opens a thought that the template leaves out once it is past (DeepSeek R1):
         the prompt, the thought as it is sampled, and what the template writes of the message. Raises
         ConversationError."""
-        content, at = _text(self.conversation.messages[self.last]), prompt.rfind(_THOUGHT_START)
+        content, at = message_text(self.conversation.messages[self.last]), prompt.rfind(_THOUGHT_START)
         differs = prompt[in_common(prompt, self.written) :][:60]
         why = f"is written after another prompt than the one that is served, which ends with {differs!r}"
         if prompt.rstrip().endswith(_THOUGHT_START) and self.written.startswith(prompt[:at]):

@@ -76,8 +76,6 @@ class SessionTables:
         row = self.db.execute(query, values).fetchone()
         return row[0] if row else None
 
-    # -- sessions
-
     def session(self, number: int) -> SessionRecord | None:
         row = self.db.execute(f"SELECT {_SESSION} FROM sessions WHERE number=?", (number,)).fetchone()
         return _session(row) if row else None
@@ -135,8 +133,6 @@ class SessionTables:
     def set_counter(self, name: str, value: int) -> None:
         self.db.execute("INSERT OR REPLACE INTO about VALUES (?,?)", (name, str(value)))
 
-    # -- requests that their callers named
-
     def answer_of(self, session: int, request: NamedRequest) -> bytes | None:
         """The answer to the earlier request of this name; None if there was none. Raises 422 if it asked for something
         else."""
@@ -153,8 +149,6 @@ class SessionTables:
     def keep_answer(self, session: int, request: NamedRequest, answer: bytes, until: float) -> None:
         values = (session, request.key, request.asked, answer, until)
         self.db.execute("INSERT OR REPLACE INTO requests VALUES (?,?,?,?,?,?)", (*values, checksum(*values)))
-
-    # -- trajectories
 
     def last_trajectory(self, session: int) -> Trajectory | None:
         return self._trajectory("session=? ORDER BY number DESC LIMIT 1", session)
@@ -202,8 +196,6 @@ class SessionTables:
         else:
             following = max(session.next_trajectory, trajectory.number + 1)
             self.save_session(replace(session, next_trajectory=following))
-
-    # -- interactions
 
     def _delete_interactions(self, low: int, high: int) -> None:
         self.db.execute("DELETE FROM rewards WHERE interaction>=? AND interaction<?", (low, high))
