@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -19,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from areal.api.agent import Tool, ToolError
 from areal.errors import ArealError, UsageFault
 from areal.installation import install_command
-from areal.resources.addresses import refusal
 from areal.services.http.process import report_stage
 from areal.services.http.tasks import background
 
@@ -159,18 +156,11 @@ async def _over_http(url: str) -> AsyncIterator[Any]:
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    times = httpx2.Timeout(_REQUEST_S, read=_SILENCE_S)
-    async with httpx2.AsyncClient(timeout=times, event_hooks={"request": [_check_address]}) as http:
+    from areal.services.agent.worker.pinned import open_client
+
+    async with open_client(url, httpx2.Timeout(_REQUEST_S, read=_SILENCE_S)) as http:
         async with streamable_http_client(url, http_client=http) as streams:
             yield streams
-
-
-async def _check_address(request: Any) -> None:
-    """Raises ToolError if the request's host leads to an address that none may be sent to."""
-    loop = asyncio.get_running_loop()
-    for *_, found in await loop.getaddrinfo(request.url.host, request.url.port, type=socket.SOCK_STREAM):
-        if (why := refusal(ipaddress.ip_address(str(found[0]).partition("%")[0]), allow_private=True)) is not None:
-            raise ToolError(f"{request.url.host} {why}")
 
 
 @contextlib.asynccontextmanager
