@@ -17,6 +17,7 @@ _AGENT_TYPES = dict.fromkeys(
     ("AgentRequest", "AgentResponse", "AgentRunnable", "EventEmitter", "StreamResponse"), "areal.api.agent"
 )
 ALIASES: dict[str, dict[str, str]] = {
+    "areal.engine.sglang_remote": {"RemoteSGLangEngine": "areal.api.remote_engine"},
     "areal.experimental.agent_service.controller": _CONTROLLER,
     "areal.experimental.agent_service.types": _AGENT_TYPES,
     "areal.experimental.inference_service.controller.controller": _CONTROLLER,
@@ -86,7 +87,14 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         homes = ALIASES.get(module.__name__, {})
         module.__dict__["__all__"] = list(homes)
-        module.__dict__["__getattr__"] = lazy(module.__name__, homes)
+        found = lazy(module.__name__, homes)
+
+        def find(name: str) -> object:
+            if name not in homes and not name.startswith("__"):
+                refuse(module.__name__, name)
+            return found(name)
+
+        module.__dict__["__getattr__"] = find
 
 
 FINDER = AliasFinder()

@@ -324,11 +324,22 @@ class AsyncInferenceClient(AsyncClient):
         api_key: str | None = None,
         model: str | None = None,
         online: bool = False,
+        seed: int | None = None,
+        default_seed: int | None = None,
     ) -> AsyncGroup:
         """``api_key``: the key that the first session is to have. ``online``: its trajectories are lent to whoever asks
-        for any. Not repeated when its answer is lost: sessions nobody knows of expire."""
+        for any. ``seed``: calls without one have seeds derived from it; ``default_seed``: only where the engine samples
+        as fast with seeds. Not repeated when its answer is lost: sessions nobody knows of expire."""
         model = model or self.model
-        body = StartSession(task_id=task_id, group_size=group_size, api_key=api_key, model=model, online=online)
+        body = StartSession(
+            task_id=task_id,
+            group_size=group_size,
+            api_key=api_key,
+            model=model,
+            online=online,
+            seed=seed,
+            default_seed=default_seed,
+        )
         answer = await self.transport.json("POST", "/rl/start_session", write_fields(body))
         group_id = answer["group_id"]
         sessions = (

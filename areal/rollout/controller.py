@@ -161,12 +161,13 @@ class RolloutController:
         gateway_addr: str | None = None,
         admin_api_key: str | None = None,
         model: str | None = None,
-        seed: int = 0,
+        seed: int | None = None,
         dump_folder: Path | None = None,
         drop_incomplete_group: bool = False,
     ) -> None:
         """``dump_folder``: for ``config.dump_to_file``; by default below the configuration's fileroot.
-        ``drop_incomplete_group``: one failed member fails its group."""
+        ``drop_incomplete_group``: one failed member fails its group. ``seed`` determines the samples, together with the
+        order of the data; None: they differ from run to run."""
         self.config = config
         self._dump_folder = dump_folder or fileroot_of(config)
         self._address = gateway_addr
@@ -225,7 +226,7 @@ class RolloutController:
             self._engine, 1 + config.request_retries, config.episode_timeout, config.check_trajectory_format
         )
         max_failures = max(_MIN_FAILURES, 2 * config.consumer_batch_size)
-        staleness = StalenessManager(window, seed=self._seed)
+        staleness = StalenessManager(window, seed=self._seed or 0)
         self._executor = Executor(staleness, runner, max_failures, self._failed)
         opened.push_async_callback(self._executor.close)
 
@@ -248,7 +249,8 @@ class RolloutController:
             lambda: self._executor.staleness.version,
             config.request_timeout,
             self._context,
-            seed=self._seed if config.deterministic_sampling else None,
+            seed=self._seed or 0 if config.deterministic_sampling else self._seed,
+            seed_field="seed" if config.deterministic_sampling else "default_seed",
             place=item.place,
             number=item.number,
             leases=self._leases,

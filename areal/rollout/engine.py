@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
 from areal.api.io_struct import ModelRequest, ModelResponse
 from areal.client.errors import CallerError, ServiceError
 from areal.client.inference import AsyncGroup, AsyncInferenceClient
+from areal.wire.sampling import derived_seed
 
 if TYPE_CHECKING:
     from areal.api.config.rollout import GenerationHyperparameters
@@ -39,7 +39,6 @@ _MAX_SEGMENTS = 32
 _ABORT_PAUSE_S = 0.2
 _ONLINE_WAIT_S = 30.0
 _KNOWN_PAUSE_S = 0.1
-_SEED_BITS = 0x7FFFFFFF
 
 Choices = list[dict[str, Any]]
 
@@ -57,6 +56,7 @@ def is_short(prompt_tokens: int, max_tokens: int) -> bool:
 @dataclass(frozen=True)
 class _PendingPrompt:
     prompt: Sequence[int]
+    seed: int | None = None
     choices: asyncio.Future[Choices] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def resolve(self, choices: Choices) -> None:
@@ -77,12 +77,16 @@ class PromptBatcher:
         self._waiting: dict[bytes, list[_PendingPrompt]] = {}
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def complete(self, prompt: Sequence[int], *, n: int = 1, max_tokens: int, **fields: Any) -> Choices:
-        """The ``n`` choices of one prompt, with ``index`` from 0. Raises ClientError."""
+    async def complete(
+        self, prompt: Sequence[int], *, n: int = 1, max_tokens: int, default_seed: int | None = None, **fields: Any
+    ) -> Choices:
+        """The ``n`` choices of one prompt, with ``index`` from 0. Prompts of one call may have different
+        ``default_seed``. Raises ClientError."""
         options = {**fields, "n": n, "max_tokens": max_tokens}
+        pending = _PendingPrompt(prompt, default_seed)
         if not (self._replicas and is_short(len(prompt), max_tokens)):
-            return await self._complete_one(prompt, options)
-        pending, key = _PendingPrompt(prompt), orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
+            return await self._complete_one(pending, options)
+        key = orjson.dumps(options, option=orjson.OPT_SORT_KEYS)
         if (others := self._waiting.get(key)) is not None:
             others.append(pending)
         else:
@@ -90,8 +94,8 @@ class PromptBatcher:
             asyncio.get_running_loop().call_later(_BATCH_DELAY_S, self._flush, key, options)
         return await pending.choices
 
-    async def _complete_one(self, prompt: Sequence[int], options: dict[str, Any]) -> Choices:
-        return (await self._client.complete(prompt, **options))["choices"]
+    async def _complete_one(self, pending: _PendingPrompt, options: dict[str, Any]) -> Choices:
+        return (await self._client.complete(pending.prompt, default_seed=pending.seed, **options))["choices"]
 
     def _flush(self, key: bytes, options: dict[str, Any]) -> None:
         waiting = [pending for pending in self._waiting.pop(key) if not pending.choices.done()]
@@ -106,7 +110,9 @@ class PromptBatcher:
 
     async def _call(self, batch: Sequence[_PendingPrompt], options: dict[str, Any]) -> None:
         try:
-            answer = await self._client.complete([list(pending.prompt) for pending in batch], **options)
+            seeds = [pending.seed for pending in batch]
+            prompts = [list(pending.prompt) for pending in batch]
+            answer = await self._client.complete(prompts, default_seed=None if None in seeds else seeds, **options)
         except CallerError:  # one prompt is at fault: the others succeed alone
             await asyncio.gather(*(self._resolve_one(pending, options) for pending in batch))
         except Exception as error:  # noqa: BLE001 (every caller gets it)
@@ -122,7 +128,7 @@ class PromptBatcher:
 
     async def _resolve_one(self, pending: _PendingPrompt, options: dict[str, Any]) -> None:
         try:
-            pending.resolve(await self._complete_one(pending.prompt, options))
+            pending.resolve(await self._complete_one(pending, options))
         except Exception as error:  # noqa: BLE001 (its caller gets it)
             pending.fail(error)
 
@@ -149,9 +155,9 @@ def answer_budget(gconfig: GenerationHyperparameters, prompt_len: int, context: 
     return budget
 
 
-def derived_seed(*parts: object) -> int:
-    """A 31-bit seed from the parts that identify a sample: distinct for each, the same in every run."""
-    return int.from_bytes(sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") & _SEED_BITS
+def _reseeded(fields: dict[str, Any], part: int) -> dict[str, Any]:
+    """The fields of a request for the rest of an answer, whose random numbers are others than those of its start."""
+    return fields | {name: derived_seed(fields[name], part) for name in ("seed", "default_seed") if name in fields}
 
 
 @dataclass
@@ -200,24 +206,26 @@ class GroupSessions:
     """Sessions for the members of a group. The first member that needs one starts all of them, so that they may share a
     replica and its cached prompt."""
 
-    def __init__(self, client: AsyncInferenceClient, task_id: str, size: int) -> None:
+    def __init__(self, client: AsyncInferenceClient, task_id: str, size: int, seed_fields: Mapping[str, Any]) -> None:
         self._client = client
         self._task_id = task_id
         self._size = size
+        self._seed_fields = seed_fields
         self._lock = asyncio.Lock()
         self._group: AsyncGroup | None = None
 
     async def of_member(self, member: int) -> AsyncGroup:
         async with self._lock:
             if self._group is None:
-                self._group = await self._client.start_group(self._task_id, self._size)
+                self._group = await self._client.start_group(self._task_id, self._size, **self._seed_fields)
         return replace(self._group, sessions=(self._group.sessions[member],))
 
 
 @dataclass
 class EpisodeEngine:
     """An ``InferenceEngine``. ``member``: the number in the group. ``seed``: if set, sampling depends only on it and on
-    ``place``, the episode's place in the order of the data. ``context``: the model's context length in tokens.
+    ``place``, the episode's place in the order of the data; ``seed_field`` is its name in requests: ``default_seed`` is
+    only used by engines that sample as fast with a seed. ``context``: the model's context length in tokens.
     ``leases``: the episode's ``number`` by the id of each lease that an episode of the controller holds."""
 
     client: AsyncInferenceClient
@@ -227,6 +235,7 @@ class EpisodeEngine:
     timeout_s: float
     context: int | None = None
     seed: int | None = None
+    seed_field: Literal["seed", "default_seed"] = "seed"
     place: str = ""
     member: int = 0
     sessions: GroupSessions | None = None
@@ -267,7 +276,7 @@ class EpisodeEngine:
 
     def for_group(self, size: int) -> list[EpisodeEngine]:
         """One engine for each episode of a group."""
-        sessions = GroupSessions(self.client, self._session_task, size)
+        sessions = GroupSessions(self.client, self._session_task, size, self._seeded(self.next_seed()))
         return [replace(self, member=member, sessions=sessions, _calls=0) for member in range(size)]
 
     async def start_sessions(self, count: int = 1) -> AsyncGroup:
@@ -275,7 +284,7 @@ class EpisodeEngine:
         sessions, self.sessions = self.sessions, None
         if sessions is not None and count == 1:
             return await sessions.of_member(self.member)
-        return await self.client.start_group(self._session_task, count)
+        return await self.client.start_group(self._session_task, count, **self._seeded(self.next_seed()))
 
     @property
     def _session_task(self) -> str:
@@ -311,9 +320,9 @@ class EpisodeEngine:
                 for number, answer in enumerate(answers):
                     if answer.stop_reason != "abort":
                         continue
-                    own = fields | {"seed": derived_seed(fields["seed"], number)} if "seed" in fields else fields
                     group.create_task(
-                        self._continue_one(answer, req, budget, own), name=f"continue-{self.task_id}-{number}"
+                        self._continue_one(answer, req, budget, _reseeded(fields, number)),
+                        name=f"continue-{self.task_id}-{number}",
                     )
         except BaseExceptionGroup as failed:
             raise failed.exceptions[0] from failed
@@ -327,14 +336,19 @@ class EpisodeEngine:
             if answer.stop_reason != "abort":
                 return
             await asyncio.sleep(_ABORT_PAUSE_S)
-            if "seed" in fields:
-                fields = fields | {"seed": derived_seed(fields["seed"], len(answer.tokens))}
+            fields = _reseeded(fields, len(answer.tokens))
             answer.extend((await self._choices(req, answer.tokens, budget, fields))[0])
         if answer.stop_reason == "abort":
             raise ServiceError(f"the engine aborted the answer {_MAX_SEGMENTS} times", code="aborted")
 
     def _fields(self, req: ModelRequest) -> dict[str, Any]:
-        return req.gconfig.request_fields(self.next_seed(req.gconfig.seed))
+        given = req.gconfig.seed
+        if given is not None:
+            return req.gconfig.request_fields(self.next_seed(given))
+        return req.gconfig.request_fields() | self._seeded(self.next_seed())
+
+    def _seeded(self, seed: int | None) -> dict[str, Any]:
+        return {} if seed is None else {self.seed_field: seed}
 
     def next_seed(self, given: int | None = None) -> int | None:
         """The seed of the episode's next call, derived from ``given``, else from ``seed``; None without either."""

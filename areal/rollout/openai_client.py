@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         self.engine = engine
         self._session: AsyncSession | None = None
         self._starting = asyncio.Lock()
-        self._calls: list[str] = []
+        self._calls: dict[str, Sequence[Any]] = {}  # the messages of each
         self._rewards: dict[str, float] = {}
         self._discount = 0.0  # each call has only its own reward
 
@@ -71,12 +72,11 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
     async def post(self, path: str, **kwargs: Any) -> Any:
         body = kwargs.get("body")
-        if path == "/chat/completions" and isinstance(body, dict):
-            seed = self.engine.next_seed(body.get("seed"))  # as of a workflow's: members of a group differ
-            kwargs["body"] = {**body, "seed": seed} if seed is not None else body
+        if isinstance(body, dict) and body.get("seed") is not None:  # members of a group differ
+            kwargs["body"] = {**body, "seed": self.engine.next_seed(body["seed"])}
         answer: Any = await super().post(path, **kwargs)
         if isinstance(name := getattr(answer, "id", None), str):
-            self._calls.append(name)
+            self._calls[name] = (body if isinstance(body, dict) else {}).get("messages") or ()
         return answer
 
     def set_reward(self, completion_id: str, reward: float) -> None:
@@ -89,7 +89,7 @@ class ArealOpenAI(openai.AsyncOpenAI):
         """Set the reward of the newest call."""
         if not self._calls:
             raise KeyError("this client has made no call that could be rewarded")
-        self._rewards[self._calls[-1]] = float(reward)
+        self._rewards[next(reversed(self._calls))] = float(reward)
 
     def apply_reward_discount(self, turn_discount: float = 1.0) -> None:
         """Each call's return is its reward plus ``turn_discount`` times the return of the next call."""
@@ -97,10 +97,15 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
     def export_interactions(self, style: Style = "individual") -> dict[str, InteractionWithTokenLogpReward]:
         """The return value for ``arun_episode``: ``individual`` has a row for each call, ``concat`` one for each
-        conversation."""
-        return {
-            name: InteractionWithTokenLogpReward(name, self._rewards.get(name), self, style) for name in self._calls
-        }
+        conversation, by the name of its last call."""
+        names = [name for name in self._calls if style == "individual" or not self._is_continued(name)]
+        return {name: InteractionWithTokenLogpReward(name, self._rewards.get(name), self, style) for name in names}
+
+    def _is_continued(self, name: str) -> bool:
+        """Whether another call's messages begin with this one's."""
+        own = self._calls[name]
+        longer = (each for each in self._calls.values() if len(each) > len(own))
+        return bool(own) and any(each[: len(own)] == own for each in longer)
 
     async def rows(self, style: Style) -> Any:
         """Reward and export the session. Raises ValueError where no call was rewarded."""

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, runtime_checkable
 
 from areal.api.workflow_api import Agent, AgentWorkflow, Environment, RolloutWorkflow, Trajectory
 from areal.errors import ArealError, UsageFault
@@ -43,22 +43,38 @@ _http_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakr
 
 def shared_http_client() -> Any:
     """This event loop's HTTP client for agents' SDKs; None where ``openai`` is not installed. A client for each episode
-    would open new connections and load the machine's certificates again."""
+    would open new connections and load the machine's certificates again. ``async with`` and ``aclose``, of it or of an
+    SDK that has it, leave it open: other episodes use it."""
     loop = asyncio.get_running_loop()
-    if getattr(_http_clients.get(loop), "is_closed", loop not in _http_clients):  # an SDK's ``async with`` closes it
-        try:
-            import openai
-        except ImportError:
-            _http_clients[loop] = None
-        else:
-            _http_clients[loop] = openai.DefaultAsyncHttpxClient()
+    if loop not in _http_clients:
+        _http_clients[loop] = _new_http_client()
     return _http_clients[loop]
+
+
+def _new_http_client() -> Any:
+    try:
+        import openai
+    except ImportError:
+        return None
+
+    class SharedHttpClient(openai.DefaultAsyncHttpxClient):
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+        async def aclose(self) -> None: ...
+
+        async def close(self) -> None:
+            await super().aclose()
+
+    return SharedHttpClient()
 
 
 async def close_shared_http_client() -> None:
     client = _http_clients.pop(asyncio.get_running_loop(), None)
     if client is not None:
-        await client.aclose()
+        await client.close()
 
 
 class ExportingWorkflow(RolloutWorkflow):
@@ -184,8 +200,7 @@ class _SessionChat:
     rewards: dict[str, float] = field(default_factory=dict)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> dict[str, Any]:
-        sampled_by = {"model": self.engine.model, "seed": self.engine.next_seed()}
-        answer = await self.session.chat(messages, **sampled_by | fields)
+        answer = await self.session.chat(messages, **{"model": self.engine.model} | fields)
         self.newest = answer["id"]
         return answer
 

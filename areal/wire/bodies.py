@@ -10,6 +10,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from areal.wire.routing import DEFAULT_READINESS, Readiness, Strategy, worker_base_url
+from areal.wire.sampling import WHOLE_RANGES
 
 MAX_GROUP = 1024
 MAX_EXPORTED = 4096  # sessions in one export
@@ -259,7 +260,10 @@ class UnloadAdapter:
 
 @dataclass(frozen=True, kw_only=True)
 class StartSession:
-    """``api_key``: the key that the first session is to have. ``online``: its trajectories are offered to leases."""
+    """``api_key``: the key that the first session is to have. ``online``: its trajectories are offered to leases.
+    ``seed``: calls that have none of their own are sampled with seeds derived from it, the number of the session in the
+    group, the prompt, and how often the session has sampled that prompt. ``default_seed``: the same, where the engine
+    samples as fast with a seed."""
 
     task_id: str = checked(
         "must be a string of 1 to 256 printable characters", lambda task: 1 <= len(task) <= 256 and task.isprintable()
@@ -270,6 +274,8 @@ class StartSession:
     )
     model: str | None = None
     online: bool = True
+    seed: int | None = bounded(*WHOLE_RANGES["seed"], None)
+    default_seed: int | None = bounded(*WHOLE_RANGES["seed"], None)
 
 
 LARGEST_F32 = 3.4028234663852886e38

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from typing import Any
 
 from areal.errors import UsageFault
@@ -16,6 +17,12 @@ GREEDY_BELOW = 1e-5  # a lower temperature is greedy, recorded as 0: its inverse
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 100
+_SEED_BITS = 0x7FFFFFFF
+
+
+def derived_seed(*parts: object) -> int:
+    """A 31-bit seed from the parts that identify a sample: distinct for each, the same in every run."""
+    return int.from_bytes(sha256(":".join(map(str, parts)).encode()).digest()[:4], "big") & _SEED_BITS
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ import re
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -103,8 +103,15 @@ def _member(found: Any, name: str) -> Any:
     if name in (hints := hints_by_name(found)):
         return hints[name]
     if not hasattr(found, name):
+        _check_constructed(found)
         raise LookupError(f"{found!r} has no {name}")
     return getattr(found, name)
+
+
+def _check_constructed(found: Any) -> None:
+    """Raises Refused for a class that cannot be constructed."""
+    if inspect.isclass(found) and found.__init__.__annotations__.get("return") == "NoReturn":
+        raise Refused(found.__doc__ or "")
 
 
 def takes(function: Any, keyword: str) -> bool:
@@ -125,8 +132,7 @@ def _judge_string(subject: str) -> None:
             continue
         for name in [*parts[length:], *filter(None, names.split("."))]:
             found = imported(found.__name__, name) if isinstance(found, types.ModuleType) else getattr(found, name)
-        if inspect.isclass(found) and found.__init__.__annotations__.get("return") == "NoReturn":
-            raise Refused(found.__doc__ or "")
+        _check_constructed(found)
         return
     raise LookupError(f"there is no {subject}")
 
@@ -395,17 +401,18 @@ def _is_definition(node: ast.stmt) -> bool:
     return False
 
 
-def run_families(checkout: Path) -> list[Row]:
-    """Raises ExceptionGroup of what families fail with."""
+def run_families(checkout: Path, chosen: Collection[str]) -> list[Row]:
+    """Raises ExceptionGroup of what families fail with. The others have the rows of the table."""
     failures: list[Exception] = []
     rows = [Row("run", name, REFUSED, why) for name, why in REFUSED_FAMILIES.items()]
+    rows += [each for each in read_table() if each.kind == "run" and each.subject in FAMILIES.keys() - chosen]
     with tempfile.TemporaryDirectory(prefix="areal-examples-") as folder:
         root = Path(folder)
         model = write_model(root / "model")
         write_data(root / "data")
-        for number, (name, family) in enumerate(FAMILIES.items()):
+        for number, name in enumerate(chosen):
             try:
-                lines = run(checkout, family, model, root / "data", root / str(number))
+                lines = run(checkout, FAMILIES[name], model, root / "data", root / str(number))
                 assert [line["step"] for line in lines] == [1, 2]
             except AssertionError as error:
                 failures.append(error)
@@ -423,10 +430,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--write", action="store_true", help=f"write {TABLE.name}")
-    parser.add_argument("--run", action="store_true", help="run each family too: some 20 minutes")
+    parser.add_argument("--run", nargs="*", choices=FAMILIES, help="run these families too, or each: some 20 minutes")
     given = parser.parse_args()
-    runs = run_families(given.checkout) if given.run else [row for row in read_table() if row.kind == "run"]
-    rows = examine(given.checkout) + runs
+    chosen = FAMILIES if given.run == [] else given.run or ()
+    rows = examine(given.checkout) + run_families(given.checkout, chosen)
     if given.write:
         TABLE.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
     for kind in dict.fromkeys(row.kind for row in rows):

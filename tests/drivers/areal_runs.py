@@ -92,11 +92,18 @@ FAMILIES = {
         overrides=(*SAMPLED, "tir.enable_tools=calculator"),
         needs=("qwen_agent",),
     ),
+    # Its judge is asked without a model, which OpenAI's client refuses: nothing is sent there, and the reward is 0.
+    "search": Family(
+        "search_agent/tongyi_deepresearch/train.py",
+        "search_agent/tongyi_deepresearch/config.yaml",
+        "search/train.jsonl",
+        (*SAMPLED, "max_llm_calls_per_run=2", "judge_engine.gateway_addr=http://127.0.0.1:9/v1"),
+        needs=("qwen_agent", "tiktoken", "json5", "aiohttp"),
+    ),
 }
 
 REFUSED_FAMILIES = {
     "camel": "areal.experimental.camel.openai_model",
-    "search": "areal.engine.sglang_remote: its judge is an SGLang server that the driver starts",
     "scaffolding": "areal.experimental.openai.cache",
     "evaluation": "areal.engine: trainer.type=null, or areal inf collect, evaluates",
     "vision": "areal.workflow.vision_rlvr: prompts are text",
@@ -152,6 +159,7 @@ def write_data(folder: Path) -> None:
             for question, answer in asked
         ],
     }
+    sets["search"] = [{"qid": str(n), "question": each[0], "answer": [str(each[1])]} for n, each in enumerate(asked)]
     for name, rows in sets.items():
         (folder / name).mkdir(parents=True)
         for split in ("train", "test"):

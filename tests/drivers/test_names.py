@@ -6,10 +6,12 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from areal.compat import UNSUPPORTED
+from areal.errors import UsageFault
 
 NAMES = [tuple(line.split()) for line in Path(__file__).with_name("areal_names.txt").read_text().splitlines()]
 
@@ -37,9 +39,26 @@ def test_every_refusal_is_raised() -> None:
             if name:
                 imported(module, name)
             else:
-                importlib.import_module(module)
-    with pytest.raises(ImportError, match="is not provided"):
-        importlib.import_module("areal.engine.sglang_remote")
+                importlib.import_module(f"{module}.any")
+
+
+def test_second_engine_of_a_driver_is_a_server_that_runs() -> None:
+
+    RemoteSGLangEngine: Any = imported("areal.engine.sglang_remote", "RemoteSGLangEngine")
+    from areal.api.cli_args import InferenceEngineConfig
+
+    config = InferenceEngineConfig(backend="sglang:d1", gateway_addr="http://judge:1/v1")
+    controller = RemoteSGLangEngine.as_controller(config, None)
+    controller.initialize(role="judge", server_args={})
+    controller.start_proxy()
+    controller.start_proxy_gateway()
+    assert controller.proxy_gateway_addr == "http://judge:1/v1"
+    controller.destroy()
+    with pytest.raises(UsageFault, match="the server of sglang:d1 is not given") as raised:
+        RemoteSGLangEngine.as_controller(InferenceEngineConfig(backend="sglang:d1"))
+    assert "gateway_addr=" in str(raised.value.hint)
+    with pytest.raises(UsageFault, match="an InferenceService runs the engines"):
+        RemoteSGLangEngine(config)
 
 
 def test_name_of_nobody_is_an_ordinary_error() -> None:

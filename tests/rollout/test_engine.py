@@ -18,10 +18,10 @@ from areal.rollout.engine import (
     PartialResponse,
     PromptBatcher,
     answer_budget,
-    derived_seed,
     is_short,
     prompts_per_call,
 )
+from areal.wire.sampling import derived_seed
 from tests.client.conftest import Place
 from tests.services.processes import engine_calls, script
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, ClassVar
 
 import pytest
@@ -52,25 +53,69 @@ class Calls:
         return client.export_interactions()
 
 
+class Responses(Calls):
+    """The same by OpenAI's Responses API."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        from areal.experimental.openai import ArealOpenAI
+
+        client = ArealOpenAI(engine=engine)
+        for _ in range(2):
+            await client.responses.create(input=data["question"], max_output_tokens=6, temperature=1.5)
+        client.set_last_reward(1.0)
+        return client.export_interactions()
+
+
+class OwnClient:
+    """An agent with a client of its own; its second and third call are made at once."""
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, http_client: Any, **_: Any) -> float:
+        import openai
+
+        client = openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, http_client=http_client)
+        asked: dict[str, Any] = {"model": "digits", "max_completion_tokens": 6, "temperature": 1.5}
+        first = await client.chat.completions.create(messages=data["messages"], **asked)
+        digits: list[Any] = [{"role": "user", "content": text} for text in ("12", "34")]
+        await asyncio.gather(*(client.chat.completions.create(messages=[each], **asked) for each in digits))
+        return float(len(first.choices))
+
+
+def own_client(folder: str) -> Any:
+    return OwnClient()
+
+
 def samples(
-    place: Place, make: Any, trial: str, seed: int = 1, rows: Any = ROWS, group_size: int = 2, **config: Any
+    place: Place, make: Any, trial: str, seed: int | None = 1, rows: Any = ROWS, group_size: int = 2, **config: Any
 ) -> list[list[list[int]]]:
     """The token ids of a run with this trial name: of each group, of each row."""
-    config = {"deterministic_sampling": True, "consumer_batch_size": len(rows), **config}
+    config = {"consumer_batch_size": len(rows), **config}
     made = InferenceEngineConfig(trial_name=trial, request_timeout=60, setup_timeout=60, **config)
     with RolloutController(
         made, gateway_addr=place.proxy.url, admin_api_key=place.key, model="digits", seed=seed
     ) as controller:
         batch = controller.rollout_batch(list(rows), make(str(place.folder)), group_size=group_size)
-    return [group["input_ids"].tolist() for group in batch]
+    return [sorted(group["input_ids"].tolist()) for group in batch]
 
 
-@pytest.mark.parametrize("make", [one_answer, several_turns, environment, Calls])
-def test_samples_under_another_trial_name_are_the_same(digits: Place, make: Any) -> None:
-    first = samples(digits, make, "one")
-    assert samples(digits, make, "two") == first
-    assert samples(digits, make, "one", seed=2) != first
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("make", [one_answer, several_turns, environment, Calls, Responses, own_client])
+def test_samples_under_another_trial_name_are_the_same(digits: Place, make: Any, deterministic: bool) -> None:
+    config = {"deterministic_sampling": deterministic}
+    first = samples(digits, make, "one", **config)
+    assert samples(digits, make, "two", experiment_name="other", **config) == first
+    assert samples(digits, make, "one", seed=2, **config) != first
     assert len({str(row) for group in first for row in group}) > len(first)  # members of a group differ
+
+
+def test_rows_of_one_prompt_have_other_samples_at_each_place(digits: Place) -> None:
+    groups = samples(digits, one_answer, "one", rows=[ROWS[0]] * 4, group_size=4)
+    assert len({str(group) for group in groups}) == 4
+    assert samples(digits, one_answer, "two", rows=[ROWS[0]] * 4, group_size=4) == groups
+
+
+def test_controller_without_a_seed_samples_differently_each_time(digits: Place) -> None:
+    first = samples(digits, one_answer, "one", seed=None)
+    assert samples(digits, one_answer, "one", seed=None) != first
 
 
 class Seeded(Reversing):
@@ -89,15 +134,15 @@ def test_environment_is_seeded_as_its_answers_are(digits: Place) -> None:
 
     first = seeds("one")
     assert seeds("two") == first and len(set(first)) == 2 * len(ROWS) and None not in first
-    assert set(seeds("three", deterministic_sampling=False)) == {None}
+    assert set(seeds("three", seed=None)) == {None}
 
 
 def test_seed_of_the_sampling_parameters_does_not_depend_on_the_trial_name(digits: Place) -> None:
     def seeded(folder: str) -> Any:
         return RLVRWorkflow(reverse_reward, GCONFIG.new(seed=7), folder)
 
-    first = samples(digits, seeded, "one", deterministic_sampling=False)
-    assert samples(digits, seeded, "two", seed=2, deterministic_sampling=False) == first
+    first = samples(digits, seeded, "one")
+    assert samples(digits, seeded, "two", seed=2) == first
 
 
 def test_resumed_run_samples_what_the_uninterrupted_one_does(digits: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -456,6 +457,37 @@ class Responding:
 def test_response_of_areals_client_is_a_call_that_is_rewarded(controller: RolloutController) -> None:
     (trajectory,) = controller.rollout_batch(ROWS[:1], Responding())
     assert trajectory["rewards"].tolist() == [1.0, 0.5]
+
+
+class Branching(RolloutWorkflow):
+    """Two conversations of one client, of two turns and of one. It closes the HTTP client that episodes share."""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        import openai
+
+        from areal.api import workflow_context
+        from areal.experimental.openai import ArealOpenAI
+
+        async with openai.AsyncOpenAI(api_key="k", http_client=await workflow_context.get_httpx_client()):
+            await asyncio.sleep(0)
+        client, calls = ArealOpenAI(engine=engine), list[Any]()
+        messages = list(data["messages"])
+        for _ in range(2):
+            calls.append(await client.chat.completions.create(messages=messages, max_completion_tokens=8))
+            messages += [calls[-1].choices[0].message, {"role": "user", "content": "12"}]
+        other = [{"role": "user", "content": "34"}]
+        calls.append(await client.chat.completions.create(messages=other, max_completion_tokens=8))
+        for call in calls[1:]:
+            client.set_reward(call.id, 1.0)
+        found = client.export_interactions(style="concat")
+        assert list(found) == [calls[1].id, calls[2].id]
+        return found
+
+
+def test_clients_conversations_are_exported_by_their_last_calls(controller: RolloutController) -> None:
+    """Several at once: the client that one episode closes is the others' too."""
+    found = controller.rollout_batch([*ROWS[:1]] * 4, Branching())
+    assert len(found) == 4 and all((each["rewards"] == 1).sum() >= 2 for each in found)
 
 
 # Groups of episodes of one prompt

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -38,6 +40,55 @@ def test_reward_that_does_not_move_is_told_with_its_value() -> None:
     ]
     assert messages([*steps(40, **{"reward/mean": 0.5}), {"reward/mean": 0.6}]) == []
     assert messages(steps(40, **{"reward/mean": float("nan")})) == []
+
+
+RIGHT_OR_WRONG = {"grad_norm": 0.5, "reward/min": 0.0, "reward/max": 1.0}
+
+
+def rewarded(means: Iterable[float], noise: float, seed: int) -> list[dict[str, Any]]:
+    draw = random.Random(seed)
+    return [RIGHT_OR_WRONG | {"reward/mean": min(max(mean + draw.gauss(0, noise), 0.0), 1.0)} for mean in means]
+
+
+@given(mean=st.floats(0.0, 0.75), noise=st.floats(0.001, 0.06), count=st.integers(200, 600), seed=st.integers(0, 99))
+def test_reward_that_is_noise_around_a_mean_does_not_move(mean: float, noise: float, count: int, seed: int) -> None:
+    (found,) = messages(rewarded([mean] * count, noise, seed))
+    assert found.startswith("the reward does not move: ") and found.endswith(f" for {count} steps")
+
+
+@given(
+    first=st.floats(0.0, 0.8),
+    gain=st.floats(0.2, 1.0),
+    begins=st.floats(0.0, 0.5),
+    noise=st.floats(0.0, 0.2),
+    count=st.integers(100, 600),
+    seed=st.integers(0, 99),
+)
+def test_run_that_learns_is_not_told_that_its_reward_does_not_move(
+    first: float, gain: float, begins: float, noise: float, count: int, seed: int
+) -> None:
+    def mean(place: float) -> float:  # flat, then rising, in its last tenth flat again
+        return first + gain * min(max(place - begins, 0.0) / (0.9 - begins), 1.0)
+
+    means = [min(mean(number / count), 0.97) for number in range(count)]
+    assert messages(rewarded(means, max(noise, 0.001), seed)) == []
+
+
+@given(noise=st.floats(0.001, 0.05), count=st.integers(100, 600), seed=st.integers(0, 99))
+def test_run_that_is_solved_from_its_first_step_is_not_told(noise: float, count: int, seed: int) -> None:
+    assert messages(rewarded([0.97] * count, noise, seed)) == []
+
+
+def test_reward_that_is_the_highest_one_for_many_steps_is_solved() -> None:
+    learnt = [RIGHT_OR_WRONG | {"reward/mean": number / 100} for number in range(100)]
+    solved = [RIGHT_OR_WRONG | {"reward/mean": 1.0, "reward/min": 1.0}] * 200
+    assert messages(learnt + solved) == []
+    assert messages(solved) == ["the reward does not move: 1 for 200 steps"]  # a constant reward
+
+
+def test_reward_that_rises_and_falls_back_has_moved() -> None:
+    there = [number / 200 for number in range(100)]
+    assert messages(rewarded([*there, *reversed(there)], 0.01, 1)) == []
 
 
 @pytest.mark.parametrize(("count", "due"), [(10, True), (11, False), (15, False), (20, True), (30, False), (40, True)])

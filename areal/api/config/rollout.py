@@ -236,8 +236,8 @@ class InferenceEngineConfig:
 
     The service is ``gateway_addr`` with the key in ``admin_api_key_file`` (or ``admin_api_key``), else what the
     environment says (``AREAL_INFERENCE_ADDR``, ``AREAL_INFERENCE_KEY_FILE``); ``model`` is the one to sample from.
-    ``deterministic_sampling``: the experiment's ``seed`` and the order of the data determine the samples of each
-    version of the weights. Timeouts are in seconds.
+    The experiment's ``seed`` and the order of the data determine the samples of each version of the weights, where
+    seeds cost the engine nothing; ``deterministic_sampling``: also where they cost time. Timeouts are in seconds.
     """
 
     experiment_name: str = ""

@@ -76,7 +76,10 @@ _REMEMBERED = 5000  # steps, of which warnings count those in a row
 
 
 class Trainer(abc.ABC):
-    """A context manager that owns the ranks, files and services that it opens."""
+    """A context manager that owns the ranks, files and services that it opens. ``scheduler``: what AReaL's drivers pass
+    to their controllers; nothing is scheduled here."""
+
+    scheduler: None = None
 
     def __init__(
         self,

@@ -291,7 +291,7 @@ class PPOTrainer(Trainer):
         for number, part in enumerate(parts):
             self.loss.is_first_update = number == 0
             is_first_epoch = number * config.ppo_epochs < len(parts)
-            update, computed = self._update_minibatch(select(batch, part), measure_skipped=is_first_epoch)
+            update, computed = self._update_minibatch(select(batch, part), count_skipped=is_first_epoch)
             updates.append(update)
             weights += computed
         metrics = _update_metrics(updates) | {"lr": updates[-1].learning_rate}
@@ -309,20 +309,19 @@ class PPOTrainer(Trainer):
         metrics["trained_share"] = float(weights[0] / weights[1].clamp(min=1.0))
         return metrics | (self._update_critic(batch) if self.critic is not None else {})
 
-    def _update_minibatch(self, batch: Batch, *, measure_skipped: bool) -> tuple[Update, Tensor]:
+    def _update_minibatch(self, batch: Batch, *, count_skipped: bool) -> tuple[Update, Tensor]:
         """The update, and the weights [2] of the rows that were computed and of all. Zero-advantage rows are skipped
-        but stay in the denominator, and with ``measure_skipped`` in the entropy."""
+        but stay in the denominator, and with ``count_skipped`` in the entropy: the mean of minus the log-probability of
+        what was sampled is an estimate of it that needs no forward pass."""
         rows = rows_with_gradient(batch, self.config.actor, own_loss=self._loss_fn is not None)
         chosen = select(batch, rows)
         counts = torch.stack([self.loss.weight(chosen), self.loss.weight(batch)]).double().to(self.ranks.device)
         weights = self.ranks.all_sum(counts).cpu()
         self.loss.share = float(weights[0] / weights[1].clamp(min=1.0))
-        if measure_skipped and self.loss.share < 1.0:  # on all ranks, or on none
-            skipped = sorted(set(range(len(batch["loss_mask"]))) - set(rows))
-            others = select(batch, skipped or rows[:1])
-            entropies, mask = self.actor.forward(others, _entropies).cpu(), others["loss_mask"].bool()
-            sums = torch.stack([torch.where(mask, entropies, 0.0).sum(), mask.sum()]).double()
-            self._skipped_entropy += sums * bool(skipped)
+        if count_skipped and (skipped := sorted(set(range(len(batch["loss_mask"]))) - set(rows))):
+            others = select(batch, skipped)
+            known = others["loss_mask"].bool() & torch.isfinite(others["logprobs"])
+            self._skipped_entropy += torch.stack([-others["logprobs"][known].sum(), known.sum()]).double()
         return self.actor.train_batch(chosen, self.loss, self.loss.weight), weights
 
     def _minibatches(self, batch: Batch, count: int) -> list[list[int]]:
@@ -389,10 +388,6 @@ def _update_metrics(updates: Sequence[Update]) -> Metrics:
         "loss": sum(update.loss for update in updates) / len(updates),
         "grad_norm": max(update.grad_norm for update in updates),
     }
-
-
-def _entropies(outputs: TokenOutputs, micro: Batch) -> Tensor:
-    return outputs.entropies
 
 
 def _logprobs(outputs: TokenOutputs, micro: Batch) -> Tensor:

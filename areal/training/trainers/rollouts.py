@@ -210,6 +210,8 @@ class RolloutSource:
             "temperature/mean": float(temperatures.mean()),
             "reward/mean": float(rewards.mean()),
             "reward/std": float(rewards.std(correction=0)),
+            "reward/min": float(rewards.min()),
+            "reward/max": float(rewards.max()),
             "length/mean": float(lengths.mean()),
             "length/max": float(lengths.max()),
             "length/prompt": float((batch["attention_mask"].sum(1) - lengths).mean()),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from areal.errors import ArealError, UsageFault
 from areal.rollout.rlvr import RLVRWorkflow
 from areal.rollout.tensors import RewardedResponse, response_rows
 from areal.state.job_metrics import steps_of
+from areal.training.algorithms.actor import rows_with_gradient
 from areal.training.algorithms.advantages import kl_estimate, prepare
 from areal.training.run_folder import RunFolder
 from areal.training.trainers.ppo import PPOTrainer
@@ -379,20 +381,28 @@ def test_loss_and_advantages_of_ones_own_train_by_name_or_as_functions(tmp_path:
 
 
 def test_entropy_is_of_all_tokens_and_of_those_with_a_gradient(tmp_path: Path, service: Service) -> None:
-    seen: list[tuple[float, dict[str, Any]]] = []
+    """Rows without a gradient count with minus the log-probabilities of what was sampled, which is as much in the mean:
+    no forward pass is made for them."""
+    seen: list[tuple[float, float, float, dict[str, Any]]] = []
 
     class Measuring(PPOTrainer):
         def _update(self, batch: Any) -> dict[str, Any]:
             entropies = self.actor.forward(batch, lambda outputs, micro: outputs.entropies).cpu()
-            metrics = super()._update(batch)
-            seen.append((float(entropies[batch["loss_mask"].bool()].mean()), metrics))
+            mask, rows = batch["loss_mask"].bool(), rows_with_gradient(batch, self.config.actor)
+            counted = -batch["logprobs"].clone()
+            counted[rows] = entropies[rows]
+            noise = (entropies + batch["logprobs"])[mask].std() / mask.sum().sqrt()
+            with mock.patch.object(self.actor, "forward", side_effect=AssertionError("a pass of its own")):
+                metrics = super()._update(batch)
+            seen.append((float(entropies[mask].mean()), float(counted[mask].mean()), float(noise), metrics))
             return metrics
 
     with Measuring(_config(tmp_path, service, 3), prompts(50)) as trainer:
         trainer.train(**WORKFLOW)
-    assert any(metrics["trained_share"] < 1 for _, metrics in seen)
-    for entropy, metrics in seen:
-        assert metrics["entropy"] == pytest.approx(entropy, rel=1e-4)
+    assert any(metrics["trained_share"] < 1 for *_, metrics in seen)
+    for entropy, counted, noise, metrics in seen:
+        assert metrics["entropy"] == pytest.approx(counted, rel=1e-4)
+        assert metrics["entropy"] == pytest.approx(entropy, abs=5 * noise)
         if metrics["trained_share"] < 1:
             assert metrics["trained_entropy"] != pytest.approx(entropy, rel=1e-4)
 
@@ -463,10 +473,22 @@ def test_evaluation_counts_what_failed(tmp_path: Path, service: Service) -> None
 
 @pytest.mark.extended
 def test_runs_of_one_seed_under_two_names_train_on_the_same_samples(tmp_path: Path, service: Service) -> None:
-    def run(trial: str, seed: int) -> list[tuple[str, list[list[int]]]]:
+    class Killed(Exception):
+        pass
+
+    def run(trial: str, seed: int, *, killed_at: int | None = None) -> list[tuple[str, list[list[int]]]]:
         config = _config(tmp_path, service, 2, staleness=0, trial_name=trial, seed=seed)
-        config.rollout.deterministic_sampling = config.rollout.dump_to_file = True
+        config.rollout.dump_to_file = True
+        config.recover = RecoverConfig(mode="auto", freq_steps=1)
         with PPOTrainer(config, prompts(50)) as trainer:
+            take = trainer.train_step
+
+            def step() -> dict[str, float]:
+                if trainer.step == killed_at:
+                    raise Killed
+                return take()
+
+            trainer.train_step = step  # type: ignore[method-assign]
             trainer.train(**WORKFLOW)
         written = read_episodes(RunFolder(tmp_path / "runs" / "reversing" / trial).trajectories)
         return [(str(each.prompt), [list(one.input_ids) for one in each.interactions]) for each in written]
@@ -474,6 +496,9 @@ def test_runs_of_one_seed_under_two_names_train_on_the_same_samples(tmp_path: Pa
     first = run("one", 1)
     assert len(first) == 2 * 8 * ANSWERS.n_samples
     assert run("two", 1) == first
+    with pytest.raises(Killed):
+        run("resumed", 1, killed_at=1)
+    assert run("resumed", 1) == first
     assert run("one-again", 2) != first
 
 

@@ -330,7 +330,7 @@ class ModelCalls:
             generation=generation,
             state=state,
             serializer=parsed.serializer(state),
-            jobs=self._jobs(state, generation, sampling, timeout_s),
+            jobs=self._jobs(state, generation, sampling, timeout_s, _seeds(generation, recorder, prompts)),
             timeout_s=timeout_s,
             timer=timer,
             recorder=recorder,
@@ -396,7 +396,12 @@ class ModelCalls:
         )
 
     def _jobs(
-        self, state: ResponseState, generation: GenerationRequest, sampling: SamplingParams, timeout_s: float
+        self,
+        state: ResponseState,
+        generation: GenerationRequest,
+        sampling: SamplingParams,
+        timeout_s: float,
+        seeds: Sequence[int] | None,
     ) -> list[EngineJob]:
         options, count, each = state.options, len(state.prompts), state.per_prompt
         # With stop strings each prompt is a job of its own, which the stop strings can abort in the engine.
@@ -407,11 +412,12 @@ class ModelCalls:
                 EngineCall(
                     f"{state.answer_id}-{first}",
                     state.prompts[first : first + together],
-                    sampling,
+                    sampling if seeds is None or together > 1 else replace(sampling, seed=seeds[first]),
                     options.response_format,
                     generation.adapter,
                     stream=stream,
                     stream_interval=interval,
+                    seeds=None if seeds is None or together == 1 else seeds[first : first + together],
                 ),
                 state.choices[first * each : (first + together) * each],
             )
@@ -430,6 +436,15 @@ class ModelCalls:
             DECODE_US * sum(len(choice.token_ids) for choice in state.choices),
         )
         await recorder.record(state.answer_id, state.model, state.created, samples)
+
+
+def _seeds(
+    generation: GenerationRequest, recorder: CallRecorder, prompts: Sequence[Sequence[int]]
+) -> Sequence[int] | None:
+    """A seed for each prompt of a call that has none of its own."""
+    if generation.sampling.seed is not None:
+        return None
+    return generation.default_seeds or recorder.seeds(prompts)
 
 
 def _context_exceeded(generation: GenerationRequest, message: str) -> ApiError:

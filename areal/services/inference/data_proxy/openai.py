@@ -42,7 +42,7 @@ from areal.services.inference.data_proxy.parsers.registry import (
 from areal.services.inference.data_proxy.prompts import ChatPrompt, read_conversation, template_refusals
 from areal.services.inference.data_proxy.tokenizer import TextCodec
 from areal.services.inference.engines.base import Capabilities
-from areal.wire.sampling import SamplingParams
+from areal.wire.sampling import WHOLE_RANGES, SamplingParams
 
 # Tools of a request, and the parsing of its response.
 
@@ -264,7 +264,7 @@ class GenerationRequest:
     tokens as the context holds. ``store`` false: the call is not recorded. ``echo``: the texts of the prompts, which
     precede the responses; None for a prompt of token ids. ``prompt_logprobs``: how many alternatives to each prompt
     token are returned. ``messages``: the chat as the client sent it, in OpenAI's form. ``adapter``: the LoRA adapter
-    that samples."""
+    that samples. ``default_seeds``: one for each prompt, where the engine has them for nothing."""
 
     sampling: SamplingParams
     options: ResponseOptions
@@ -279,6 +279,7 @@ class GenerationRequest:
     messages: Sequence[Mapping[str, Any]] = ()
     chat: ChatPrompt | None = None
     adapter: str | None = None
+    default_seeds: Sequence[int] | None = None
 
     @property
     def scored(self) -> int | None:
@@ -400,6 +401,8 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         raise unsupported("best_of", "only as many choices are made as n says")
     if sampling.n * len(prompts) > MAX_PROMPTS:
         raise bad_request(f"n times the number of prompts may be at most {MAX_PROMPTS}", param="n")
+    seeds = _default_seeds(fields, len(prompts)) if capabilities.free_seeds else None
+    fields.accept(("default_seed",))
     store, ignored = _read_rest(fields)
     return GenerationRequest(
         sampling,
@@ -411,7 +414,21 @@ def read_completion(fields: Fields, codec: TextCodec, capabilities: Capabilities
         prompt_logprobs=scored,
         no_answer=most == 0,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        default_seeds=seeds,
     )
+
+
+def _default_seeds(fields: Fields, prompts: int) -> list[int] | None:
+    """``default_seed``: a number for one prompt, or a list with one for each."""
+    given = fields.take("default_seed")
+    if given is None:
+        return None
+    seeds = given if isinstance(given, list) else [given]
+    low, high = WHOLE_RANGES["seed"]
+    if len(seeds) != prompts or not all(type(seed) is int and low <= seed <= high for seed in seeds):
+        message = f"default_seed must be a whole number for each of the {prompts} prompts"
+        raise bad_request(message, param="default_seed")
+    return seeds
 
 
 def _texts(value: object, count: int) -> tuple[str | None, ...]:

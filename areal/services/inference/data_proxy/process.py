@@ -138,7 +138,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         held.set_function(lambda: calls.tokens_in_flight)
         paused = service.metrics.gauge("areal_paused", "1 while generation is held still.")
         paused.set_function(lambda: float(pause.active))
-        recorders = CallRecorders(store, options.key)
+        recorders = CallRecorders(store, options.key, engine.capabilities)
         calls = ModelCalls(
             config,
             codec,
@@ -257,7 +257,7 @@ def _add_model_routes(
     if store is not None:
         JournalRoutes(store).add_to(service)
         resolver = CallerResolver(store, options.key)
-        sessions = JournalSessionRoutes(store, resolver, options.key, check_name)
+        sessions = JournalSessionRoutes(store, resolver, options.key, check_name, recorders.seeds)
         sessions.add_to(service)
         TrajectoryRoutes(store, sessions.rewards).add_to(service)
         service.metrics.gauge("areal_trajectories_ready", "Trajectories that wait to be exported.").set_function(

@@ -26,6 +26,7 @@ from areal.services.http.messages import (
     refuse_idempotency_key,
 )
 from areal.services.http.service import Service, json_response
+from areal.services.inference.data_proxy.seeds import SessionSeeds
 from areal.services.inference.data_proxy.sessions import Caller, CallerResolver, journal_of
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.exporting import ExportRequest, StoredExport
@@ -64,8 +65,10 @@ class JournalSessionRoutes:
         callers: CallerResolver,
         key: AdminKey | None,
         check_name: Callable[[str | None], object],
+        seeds: SessionSeeds,
     ) -> None:
         self._store = store
+        self._seeds = seeds
         self._callers = callers
         self._key = key
         self._check_name = check_name
@@ -87,10 +90,13 @@ class JournalSessionRoutes:
             refuse_idempotency_key(request, "give api_key, whose second start is refused")
         self._check_name(body.model)
         self._check_key(body.api_key)
+        seed = self._seeds.chosen(body.seed, body.default_seed)
         journal = self._store.own
         if body.api_key is not None and (held := self._store.holder_of_key(body.api_key.encode())) is not None:
             journal = held[0]
         group, started = await journal.start(body.task_id, body.group_size, body.api_key, body.online)
+        if seed is not None:
+            self._seeds.start(seed, [each.session_id for each in started])
         self._started.inc(len(started))
         sessions = [{"session_id": each.session_id, "session_api_key": each.key} for each in started]
         return json_response({"group_id": group, "sessions": sessions}, status=201)
@@ -135,6 +141,7 @@ class JournalSessionRoutes:
 
     async def _end(self, caller: Caller) -> dict[str, Any]:
         ended = await caller.journal.end(caller.session)
+        self._seeds.end(caller.journal.tag, caller.session)
         return {"message": "session ended", "session_id": ended.session_id, "ready_trajectory_ids": ended.ready}
 
     async def human(self, request: Request) -> Response:

@@ -18,6 +18,8 @@ from areal.http import headers as names
 from areal.services.http.auth import AdminKey, presented_key, unknown_key
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import idempotency_key
+from areal.services.inference.data_proxy.seeds import SessionSeeds
+from areal.services.inference.engines.base import Capabilities
 from areal.services.inference.recorder.changes import HITL_SESSION
 from areal.services.inference.recorder.journal import SessionJournal
 from areal.services.inference.recorder.records import (
@@ -132,8 +134,10 @@ class CallRecorder:
         identity: CallIdentity | None = None,
         replayed: Sequence[RecordedTurn] | None = None,
         flight: CallInFlight | None = None,
+        seeds: SessionSeeds | None = None,
     ) -> None:
         self._caller = caller
+        self._seeds = seeds
         self._identity = identity
         self.replayed = replayed
         self._flight = flight
@@ -146,6 +150,12 @@ class CallRecorder:
     def records(self, store: bool) -> bool:
         """Whether this call is recorded; ``store`` is the request's ``store`` field."""
         return store and self._caller is not None
+
+    def seeds(self, prompts: Sequence[Sequence[int]]) -> list[int] | None:
+        """The session's seeds of this call, one for each prompt."""
+        if self._caller is None or self._seeds is None:
+            return None
+        return self._seeds.of_call(self._caller.journal.tag, self._caller.session, prompts)
 
     def answer_id(self, prefix: str) -> str:
         return new_answer_id(prefix, self._caller.journal.tag if self._caller is not None else None)
@@ -186,7 +196,10 @@ class CallRecorder:
 class CallRecorders:
     """Opens a recorder for each model call. ``store`` None: nothing is recorded."""
 
-    def __init__(self, store: TrajectoryStore | None, key: AdminKey | None) -> None:
+    def __init__(
+        self, store: TrajectoryStore | None, key: AdminKey | None, capabilities: Capabilities | None = None
+    ) -> None:
+        self.seeds = SessionSeeds(capabilities)
         self._callers = CallerResolver(store, key) if store is not None else None
         self._flights = CallsInFlight()
 
@@ -223,7 +236,7 @@ class CallRecorders:
                     break
             with self._flights.leading(identity) as flight:
                 try:
-                    yield CallRecorder(caller, identity, None, flight)
+                    yield CallRecorder(caller, identity, None, flight, self.seeds)
                 except ApiError as error:
                     await _count_failure(caller, error)
                     raise

@@ -47,7 +47,7 @@ class EngineCall:
     ``response_format``, where the engine has it: OpenAI's, or of type ``regex``, ``choice`` or ``grammar`` (EBNF) with
     a field of that name. ``adapter``: one that ``EngineState`` lists; None is the model itself. ``stream`` false: only
     the whole answer is needed; an engine with ``whole_answers`` answers once, at the end. ``stream_interval``: new
-    tokens of a choice for which an event of the stream may wait."""
+    tokens of a choice for which an event of the stream may wait. ``seeds``: one for each of several prompts."""
 
     request_id: str
     prompts: Sequence[Sequence[int]]
@@ -56,6 +56,7 @@ class EngineCall:
     adapter: str | None = None
     stream: bool = True
     stream_interval: int = 1
+    seeds: Sequence[int] | None = None
 
     @property
     def prompt(self) -> Sequence[int]:
@@ -154,6 +155,7 @@ class Capabilities:
     max_top_logprobs: int = 20
     prompt_logprobs: bool = False  # ``PromptScorer``
     many_prompts: bool = False  # in one call
+    free_seeds: bool = False  # it samples as fast with a seed as without
     whole_answers: bool = False  # it reports each token's weight version in a whole answer too
     lowest_temperature: float = GREEDY_BELOW  # above 0
     logprobs: LogprobsMode = LogprobsMode()

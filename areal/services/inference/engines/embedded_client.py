@@ -42,7 +42,7 @@ class EmbeddedClient(EngineClient):
 
     def __init__(self, http: HttpClient, url: str, headers: Mapping[str, str]) -> None:
         capabilities = Capabilities(
-            many_prompts=True, prompt_logprobs=True, whole_answers=True, swaps_between_steps=True
+            many_prompts=True, free_seeds=True, prompt_logprobs=True, whole_answers=True, swaps_between_steps=True
         )
         super().__init__(http, url, headers, capabilities)
 
@@ -50,6 +50,8 @@ class EmbeddedClient(EngineClient):
         sampling = sampling_fields(call)
         body: dict[str, Any] = {"sampling": sampling, "stream": call.stream, "request_id": call.request_id}
         body["input_ids"] = call.prompt if len(call.prompts) == 1 else call.prompts
+        if call.seeds is not None:
+            body["seeds"] = call.seeds
         if call.adapter is not None:
             body["adapter"] = call.adapter
         if call.stream_interval > 1:

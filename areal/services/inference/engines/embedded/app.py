@@ -34,6 +34,7 @@ from areal.services.inference.engines.embedded.requests import (
     read_prompt,
     read_prompts,
     read_sampling,
+    read_seeds,
 )
 from areal.services.weight_transfer.memory import TransferProgress
 from areal.wire import bodies
@@ -140,7 +141,8 @@ class EngineRoutes:
                 409, f"request {request_id} is running already", code="duplicate_request", param="request_id"
             )
         whole, interval = not body.get("stream", False), read_interval(body.get("stream_interval"))
-        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher)
+        seeds = read_seeds(body.get("seeds"), len(prompts))
+        sequences = make_sequences(prompts, sampling, loaded, adapter, matcher, seeds)
         stream = self._streams.open(sequences, whole=whole, interval=interval)
         self._requests[request_id] = stream
         try:

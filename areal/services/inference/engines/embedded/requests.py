@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,6 +214,15 @@ def read_sampling(raw: Any, vocab_size: int) -> SamplingParams:
         raise bad_request(fault.message, param=fault.message.split(" ")[0]) from fault
 
 
+def read_seeds(raw: Any, prompts: int) -> list[int] | None:
+    """``seeds``: one for each prompt. Raises 400."""
+    if raw is None:
+        return None
+    if not isinstance(raw, list) or len(raw) != prompts or set(map(type, raw)) != {int}:
+        raise bad_request(f"seeds must be {prompts} whole numbers, one for each prompt", param="seeds")
+    return raw
+
+
 def read_adapter(raw: Any, loaded: LoadedModel) -> Adapter | None:
     if raw is None:
         return None
@@ -256,15 +265,17 @@ def make_sequences(
     loaded: LoadedModel,
     adapter: Adapter | None = None,
     matcher: Matcher | None = None,
+    seeds: Sequence[int] | None = None,
 ) -> list[TokenSequence]:
     """The request's n choices of each prompt. Their random numbers are those that they would have with this prompt
-    alone."""
+    alone. ``seeds``: one for each prompt, instead of the sampling parameters' one."""
     longest, most = loaded.engine.limits.max_length, sampling.max_new_tokens
     stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else loaded.end_tokens)
     sequences: list[TokenSequence] = []
-    for prompt in prompts:
+    for number, prompt in enumerate(prompts):
         room = longest - len(prompt)
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        given = sampling.seed if seeds is None else seeds[number]
+        seed = secrets.randbits(64) if given is None else given
         sequences += [
             TokenSequence(
                 prompt,
