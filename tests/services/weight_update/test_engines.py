@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +15,16 @@ from tests.services.weight_update.conftest import MODEL, Side, embedded_worker, 
 Build = Callable[[int], Side]
 
 
-def standin_worker(processes: Processes, kind: str, *flags: str, state: Path | None = None) -> tuple[Process, Process]:
+def standin_worker(
+    processes: Processes, kind: str, *flags: str, state: Path | None = None, more: tuple[str, ...] = ()
+) -> tuple[Process, Process]:
+    """(engine, data proxy). ``more``: flags of the data proxy."""
     module = "tests.services.inference.engines.conformance.standins"
     engine = processes.spawn("-m", module, kind, "--model", str(MODEL), *flags, "--lora")
     engine.port = int(engine.wait_log(r"^(\d+)$")[1])
     about = ("--model", "m", "--engine", kind, "--engine-url", engine.url, "--tokenizer-path", str(MODEL))
     kept = ("--state-dir", str(state), "--model-path", str(MODEL)) if state else ()
-    proxy = processes.service("data_proxy", *about, *kept)
+    proxy = processes.service("data_proxy", *about, *kept, *more)
     wait_ready(proxy)
     return engine, proxy
 
@@ -90,32 +94,45 @@ def test_update_that_one_of_two_workers_refuses_leaves_one_version_serving(side:
 
 
 @pytest.mark.extended
-def test_router_shows_no_two_versions_as_ready_after_an_update_that_one_worker_refused(
-    side: Build, tmp_path: Path
+@pytest.mark.parametrize("leased", [False, True])
+def test_update_that_one_worker_refused_leaves_no_two_versions_ready_anywhere(
+    side: Build, tmp_path: Path, leased: bool
 ) -> None:
+    """Asked without a pause, the router and the workers themselves: from the error on, who is ready has one version."""
     here = side(0)
-    for number, flags in enumerate(((), ("--refuses", "1"))):
-        engine, proxy = standin_worker(here.processes, "sglang", *flags, state=tmp_path / f"state-{number}")
+    router = here.processes.router()
+    (tmp_path / "router.json").write_text(json.dumps({"url": router.url}))
+    for number, flags in enumerate(((), ("--refuses", "1", "2"))):
+        about = {"router_file": str(tmp_path / "router.json"), "worker_id": f"w{number}", "expected": 2}
+        more = ("--registration", json.dumps(about)) if leased else ()
+        engine, proxy = standin_worker(here.processes, "sglang", *flags, state=tmp_path / f"state-{number}", more=more)
         here.engines.append(engine)
         here.proxies.append(proxy)
-    router = here.processes.router()
     front = here.processes.gateway(router)
-    here.processes.register(router, *here.proxies, model="m")
+    if not leased:
+        here.processes.register(router, *here.proxies, model="m")
 
-    def serving() -> list[int]:
+    def at_router() -> list[int]:
         workers = front.call("GET", "/workers", key=here.processes.key).json()["workers"]
         return [worker["version"] for worker in workers if worker["state"] == "ready"]
 
-    wait_until(lambda: serving() == [0, 0], what="both workers serve")
+    def at_workers() -> list[int]:
+        reports = [proxy.call("GET", "/ready") for proxy in here.proxies]
+        return [report.json()["version"] for report in reports if report.status == 200]
+
+    wait_until(lambda: at_router() == at_workers() == [0, 0], what="both workers serve")
     pair = here.pair("disk", inference={"inference_gateway_url": front.url, "model": "m"})
     pair.connect()
-    new = model(1)
-    with pytest.raises(WeightUpdateFailed, match="out of memory"):
-        pair.publish(1, weights(new), probe_of(new))
-    seen = serving()
-    while seen != [0, 0]:
-        assert len(set(seen)) == 1, seen
-        seen = serving()
+    for version, before in ((1, 0), (2, 0)):
+        new = model(version)
+        with pytest.raises(WeightUpdateFailed, match="out of memory"):
+            pair.publish(version, weights(new), probe_of(new))
+        agree = 0
+        while agree < 100:
+            for seen in (at_router(), at_workers()):
+                assert set(seen) <= {before}, seen
+            agree = agree + 1 if len(seen) == 2 else 0
+        assert here.versions() == [before, before]
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ class WeightSync:
         async def load() -> None:
             if self._tracker.behind == record:  # otherwise an update was loaded meanwhile
                 await self._engine.load_weights(path, record.version)
+                await self._control.probe()  # ready means ready with this version, also in what the router is told
                 self._tracker.reloaded(record.pair, record.version)
 
         try:
