@@ -21,7 +21,7 @@ _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]*\|>|</s>|<end_of_turn>|<eos>")
 _BOX = re.compile(r"\\f?box(?:ed)?(?![A-Za-z])\s*")
 _MARK = re.compile(r"####\s*(?=[-+\d.$€£¥({*\\]|\Z)")  # before other text it is a heading
 _STATED = re.compile(
-    r"\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|would\s+be)\b)[\s:*]*(?=[^\s.!?*])"
+    r"(?:\b(?:[Aa]nswer|ANSWER|[Oo]ption|[Cc]hoice)(?:\s*[*:]|\s+(?:is|would\s+be)\b)|故选|答案[是为]?)[\s:：*]*(?=[^\s.!?*])"
 )
 _SENTENCE_END = re.compile(r"\n|[.!?](?:\s|\Z)")
 _FORMULA = re.compile(r"\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -208,7 +208,8 @@ _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]
 def choice_of(text: str) -> tuple[str, str]:
     """The letters and the rest of an answer to a multiple-choice question, such as ``(C) 27``, or ``A, C``; the letters
     are "" for another answer."""
-    plain = re.sub(r"[«»]", "", normal(text)).strip("{} ")
+    plain = re.sub(r"[«»]", "", normal(text))
+    plain = re.sub(r"\A\s*\{([^{}]*)\}", r"\1", plain).strip()
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
     if label is None or re.match(r"[,;/&+*^=<>-]|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):

@@ -74,7 +74,7 @@ _AND, _OR = re.compile(r"[,;]?\s*\band\b|[,;]"), re.compile(r",?\s*\bor\b")
 _SET_OPERATOR = re.compile(r"\\(?:cup|cap|setminus)(?![A-Za-z])")
 _RELATION = re.compile(r"(?<![\\<>!])=|[<>]|\\(?:le|ge|ne|approx|in|equiv)(?![A-Za-z])")
 _CONDITION = re.compile(r"\\?[A-Za-z]+\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?[|:](.*)", re.DOTALL)
-_ARGUMENT = re.compile(r"_\s*(?:\{[^{}]*\}|\w)|(?<=[A-Za-z}'])\s*\([^()]*\)")  # subscripts, and f(2)
+_ARGUMENT = re.compile(r"_\s*(?:\{[^{}]*\}|\w)|\^\s*\{-1\}|(?<=[A-Za-z}'])\s*\([^()]*\)")  # a_1, A^{-1}, f(2)
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\«])[A-Za-df-hj-z](?![A-Za-z])|\\(?:alpha|beta|theta|lambda|mu|omega)")
 _WORDS = re.compile(
     r"(?:«([^»]*)»|(?<![\\A-Za-z\d}^_«])(?<!begin\{)(?<!end\{)([A-Za-z]{3,}(?:['’.-][A-Za-z]+)*)|(?<=\d)([A-Za-z]{5,}))"
@@ -296,7 +296,8 @@ def _same_group(answer: Group, right: Group) -> bool:
     first, second = _items(answer), _items(right)
     names, others = _assignments(answer), _assignments(right)
     if names or others:  # x = 2, y = 3 equals itself in any order, and (2, 3): the values in the order of their names
-        if brackets & {"{}", "[]", "[)"} or (names and others and names.keys() != others.keys()):
+        unnamed = {each.brackets for each, given in ((answer, names), (right, others)) if not given}
+        if unnamed & {"{}", "[]", "[)"} or (names and others and names.keys() != others.keys()):
             return False
         first = [names[name] for name in sorted(names)] if names else list(answer.items)
         second = [others[name] for name in sorted(others)] if others else list(right.items)
@@ -337,7 +338,9 @@ def _same_relation(answer: Relation, right: Relation) -> bool:
         return True
     if answer.values and right.values:
         one, other = answer.name.casefold(), right.name.casefold()
-        if one == other or not one or not other or re.search(r"(?<![\\a-z])[a-z]{3,}", one + " " + other):
+        described = [re.search(r"(?<![\\a-z])[a-z]{3,}", name) is not None for name in (one, other)]
+        is_same_name = one == other or (all(described) and (one in other or other in one))
+        if is_same_name or not one or not other or described[0] != described[1]:
             return _is_consistent(answer) and any(same(value, right.values[0]) for value in answer.values)
     found, wanted = _solutions(answer), _solutions(right)
     if found is not None and wanted is not None:

@@ -39,6 +39,8 @@ def parsed(formula: str) -> Any:
 
     settings = ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False)
     try:
+        if "'" in formula:  # the parser drops it
+            return None
         found = latex2sympy(formula, normalization_config=None, conversion_config=settings)
         if digits_of(found) > _MOST_DIGITS:
             return None

@@ -21,7 +21,8 @@ UNITS: dict[str, str] = dict(
         r"(\w+)=(\S+)",
         """inch=in inches=in foot=ft feet=ft second=s sec=s minute=min hour=h hr=h pound=lb yard=yd mile=mi ounce=oz
         sq=square newton=N joule=J ml=mL losses=loss jan=january feb=february mar=march apr=april jun=june jul=july
-        aug=august sep=september sept=september oct=october nov=november dec=december""",
+        aug=august sep=september sept=september oct=october nov=november dec=december
+        mon=monday tue=tuesday wed=wednesday thu=thursday fri=friday sat=saturday sun=sunday""",
     )
 )
 
@@ -30,7 +31,8 @@ _TABLE = r"""
 \{([:,])\} => \1
 \.{3,}|\\[cd]ots\> => \\ldots
 \A(?=\D*\d).*\\(?:implies|therefore|Rightarrow|Longrightarrow)\>(?=\D*\d) =>
-\\(?:middle|hline|checkmark|[lL]arge|LARGE|[hH]uge|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
+\\(?:checkmark|(?:black)?square|Box|qed|bf|rm|it|sf|tt)\> =>
+\\(?:middle|hline|[lL]arge|LARGE|[hH]uge|[bB]igg?[lrm]?|(?:display|text)style|(?:no)?limits)\>|\\! =>
 \\begin\{[dr]?cases\} => \\begin{array}{l}
 \\\{\s*\\begin\{\w+\*?\}(?:\{[^{}]*\})?(?!.*\\\}) => \\begin{array}{l}
 [(\[]\s*\\begin\{array\}\{[^{}]*\}((?:(?!\\begin).)*?)\\end\{array\}\s*[)\]] => \\begin{pmatrix}\1\\end{pmatrix}
@@ -54,6 +56,7 @@ _TABLE = r"""
 \\(?:varnothing|O)\>|\\\{\s*\\\} => \\emptyset@
 \\(?:var|measured)(phi|epsilon|theta|angle)\> => \\\1
 \\math(?:bb|rm|bf)\s*\{?\s*R\s*\}?|\\(?:R|Reals)\> => (-\\infty,\\infty)
+\(-\\infty,\\infty\)\s*[\^_]\s*\{?\s*\+\s*\}? => (0,\\infty)
 \\mathbb\s*([A-Z]) => \\mathbb{\1}
 \+\s*\\infty => \\infty
 \\(?:backslash|smallsetminus)\>|(?<=\))\s*-\s*(?=\\\{) => \\setminus@
@@ -68,6 +71,9 @@ _TABLE = r"""
 \\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
 (?<!\w)«?abs»?\s*\(([^()]*)\) => |\1|
 «(or|and)»|\b(or|and)\b => @\1\2@
+12\s*«?(noon|midnight)»? => «\1»
+([A-Za-z])\s*\\ne\s*\\pm\s*([\w.]+) => \1\\ne\2,\1\\ne-\2
+([A-Za-z])\s*\\ne\s*([^,<>=]+?)\s*(?:,|\b(?:or|and)\b)\s*([^,<>=\sA-Za-z]+)\Z => \1\\ne\2,\1\\ne\3
 [\u4e00-\u9fff]+ => «\g<0>»
 \s*«?\bper\b»?\s*(?=«|[A-Za-z]) => /
 \(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
@@ -110,7 +116,8 @@ _TABLE = r"""
 \s+ => @
 """
 _WHOLE = {
-    r"none|no (?:real |such )?(?:solutions?|values?|numbers?)|(?:the )?empty set": r"\emptyset",
+    r"none|(?:there (?:are|is) )?no (?:real |such )?(?:solutions?|values?|numbers?|roots?)": r"\emptyset",
+    "(?:the )?empty set": r"\emptyset",
     r"(?:the set of )?all (?:the )?real(?: number)?s": r"(-\infty,\infty)",
     r"dne|does not exist": "undefined",
     r"(?:positive )?infinity": r"\infty",
@@ -124,10 +131,14 @@ _SIGNS: dict[str, str] = dict(
     )
 )
 _COMMANDS = dict(
-    re.findall(r"([a-z]+)(\S+)", r"lbrace\{ rbrace\} langle( rangle) lt< gt> colon: dfrac\frac tfrac\frac")
+    re.findall(
+        r"([a-z]+)(\S+)",
+        r"lbrace\{ rbrace\} langle( rangle) lparen( rparen) lbrack[ rbrack] lt< gt> colon: dfrac\frac tfrac\frac",
+    )
 )
 _COMMANDS |= dict.fromkeys(("mid", "vert", "lvert", "rvert", "Vert", "lVert", "rVert"), "|")
-_COMMANDS |= {"cfrac": r"\frac", "lor": " or ", "vee": " or ", "land": " and ", "wedge": " and "}
+_COMMANDS |= dict.fromkeys(("cfrac", "nicefrac", "sfrac"), r"\frac")
+_COMMANDS |= {"lor": " or ", "vee": " or ", "land": " and ", "wedge": " and "}
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SEPARATOR = r"(?:,|\{,\}|\\[,;: ]|~|'|_|[ ])"
 _TUPLE = re.compile(r"(?<!\w)(?:[(\[]|\\\{)\s*-?\d+(?:\s*,\s*-?\d+)+\s*(?=[)\]]|\\\})")
@@ -181,10 +192,16 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def _lines(match: re.Match[str]) -> str:
-    """A table of numbers as a matrix, other lines as a list."""
-    if "&" in match[1] and not re.search(r"[=<>]|\\[gl]e|\\text", match[1]):
+    """A table of numbers as a matrix, values with conditions as pairs, other lines as a list."""
+    relation = r"[=<>]|\\(?:[gl]e|ne)"
+    if "&" in match[1] and not re.search(rf"{relation}|\\text", match[1]):
         return rf"\begin{{pmatrix}}{match[1]}\end{{pmatrix}}"
-    return re.sub(r"[\s,;.]*(?:\\\\(?:\[\w+\])?\s*)+", ", ", match[1].replace("&", " ").rstrip("\\ "))
+    lines = []
+    for line in re.split(r"\\\\(?:\[\w+\])?", match[1]):
+        value, _, condition = (part.strip(" ,;.") for part in line.partition("&"))
+        is_pair = value and not re.search(relation, value) and re.search(rf"\w.*(?:{relation})", condition)
+        lines.append(f"({value}, {condition})" if is_pair else line.replace("&", " ").strip(" ,;."))
+    return ", ".join(filter(None, lines))
 
 
 def _ratio(match: re.Match[str]) -> str:
@@ -223,7 +240,7 @@ for _ in range(4):
 _CONSTANTS = {
     "any": "«(?:for|where|with|any|all|every|each|some|real|integers?)»",
     "commands": "|".join(_COMMANDS),
-    "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|max|min",
+    "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|lcm|max|min",
     "units": "km|cm|mm|kg|mg|m[lL]|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
     "end": r"(?=\s*(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z)",
     "scales": "|".join(SCALES),

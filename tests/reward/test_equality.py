@@ -22,13 +22,18 @@ def is_right(answer: str, right: str) -> bool:
 
 
 def rows(table: str) -> list[tuple[str, str, bool]]:
+    """The responses, references and verdicts of a table. Answers are in a box, but for those of the kind ``prose``."""
     lines = [line.split("\t") for line in (FOLDER / table).read_text().splitlines()[1:]]
-    return [(answer, right, verdict == "1") for _, answer, right, verdict in lines]
+    return [
+        (answer if kind == "prose" else rf"\boxed{{{answer}}}", right, verdict == "1")
+        for kind, answer, right, verdict in lines
+    ]
 
 
 @pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv"])
 def test_table_of_answers_has_its_verdicts(table: str) -> None:
-    wrong = [row for row in rows(table) if is_right(row[0], row[1]) is not row[2]]
+    judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)]
+    wrong = [row for row in judged if row[3] != row[2]]
     assert wrong == []
 
 
