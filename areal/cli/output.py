@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from areal.cli.options import Format, Invocation
-from areal.errors import ArealError, Conflict, UsageFault
+from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault
 from areal.terminal import ESCAPE, OutputLost, fancy, safe, spelled, style
 
 if TYPE_CHECKING:
@@ -522,7 +522,7 @@ def _orderable(value: Any) -> tuple[int, Any]:
 
 
 def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
-    """Prints a table once. Returns 1 after reporting files that cannot be read, else 0."""
+    """Prints a table once. Returns the status of files that cannot be read after reporting them, else 0."""
     rows = table.sorted(sort_by)
     if cli.format.kind == "manifest":
         write(to_yaml(table.manifests, manifests=True) if table.manifests else "")
@@ -536,7 +536,7 @@ def show_table(cli: Invocation, table: Table, sort_by: str | None) -> int:
     for path, reason in table.unreadable:
         hint = "areal doctor --fix restores it from its newest revision"
         report(ArealError(f"{path} is unreadable: {reason}", hint=hint), cli)
-    return 1 if table.unreadable else 0
+    return InvalidManifest.exit_code if table.unreadable else 0
 
 
 def print_rows(

@@ -16,7 +16,17 @@ from areal.reconcilers.plan import FieldChange
 from areal.resources.backend import inference_part
 from areal.resources.tree import ABSENT, FieldPath, UpdateClass, changes, get_path, merge, path_text
 from areal.resources.validation import effective, references, spec_model, update_class, validate
-from areal.state.records import APPLY, Layer, Revision, StoredObject, conflicts, origin, replace_layer, take_leaves
+from areal.state.records import (
+    APPLY,
+    Layer,
+    Listing,
+    Revision,
+    StoredObject,
+    conflicts,
+    origin,
+    replace_layer,
+    take_leaves,
+)
 
 _DERIVED = "derived"  # in the source of a manifest: fields that were filled in when it was applied
 
@@ -371,6 +381,12 @@ def check_removals(stored: Sequence[StoredObject], targets: Sequence[Target]) ->
         raise Conflict(
             f"{', '.join(protected)}: protected by the annotation areal.dev/protect; nothing was deleted",
             hint="remove the annotation first, by applying the manifest without it",
+        )
+    if deleted and isinstance(stored, Listing) and stored.unreadable:
+        path, why = stored.unreadable[0]
+        raise Conflict(
+            f"{path} is unreadable ({why}), and may depend on {', '.join(deleted)}; nothing was deleted",
+            hint="areal doctor --fix restores it from its newest revision",
         )
     after = {str(item.ref): item for item in stored} | {target.ref: target.object for target in targets}
     left = sorted(f"{ref} ({cause})" for ref, cause in _dependents(after, deleted))

@@ -151,7 +151,7 @@ def _keys(ctx: Context, backend: Backends) -> Iterator[_Diagnosis]:
         try:
             read_key(key_path(ctx.home, item))
         except ArealError as error:
-            hint = f"put it back, or start everything with a new one: areal suspend {item.ref}, then areal resume"
+            hint = "put it back, or have what uses it replaced with a new one: areal reconcile --yes"
             yield _Diagnosis(Finding("error", f"the key of {item.ref} is lost", error.message, hint))
 
 

@@ -29,12 +29,14 @@ from areal.errors import ArealError, NoCapacity, TargetFailed, TimedOut
 from areal.reconcilers.kinds import Endpoint, controller_of, host_of
 from areal.reconcilers.launch import EffectContext, Interrupted, Slot
 from areal.reconcilers.observe import (
+    KEYS,
     Observed,
     ObservedRun,
     Seen,
     Trouble,
     key_file,
     key_headers,
+    key_ids,
     port_trouble,
     probe_run,
     ready_path,
@@ -43,7 +45,8 @@ from areal.reconcilers.observe import (
 from areal.reconcilers.plan import Op, Plan, Verb
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
-from areal.runtime.backends.base import NODE_HOST, Phase
+from areal.runtime.backends.base import NODE_HOST, Phase, Problem
+from areal.runtime.backends.base import Trouble as Repair
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.events import events_file
@@ -230,7 +233,9 @@ def spawn(context: EffectContext, op: Op, number: int) -> None:
     slot = context.slots[op.run]
     context.report(op, f"starting {slot.component}")
     spec = controller_of(parse_ref(op.ref).kind).launch(context, op, slot)
-    spec = replace(spec, events=str(events_file(context.ctx.home, parse_ref(op.ref))))
+    keys = key_ids(spec)
+    inputs = {**spec.inputs, KEYS: keys} if keys else spec.inputs
+    spec = replace(spec, inputs=inputs, events=str(events_file(context.ctx.home, parse_ref(op.ref))))
     context.backend.start(spec, on_pid=lambda pid: context.tx.note(number, pid=pid))
     with context.lock:
         context.spawned[op.run] = slot.uid
@@ -245,6 +250,11 @@ def kick(context: EffectContext, op: Op, number: int) -> None:
     while context.state(op.run).phase is Phase.BACKOFF and time.monotonic() < until:
         time.sleep(POLL_S)
     context.event(op.ref, "Normal", "Restarted", f"{op.target}: {op.cause}")
+
+
+def mend(context: EffectContext, op: Op, number: int) -> None:
+    context.backend.repair(Problem(Repair.DAMAGED_RECORD, op.run, op.cause))
+    context.event(op.ref, "Normal", "Mended", f"{op.target}: {op.cause}")
 
 
 def await_ready(context: EffectContext, op: Op, number: int) -> None:
@@ -520,6 +530,7 @@ _EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
     Verb.RECORD: record,
     Verb.SPAWN: spawn,
     Verb.KICK: kick,
+    Verb.MEND: mend,
     Verb.AWAIT: await_ready,
     Verb.WARM: warm,
     Verb.ROUTE: route,

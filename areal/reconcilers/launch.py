@@ -19,14 +19,24 @@ from urllib.parse import urlsplit
 from areal import interrupt
 from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut, UsageFault
 from areal.reconcilers.context import Context, Progress
-from areal.reconcilers.observe import ObservedRun, queued_for
+from areal.reconcilers.observe import KEYS, ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
 from areal.resources.tree import FieldPath
-from areal.runtime.backends.base import ENDED, LOOPBACK, NODE_HOST, HttpProbe, Phase, RestartPolicy, RunSpec, RunState
+from areal.runtime.backends.base import (
+    ENDED,
+    LIVE,
+    LOOPBACK,
+    NODE_HOST,
+    HttpProbe,
+    Phase,
+    RestartPolicy,
+    RunSpec,
+    RunState,
+)
 from areal.runtime.runs import is_placed
 from areal.state.events import EventLog
-from areal.state.files import explain, write_atomic
+from areal.state.files import explain, quarantine, write_atomic
 from areal.state.home import Home, admin_key_path, ensure_admin_key, read_key
 from areal.state.records import StoredObject
 
@@ -186,15 +196,21 @@ class EffectContext:
 
     def key_file(self, service: str) -> str:
         """The service's key file, written when needed. Raises ArealError instead of making a new key beside processes
-        that have the earlier one."""
+        that have the earlier one and are not replaced by this plan."""
         found = self.object(service)
         path = key_path(self.ctx.home, found)
-        if not path.exists() and not _declared(found) and any(run.is_live for run in self.observed.of(service)):
-            raise ArealError(
-                f"{service}: its key file {path} is gone, and its processes still have that key",
-                hint=f"put it back, or start everything with a new one: areal suspend {service}, then areal resume",
-            )
-        return str(ensure_key(self.ctx.home, found))
+        with self.lock:
+            if not _declared(found) and (why := _lost(path)):
+                states = [state for state in self.backend.observe().values() if state.phase in LIVE]
+                owners = {state.spec.owner for state in states if str(path) in state.spec.inputs.get(KEYS, {})}
+                if kept := owners - {slot.ref for slot in self.slots.values()}:
+                    raise ArealError(
+                        f"{service}: its key is lost ({why}), and the processes of {', '.join(sorted(kept))} have it",
+                        hint="put it back, or have all of them replaced with a new one: areal reconcile --yes",
+                    )
+                if path.exists():
+                    quarantine(path)
+            return str(ensure_key(self.ctx.home, found))
 
     def admin(self, service: str, url: str, timeout_s: float = ADMIN_TIMEOUT_S) -> AdminClient:
         from areal.client.http import AdminClient
@@ -354,6 +370,15 @@ def key_path(home: Home, service: StoredObject) -> Path:
     """The file that holds the service's admin key; it need not exist yet."""
     declared = _declared(service).get("file")
     return Path(str(declared)).expanduser() if declared else admin_key_path(home, service.name, service.kind)
+
+
+def _lost(path: Path) -> str:
+    """Why the file has no key; "" where it has one, or may not be read."""
+    try:
+        read_key(path)
+    except ArealError as error:
+        return "" if isinstance(error.__cause__, PermissionError) else error.message
+    return ""
 
 
 def require_usable_key(home: Home, service: StoredObject) -> None:

@@ -7,7 +7,8 @@ observe in the same way.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -49,6 +50,7 @@ class ObservedRun:
     settings: Mapping[str, Any] = field(default_factory=dict)  # that can change while it runs
     trouble: Trouble | None = None  # a failure that its callers get while it answers its probe
     weights: Mapping[str, Any] = field(default_factory=dict)  # that a data proxy serves: path, version, writer
+    key_fault: str = ""  # why the file of its admin key no longer has the key that it was started with
 
     @property
     def uid(self) -> str:
@@ -147,7 +149,7 @@ def observe(backend: RunControl, objects: Iterable[StoredObject]) -> Observed:
 
 def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Observed:
     """Ask every running process whether it is ready, and every router for its table."""
-    headers = cache(key_headers)
+    headers, key_id = cache(key_headers), cache(_key_id)
     asked = [state for state in states if state.phase is Phase.RUNNING and state.spec.url]
     routers = [state for state in asked if state.spec.component == "router"]
     targets = [*((state, "/table") for state in routers), *((state, ready_path(state.spec)) for state in asked)]
@@ -157,7 +159,7 @@ def look(states: Sequence[RunState], timeout_s: float = PROBE_TIMEOUT_S) -> Obse
     now = time.time()
     ages = [now - state.started_at if state.started_at else None for state in asked]
     probed = {
-        state.spec.uid: _observed(state, answer, age_s, port_trouble(state, states))
+        state.spec.uid: _observed(state, answer, age_s, port_trouble(state, states), _key_fault(state.spec, key_id))
         for state, answer, age_s in zip(asked, probes, ages, strict=True)
     }
     routes = {
@@ -205,12 +207,41 @@ def key_headers(path: str | None) -> dict[str, str]:
         return {}
 
 
+KEYS = "keys"  # of a run's inputs: by file, what tells its key from others
+
+
+def key_ids(spec: RunSpec) -> dict[str, str]:
+    """What tells the keys that a process reads from others, by file; it does not reveal them. Raises ArealError."""
+    called = spec.config.get("inference") or ()
+    accesses = (called,) if isinstance(called, Mapping) else called
+    files = (key_file(spec), *(access.get("admin_key_file") for access in accesses))
+    return {str(path): _key_id(path) for path in files if path is not None}
+
+
+def _key_id(path: Path | str) -> str:
+    return f"{zlib.crc32(read_key(path).encode()):08x}"
+
+
+def _key_fault(spec: RunSpec, key_id: Callable[[str], str]) -> str:
+    """Why a key file is not what the process was started with. A declared key comes back only from its source, and a
+    file that may not be read is there."""
+    declared = "keyFrom" in spec.inputs or spec.inputs.get("inferenceKeyFrom", "generated") != "generated"
+    for path, had in spec.inputs.get(KEYS, {}).items():
+        try:
+            if key_id(path) != had:
+                return f"another key is in {path}"
+        except ArealError as error:
+            if not declared and not isinstance(error.__cause__, PermissionError):
+                return error.message
+    return ""
+
+
 def _observed(
-    state: RunState, answer: ProbeResponse | ProbeFailed, age_s: float | None, shared: Trouble | None
+    state: RunState, answer: ProbeResponse | ProbeFailed, age_s: float | None, shared: Trouble | None, key_fault: str
 ) -> ObservedRun:
     seen, why = _probed(state, answer)
     settings, trouble, weights = _reported(answer)
-    return ObservedRun(state, seen, why, age_s, settings, trouble or shared, weights)
+    return ObservedRun(state, seen, why, age_s, settings, trouble or shared, weights, key_fault)
 
 
 def port_trouble(state: RunState, states: Iterable[RunState]) -> Trouble | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from areal.reconcilers.desired import Target
 from areal.reconcilers.kinds import called_by, controller_of, host_of
-from areal.reconcilers.observe import Observed, rollout_failure
+from areal.reconcilers.observe import DIED, Observed, rollout_failure
 from areal.reconcilers.plan import Drift, GpuPool, ObjectPlan, Op, Plan, Refusal, Verb
 from areal.reconcilers.planning import STARTED, KindPlan, Planning, PlanNotes, PlanScope, Policy, unseen
 from areal.resources.tree import UpdateClass
@@ -92,11 +92,14 @@ def _note_unready(planning: Planning) -> None:
     named = {drift.ref for drift in notes.drift} | notes.unseen.keys() | notes.refused.keys()
     for target in scope.targets:
         item, controller = target.object, controller_of(target.object.kind)
-        if target.is_deleted or controller.runs_to_completion or target.ref in named or ops_of(target.ref):
+        if target.is_deleted or target.ref in named or ops_of(target.ref):
             continue
         host = scope.by_ref.get(host_of(item) or "")
         health = controller.health(target.ref, item.spec, planning.observed, host.object.spec if host else None)
-        if health.phase not in _WELL:
+        if controller.runs_to_completion:  # its end is a result; a driver that does not run now, or was lost, is none
+            if health.ready < health.desired and (health.phase == "Running" or health.reason == DIED):
+                notes.drift.append(Drift(target.ref, "not-ready", health.phase, health.message or health.reason))
+        elif health.phase not in _WELL:
             message = health.message or health.reason
             notes.drift.append(Drift(target.ref, "not-ready", health.phase, message))
             if host is None or not ops_of(host.ref):  # else the plan mends its host

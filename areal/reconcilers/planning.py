@@ -33,6 +33,7 @@ from areal.state.records import StoredObject
 # -- one process: what is wanted, what was seen, what to do
 
 NO_LIMIT = 1 << 20  # more GPUs than any plan takes
+KEY_LOST = "key-lost"  # a process has another key than its file
 STARTING_S = 60.0  # a process younger than this that does not answer yet is starting, not unhealthy
 KEY_INPUT = "keyFrom"  # compared even where nothing is wanted: a process must not keep a key that is no longer declared
 
@@ -84,6 +85,8 @@ def decide(component: Component, runs: Sequence[ObservedRun]) -> Decision:
         return _decide_living(max(fitting, key=_preference))
     if live:
         run, changed = max(live, key=lambda each: _preference(each[0]))
+        if run.key_fault:
+            return Decision(Action.REPLACE, f"{KEY_LOST}: {run.key_fault}", run, (KEY_LOST, run.key_fault))
         return Decision(Action.REPLACE, f"{changed} changed", run)
     ended = [run for run in runs if run.state.phase in (*ENDED, Phase.INTENDED)]
     dead = max(ended, key=lambda run: (run.ended_at, run.uid), default=None)
@@ -122,6 +125,8 @@ def _decide_living(run: ObservedRun) -> Decision:
 
 def _outdated(component: Component, run: ObservedRun) -> str:
     """The field that makes ``run`` the wrong process for ``component``; "" when it may stay."""
+    if run.key_fault:
+        return "its key"
     recorded = run.state.spec.inputs
     for name, value in sorted({KEY_INPUT: None, **component.inputs}.items()):
         if recorded.get(name) != value:
@@ -242,6 +247,11 @@ class PlanNotes:
     unseen: dict[str, str] = field(default_factory=dict)  # by object: a process of it that cannot be seen, and why
     refused: dict[str, Refusal] = field(default_factory=dict)  # by object
     replaced: dict[str, str] = field(default_factory=dict)  # by object: why a process of it gets a successor
+
+    def destroy(self, sentence: str) -> None:
+        """Note what needs an approval, once."""
+        if sentence not in self.destructive:
+            self.destructive.append(sentence)
 
     def cannot_see(self, ref: str, runs: Iterable[ObservedRun]) -> None:
         """Note runs that may be alive elsewhere. No operation touches them."""
@@ -389,13 +399,19 @@ class ObjectWork:
         return Component(self.ref, name, replica, item.kind, item.spec, fields, {**(inputs or {}), **self.restarted})
 
     def decide(self, component: Component) -> Decision:
-        return decide(component, self.observed.of(self.ref, component.name, component.replica))
+        decision = decide(component, self.observed.of(self.ref, component.name, component.replica))
+        if decision.run is not None and decision.action is not Action.REPLACE and (why := decision.run.state.damage):
+            self.notes.drift.append(Drift(self.ref, "record-damaged", component.target, why))
+            self.build.add(Verb.MEND, self.ref, component.target, f"record-damaged: {why}", run=decision.run.uid)
+        return decision
 
     def note(self, component: Component, decision: Decision) -> None:
         """Note a process's drift, or that it cannot be seen."""
         if decision.drift is not None:
             kind, message = decision.drift
             self.notes.drift.append(Drift(self.ref, kind, component.target, message))
+            if kind == KEY_LOST:
+                self.notes.destroy(f"{self.ref}: {message}; requests fail until every process has a new one")
         if decision.action is Action.LEAVE:
             self.notes.leave(self.ref, component.target, decision.cause)
 

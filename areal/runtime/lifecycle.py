@@ -45,12 +45,11 @@ from areal.runtime.runs import (
     Liveness,
     ProcessIdentity,
     RunStore,
-    identify,
     liveness,
-    read_identity,
     read_intent,
     record_end,
     same_boot,
+    supervisor_of,
     where,
 )
 from areal.runtime.shim import ACK, GO
@@ -185,18 +184,6 @@ def ensure_dead(identity: ProcessIdentity, patience_s: float) -> None:
         wait_dead(identity, _KILL_S)
 
 
-def find_shim(run_dir: str) -> ProcessIdentity | None:
-    """The living supervisor of a run folder, found without its record: the session leader that was told the folder.
-
-    Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
-    """
-    for stat in procfs.processes():
-        if stat.session == stat.pid and procfs.environment(stat.pid).get(RUN_DIR_VARIABLE) == run_dir:
-            with suppress(ProcessLookupError):
-                return identify(stat.pid)
-    return None
-
-
 def sweep_run(identity: ProcessIdentity | None, run_dir: str) -> tuple[int, ...]:
     """Kill whatever is left of a run: the members of its session, and processes that left the session with the
     run's folder in their environment. Returns the pids killed; raises TimedOut when some would not die.
@@ -282,14 +269,12 @@ def shim_identity(store: RunStore, uid: str) -> ProcessIdentity | None:
     Between the "go" and its record a shim holds the life lock and has no identity yet: it is waited for. A record
     that was damaged is replaced by what /proc says about the process that was told to supervise this very folder.
     """
-    folder = store.folder(uid)
     deadline = time.monotonic() + _BETWEEN_GO_AND_ID_S
     while True:
         held = store.is_held(uid)
-        try:
-            identity = read_identity(folder)
-        except DAMAGED:
-            return find_shim(folder)
+        identity, lost = supervisor_of(store, uid)
+        if identity is None and lost and held:
+            raise Conflict(f"run {uid} cannot be stopped from here: its record is lost, and it does not run here")
         if identity is not None or not held:
             return identity
         if time.monotonic() > deadline:

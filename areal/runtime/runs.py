@@ -373,17 +373,22 @@ def observe_run(store: RunStore, uid: str) -> RunState | None:
         return _unreadable(uid, f"{records.INTENT} is missing") if uid in store.uids() else None
     _, spec = intent
     try:
-        identity = read_identity(folder)
-        if identity is None and store.is_held(uid) and records.read_object(folder, records.CHILD) is not None:
-            return RunState(spec, Phase.UNKNOWN, reason=f"{folder}/{records.ID} is gone, and its supervisor lives")
+        identity, lost = supervisor_of(store, uid)
+        ended = records.read_object(folder, records.EXIT)
+        if identity is None and ended is not None:
+            return _ended(spec, None, ended)
+        if identity is None and lost:
+            return RunState(
+                spec, Phase.UNKNOWN, reason=f"{folder}/{records.ID} is lost, and its supervisor is not here"
+            )
         if identity is None:
             return RunState(spec, Phase.INTENDED)
         state = liveness(identity)
-        ended = records.read_object(folder, records.EXIT)
         if ended is not None:
             return _ended(spec, identity, ended)
         if state is Liveness.ALIVE:
-            return _living(folder, spec, identity)
+            damage = f"{folder}/{records.ID} is lost" if lost else _config_damage(folder, intent[0])
+            return replace(_living(folder, spec, identity), damage=damage)
         if state is Liveness.UNKNOWN and not store.is_provably_over(spec.uid, identity):
             return RunState(spec, Phase.UNKNOWN, shim_pid=identity.pid, reason=where(identity))
         return _dead(folder, spec, identity)
@@ -400,6 +405,52 @@ def read_identity(folder: str) -> ProcessIdentity | None:
     """The shim's; raises ValueError, KeyError or TypeError on a damaged record."""
     record = records.read_object(folder, records.ID)
     return None if record is None else ProcessIdentity.from_record(record)
+
+
+def mend_run(store: RunStore, uid: str) -> None:
+    """Write the lost identity of a living supervisor, and its component's configuration, again. Raises OSError."""
+    folder = store.folder(uid)
+    identity, lost = supervisor_of(store, uid)
+    if identity is not None and lost:
+        records.write_json(folder, records.ID, procfs.identity_fields(identity.pid))
+    found = read_intent(folder)
+    if found is not None and _config_damage(folder, found[0]):
+        records.write_json(folder, records.CONFIG, found[0]["config"])
+
+
+def _config_damage(folder: str, intent: Mapping[str, Any]) -> str:
+    """Why the component's next start could not read the configuration that it was given; "" if it can."""
+    if not intent.get("config"):
+        return ""
+    try:
+        same = records.read_object(folder, records.CONFIG) == intent["config"]
+    except DAMAGED:
+        same = False
+    return "" if same else f"{folder}/{records.CONFIG} is not what it was started with"
+
+
+def supervisor_of(store: RunStore, uid: str) -> tuple[ProcessIdentity | None, bool]:
+    """The shim's identity, and whether its record is lost: it is then read from the living process."""
+    folder = store.folder(uid)
+    try:
+        identity = read_identity(folder)
+        if identity is not None or not store.is_held(uid) or not os.path.exists(f"{folder}/{records.CHILD}"):
+            return identity, False  # it did not start, or has yet to
+    except DAMAGED:
+        pass
+    return find_shim(folder), True
+
+
+def find_shim(run_dir: str) -> ProcessIdentity | None:
+    """The living supervisor of a run folder, found without its record: the session leader that was told the folder.
+
+    Shims never rename themselves, and only a shim leads a session with that folder in its first environment.
+    """
+    for stat in procfs.processes():
+        if stat.session == stat.pid and procfs.environment(stat.pid).get(procfs.RUN_DIR_VARIABLE) == run_dir:
+            with contextlib.suppress(ProcessLookupError):
+                return identify(stat.pid)
+    return None
 
 
 def _ended(spec: RunSpec, identity: ProcessIdentity | None, record: Mapping[str, Any]) -> RunState:

@@ -24,7 +24,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Any, Generic, TypeVar
 
-from areal.errors import ArealError, UsageFault
+from areal.errors import ArealError, InvalidManifest, UsageFault
 from areal.files import parse_json, sync_folder, write_all
 
 VARIABLE = "AREAL_CRASH_AT"
@@ -110,6 +110,8 @@ _CAUSES = {
 class Unreadable(ArealError):
     """A file is there and cannot be used. ``damaged``: its content is wrong, so it may be quarantined and restored;
     otherwise (permissions, I/O, a newer format) it must be left alone."""
+
+    exit_code = InvalidManifest.exit_code
 
     def __init__(self, path: Path | str, reason: str, *, damaged: bool, hint: str | None = None) -> None:
         repair = "areal doctor --fix sets it aside and restores the newest revision"

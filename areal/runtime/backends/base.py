@@ -162,6 +162,7 @@ class RunState:
     cause: Cause = Cause.NONE
     queued_at: float | None = None  # since when it waits, or waited last, for its node; seconds since the epoch
     logged_at: float | None = None  # of a run whose supervisor died: when its log was last written
+    damage: str = ""  # why a record of a run that lives has to be written again
 
     @property
     def death(self) -> str:
@@ -233,6 +234,7 @@ class Trouble(StrEnum):
     DEAD_RECORD = "dead-record"  # the supervisor died without a word
     NEVER_STARTED = "never-started"  # an intent whose caller died before the "go"
     UNREADABLE = "unreadable-record"
+    DAMAGED_RECORD = "damaged-record"  # of a supervisor that lives; it can be written again
     LEASE_WITHOUT_RUN = "lease-without-run"  # held on behalf of a run of this home that does not live
     LEFTOVER = "leftover-folder"  # of a start or forget that was killed
 

@@ -33,7 +33,6 @@ from areal.runtime.backends.base import (
 from areal.runtime.leases import Claims, LeaseDir, gpu_lease, port_lease
 from areal.runtime.lifecycle import (
     ensure_dead,
-    find_shim,
     fork_shim,
     request_end,
     send,
@@ -44,7 +43,7 @@ from areal.runtime.lifecycle import (
 )
 from areal.runtime.logs import run_log_paths
 from areal.runtime.procfs import RUN_DIR_VARIABLE
-from areal.runtime.runs import Liveness, RunStore, check_uid, liveness, observe_run
+from areal.runtime.runs import Liveness, RunStore, check_uid, find_shim, liveness, mend_run, observe_run
 
 # -- doctor: disagreements between records, processes and leases
 
@@ -86,6 +85,8 @@ def _judge_record(store: RunStore, state: RunState) -> list[Problem]:
         return [Problem(Trouble.DEAD_RECORD, uid, f"run {uid} of {state.spec.owner}: {state.reason}")]
     if state.phase is Phase.INTENDED and not store.is_held(uid):
         return [Problem(Trouble.NEVER_STARTED, uid, f"run {uid} of {state.spec.owner} was planned and not started")]
+    if state.damage:
+        return [Problem(Trouble.DAMAGED_RECORD, uid, f"run {uid} of {state.spec.owner} lives, and {state.damage}")]
     if state.phase is Phase.UNKNOWN:
         return [Problem(Trouble.UNREADABLE, uid, f"run {uid}: {state.reason}", repairable=False)]
     return []
@@ -303,6 +304,9 @@ class LocalBackend:
         if problem.trouble is Trouble.NEVER_STARTED:
             self.forget(problem.subject)
             return f"forgot run {problem.subject}, which had not started"
+        if problem.trouble is Trouble.DAMAGED_RECORD:
+            mend_run(self.store, problem.subject)
+            return f"wrote the record of run {problem.subject} again"
         shutil.rmtree(problem.subject, ignore_errors=True)
         return f"removed {problem.subject}"
 
