@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _DEADLINE_S = 10.0
 _LOOK_S = 2.0
+_HELD = ("Progressing", "Failed", "Missing", "Suspended")  # phases in which a gateway holds requests
 
 
 class KeyRefused(ArealError):
@@ -206,14 +207,11 @@ def require_serving(cli: Invocation, chosen: GatewayClient, service: str | None,
             if (status := found[str(item.ref)])
         ]
     wanted = [about for served, *about in seen if model in (None, served)]
-    if not wanted or any(ready or phase == "Ready" for _, phase, ready, _ in wanted):
+    if not wanted or any(ready or phase not in _HELD for _, phase, ready, _ in wanted):
         return
     name, phase, _, message = wanted[0]
     why = f"model/{name} is {phase}" + (f": {message}" if message else "")
-    if phase == "Unknown":
-        cli.detail(why)
-    else:
-        raise ArealError(why, hint=f"areal wait model/{name} --for ready; areal describe model/{name}")
+    raise ArealError(why, hint=f"areal wait model/{name} --for ready; areal describe model/{name}")
 
 
 def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:

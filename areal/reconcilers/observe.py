@@ -266,6 +266,8 @@ def _reported(answer: ProbeResponse | ProbeFailed) -> tuple[Mapping[str, Any], T
 
 def trouble_of(about: Mapping[str, Any]) -> Trouble | None:
     """A failure that a process reports beside its readiness: its callers get it, and its probe is answered."""
+    if refusal := about.get("calls_refused"):
+        return Trouble("ProviderRefuses", f"calls fail: {refusal}", "give the right key in external.apiKeyFrom")
     why = about.get("journal_failing")
     if not why:
         return None

@@ -20,6 +20,7 @@ class Provider(ThreadingHTTPServer):
 
     daemon_threads = True
     allow_reuse_address = True
+    takes_calls = True
 
     @property
     def url(self) -> str:
@@ -30,6 +31,7 @@ class _Handler(BaseHTTPRequestHandler):  # a connection each: one that is kept w
     def _answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         allowed = self.headers.get("Authorization") == f"Bearer {KEY}"
+        allowed &= self.command == "GET" or self.server.takes_calls  # type: ignore[attr-defined]
         message = {"role": "assistant", "content": "hello"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         body = json.dumps({"id": "x", "choices": [choice], "data": []} if allowed else {"error": {"message": "no"}})
@@ -121,6 +123,27 @@ def test_private_address_is_refused_where_it_is_said(front: Box) -> None:
     for verb in ("validate", "diff", "apply"):
         refused = front.areal(verb, "-f", file)
         assert refused.code == 3 and "private.yaml:5" in refused.text and "allowPrivate" in refused.text, refused.text
+
+
+@pytest.mark.extended
+def test_endpoint_that_refuses_each_call_and_no_probe_is_degraded_until_it_takes_one(
+    front: Box, provider: Provider
+) -> None:
+    file = manifest(front, "gpt", provider.url, KEY)
+    front.ok("apply", "-f", file)
+    provider.takes_calls = False
+    for _ in range(3):
+        assert front.areal("inf", "chat", "-m", "hi", "--model", "gpt").code == 1
+    phase, message = phase_of(front, "gpt")
+    assert phase == "Degraded" and "refused the key or the account of the last 3 calls" in message
+    drifted, applied = front.areal("diff", "--drift"), front.areal("apply", "-f", file, "--timeout", "60s")
+    assert drifted.code == 1 and "refused the key" in drifted.out
+    assert applied.code == 8 and "external.apiKeyFrom" in applied.err
+    provider.takes_calls = True
+    assert front.ok("inf", "chat", "-m", "hi", "--model", "gpt", "--no-stream").out == "hello\n"
+    front.ok("apply", "-f", file)
+    assert phase_of(front, "gpt")[0] == "Ready"
+    front.ok("delete", "model/gpt", "--yes")
 
 
 @pytest.mark.extended

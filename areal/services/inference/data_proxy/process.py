@@ -181,7 +181,8 @@ def _external(config: DataProxyConfig) -> Build:
         watch = EngineWatch(external.api.state, period_s=_EXTERNAL_PERIOD_S)
 
         def details() -> dict[str, Any]:
-            return {"root": name, "models": models.names, **(store_details(store) if store is not None else {})}
+            about = {"root": name, "models": models.names, "calls_refused": external.api.refusal}
+            return {**about, **(store_details(store) if store is not None else {})}
 
         async with external.http:
             service = _service(config, options, watch, lambda: watch.state.not_ready, details)

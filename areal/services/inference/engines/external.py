@@ -15,6 +15,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ from areal.services.inference.engines.base import Dialect, EngineState
 
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _CONNECT_S = 10.0
+_REFUSALS = 3  # one may be of its own content
+_REFUSAL_S = 600.0
 ANTHROPIC_VERSION = "2023-06-01"
 
 
@@ -59,6 +62,14 @@ class ExternalApi:
         else:
             self._headers = {"anthropic-version": ANTHROPIC_VERSION} | ({"x-api-key": key} if key else {})
         self._has_key = key is not None
+        self._refused: list[float] = []  # when calls were, since the last that was not
+
+    @property
+    def refusal(self) -> str | None:
+        """Why callers are refused though the API answers its probe, which may want no key; old news is none."""
+        if len(self._refused) < _REFUSALS or time.monotonic() - self._refused[-1] > _REFUSAL_S:
+            return None
+        return f"{self._base_url} refused the key or the account of the last {len(self._refused)} calls"
 
     @contextlib.asynccontextmanager
     async def post(
@@ -82,6 +93,8 @@ class ExternalApi:
             if 300 <= response.status < 400:
                 target = response.headers.get("Location", "").partition("?")[0][:200]  # a query may hold a secret
                 raise Redirected(f"it redirects to {target or 'nowhere'}; name that URL itself")
+            refused = response.status in (401, 402, 403)
+            self._refused = [*self._refused[-99:], time.monotonic()] if refused else []
             yield response
 
     async def state(self) -> EngineState:
