@@ -143,6 +143,8 @@ def write_together(files: Sequence[tuple[Path, bytes]], mode: int = 0o600) -> No
     try:
         try:
             for path, content in files:
+                if path.exists() and not path.is_file():  # a device must not be replaced
+                    raise OSError(errno.EINVAL, "it is not a regular file")
                 temps.append((path, path.with_name(f".{path.name}{_TEMP}{os.getpid()}-{os.urandom(4).hex()}")))
                 write_new(temps[-1][1], content, mode)
             crash_point("write-synced")

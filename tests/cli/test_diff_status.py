@@ -78,6 +78,13 @@ def test_diff_that_cannot_save_its_plan_is_wrong_usage(areal: Areal, out: str) -
     assert refused.code == 2, refused.err
 
 
+def test_diff_does_not_put_its_plan_in_the_place_of_a_device(areal: Areal, folder: Path) -> None:
+    os.mkfifo(pipe := folder / "pipe")
+    refused = areal("diff", "-f", "service.yaml", "--out", str(pipe))
+    assert refused.code == 2 and "it is not a regular file" in refused.err
+    assert pipe.is_fifo()
+
+
 @pytest.mark.parametrize("mode", MODES, ids=" ".join)
 def test_diff_of_an_unreadable_record_is_no_difference(
     areal: Areal, home: Home, record: Callable[..., Any], mode: tuple[str, ...]

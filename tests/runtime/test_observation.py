@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,11 +62,31 @@ def test_run_whose_intent_is_damaged_is_still_its_owners(local: LocalBackend, te
     assert local.stop("r1").was_alive
 
 
-@pytest.mark.parametrize("name", [records.ID, records.CHILD])
-@pytest.mark.parametrize("text", DAMAGED)
-def test_observe_of_a_damaged_record_is_unknown_and_says_why(local: LocalBackend, name: str, text: str) -> None:
-    local.start(run_spec())
+@pytest.mark.parametrize("name", [records.ID, records.CONFIG])
+@pytest.mark.parametrize("text", [*DAMAGED, None])
+def test_damaged_record_that_can_be_written_again_is_named_and_repaired(
+    local: LocalBackend, name: str, text: str | None
+) -> None:
+    local.start(run_spec(config={"port": 1}, argv=("sh", "-c", "sleep 1000")))
+    before = local.observe()["r1"]
     path = Path(local.store.folder("r1")) / name
+    path.write_text(text) if text is not None else path.unlink()
+
+    found = local.observe()["r1"]
+    assert replace(found, damage="") == before and str(path) in found.damage
+    (problem,) = local.inspect()
+    local.repair(problem)
+    assert local.observe()["r1"] == before and not local.inspect()
+    path.unlink()
+    assert local.stop("r1").was_alive
+    path.unlink(missing_ok=True)
+    assert local.observe()["r1"].phase is Phase.EXITED, "its own record of its end is enough"
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_observe_of_a_damaged_record_is_unknown_and_says_why(local: LocalBackend, text: str) -> None:
+    local.start(run_spec())
+    path = Path(local.store.folder("r1")) / records.CHILD
     whole = path.read_text()
     path.write_text(text)
 

@@ -17,7 +17,7 @@ from areal.errors import ArealError
 from areal.runtime import lifecycle as signals
 from areal.runtime import procfs
 from areal.runtime.procfs import RUN_DIR_VARIABLE, open_verified
-from areal.runtime.runs import ProcessIdentity, identify
+from areal.runtime.runs import ProcessIdentity, find_shim, identify
 
 from .conftest import Spawn
 from .support import alive, until
@@ -199,11 +199,11 @@ def test_sweep_is_steady_while_strangers_end(monkeypatch: pytest.MonkeyPatch) ->
 def test_find_shim_finds_the_session_leader_of_a_folder_only(tmp_path: Path, spawn: Spawn) -> None:
     environment = {**os.environ, RUN_DIR_VARIABLE: str(tmp_path)}
     spawn(["sleep", "1000"], env=environment)
-    assert signals.find_shim(str(tmp_path)) is None
+    assert find_shim(str(tmp_path)) is None
 
     leader = spawn(["sleep", "1000"], start_new_session=True, env=environment)
     found = None
     while found is None and leader.poll() is None:  # for an instant of its exec a process has no environment to read
-        found = signals.find_shim(str(tmp_path))
+        found = find_shim(str(tmp_path))
 
     assert found is not None and found.pid == leader.pid
