@@ -12,20 +12,24 @@ import pytest
 
 from tests.e2e.conftest import ROOT, Box
 
-BEFORE = "d218cc02ee296e079466bba82bfddcfc127ce6c1"  # before the packages were rearranged
+BEFORE = {
+    "packages rearranged": "d218cc02ee296e079466bba82bfddcfc127ce6c1",
+    "first restart at once": "5fd65c0fc31f03299a2d347ce3cbf478e4ef22bc",
+}
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(params=list(BEFORE.values()), ids=list(BEFORE))
+def before(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The tree of the earlier commit. Its dependencies are those of this one."""
-    folder = tmp_path_factory.mktemp("before")
+    folder = tmp_path / "before"
+    folder.mkdir()
     git = ["git", "-C", str(ROOT)]
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
     if shallow.stdout != "false\n":
         pytest.skip("this is no clone with its history")
-    archive = subprocess.run([*git, "archive", BEFORE, "areal"], capture_output=True, check=True)
+    archive = subprocess.run([*git, "archive", request.param, "areal"], capture_output=True, check=True)
     subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
     return folder
 
