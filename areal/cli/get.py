@@ -242,7 +242,8 @@ def _process(cli: Invocation, state: RunState) -> dict[str, Any]:
     row = process_row(state)
     if has_failed(state):
         from areal.runtime.backends import Backends
-        from areal.runtime.logs import first_exception, tail
+        from areal.runtime.causes import first_exception
+        from areal.runtime.logs import tail
 
         paths = Backends(cli.home.root).log_paths(state.spec.uid)
         row["firstException"] = first_exception(paths)

@@ -165,7 +165,7 @@ class Line(NamedTuple):
 
 
 def _lines(backend: RunControl, state: RunState, query: LogQuery) -> list[TimedLine]:
-    from areal.runtime.logs import starts
+    from areal.runtime.causes import starts
 
     paths = backend.log_paths(state.spec.uid)
     if not query.lines:

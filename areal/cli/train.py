@@ -372,7 +372,7 @@ def logs(cli: Invocation, /, name: str, attempt: int | None, query: LogQuery) ->
 def _attempt(cli: Invocation, ref: Ref, attempt: int) -> list[str]:
     """Returns the output of an attempt. Raises NotFound, with the attempts whose output is kept."""
     from areal.runtime.backends import Backends
-    from areal.runtime.logs import starts
+    from areal.runtime.causes import starts
 
     backend = Backends(cli.home.root)
     found: dict[int, list[str]] = {}

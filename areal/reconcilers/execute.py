@@ -273,6 +273,7 @@ def await_ready(context: EffectContext, op: Op, number: int) -> None:
             on_wait=lambda state, elapsed_s: _say_stage(context, op, state.spec.uid),
             interrupted=context.ctx.interrupted,
             accept=partial(_accepts, op),
+            beside=context.uid(op.args["engine"]) if "engine" in op.args else "",
         )
     except KeyboardInterrupt:
         raise Interrupted(op) from None

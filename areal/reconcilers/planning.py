@@ -453,7 +453,8 @@ class ObjectWork:
             needs = (add(Verb.SPAWN, ref, target, decision.cause, needs=needs, run=run, args=given),)
         else:
             return Started(run)
-        args = {"trainer": trainer} if trainer else {}
+        args = {name: value for name, value in (args or {}).items() if name == "engine"}
+        args |= {"trainer": trainer} if trainer else {}
         return Started(run, (add(Verb.AWAIT, ref, target, cause, needs=(*needs, *after), run=run, args=args),))
 
     def stop(self, run: ObservedRun, cause: str, needs: Sequence[int], args: Mapping[str, Any] | None = None) -> int:

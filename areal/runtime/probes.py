@@ -256,22 +256,25 @@ def wait_ready(
     on_wait: Callable[[RunState, float], None] = lambda state, elapsed_s: None,
     interrupted: threading.Event | None = None,
     accept: Callable[[ProbeResponse], bool] = lambda response: response.status == 200,
+    beside: str = "",
 ) -> RunState:
     """The run's state once it is ready. ``on_wait`` is called between tries with the seconds waited so far;
-    ``accept`` judges an answer of the probe.
+    ``accept`` judges an answer of the probe. ``beside``: a run that this one waits for.
 
-    Raises TargetFailed when the component died since the wait began, TimedOut at the deadline, KeyboardInterrupt once
+    Raises TargetFailed when one of the two died since the wait began, TimedOut at the deadline, KeyboardInterrupt once
     ``interrupted`` is set.
     """
     began = time.monotonic()
     interrupted = interrupted or threading.Event()
-    first = _observe(backend, uid)
+    uids = (uid, beside) if beside else (uid,)
+    restarts = {each: _observe(backend, each).restarts for each in uids}
     pause_s, why = _FIRST_PAUSE_S, "it has not been asked yet"
     while True:
+        for each in uids:
+            state = _observe(backend, each)
+            if state.phase in ENDED or state.phase is Phase.BACKOFF or state.restarts > restarts[each]:
+                raise failure(backend, state)
         state = _observe(backend, uid)
-        deaths = state.restarts - first.restarts + (state.phase is Phase.BACKOFF)
-        if state.phase in ENDED or deaths > 0:
-            raise failure(backend, state)
         elapsed_s = time.monotonic() - began
         why = _obstacle(state, path, headers, min(_PROBE_TIMEOUT_S, max(0.1, timeout_s - elapsed_s)), accept)
         if not why:
@@ -294,12 +297,13 @@ def halted_note(state: RunState) -> str:
 
 def failure(backend: RunControl, state: RunState) -> TargetFailed:
     """The error for a run that died: its end, its first exception, its last lines."""
-    from areal.runtime import logs
+    from areal.runtime import causes
 
-    ended = state.death or str(state.phase)
-    cause, last = logs.first_exception(backend.log_paths(state.spec.uid)), _last_lines(backend, state)
+    ended, paths = state.death or str(state.phase), backend.log_paths(state.spec.uid)
+    cause, last = causes.first_exception(paths), _last_lines(backend, state)
     detail = f"{cause}\n\nlast lines of the log:\n{last}" if cause and cause not in last else last
-    return TargetFailed(f"{_name(state)} failed: {ended}", hint=_logs_hint(state), detail=detail)
+    line = f": {causes.failing_line(paths)}" if cause else ""
+    return TargetFailed(f"{_name(state)} failed: {ended}{line}", hint=_logs_hint(state), detail=detail)
 
 
 def _name(state: RunState) -> str:

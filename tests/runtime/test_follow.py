@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.runtime.logs import LogFollower, run_log_paths, timed_lines
+from areal.runtime.causes import run_log_paths
+from areal.runtime.logs import LogFollower, timed_lines
 from areal.runtime.shim.log import RotatingLog
 
 from .support import unhurried

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.runtime.logs import first_exception, run_log_paths, starts, tail
+from areal.runtime.causes import failing_line, first_exception, run_log_paths, starts
+from areal.runtime.logs import tail
 
 from .support import unhurried
 
@@ -99,6 +100,37 @@ def test_first_exception_of_a_worker_loses_its_prefix(tmp_path: Path) -> None:
 )
 def test_first_exception_without_traceback_is_the_first_error_line(tmp_path: Path, line: str) -> None:
     assert first_exception(write(tmp_path, f"{START}fine\n{line}\nERROR: later\n")) == line
+
+
+def test_first_exception_of_a_start_that_has_not_failed_yet_is_that_of_the_one_before(tmp_path: Path) -> None:
+    assert first_exception(write(tmp_path, START + TRACEBACK, START + "loading again\n")) == TRACEBACK.rstrip()
+
+
+VLLM = "(Worker pid=26109) ERROR 11-28 22:15:44 [multiproc_executor.py:1063] "
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "nanobind: leaked 3 instances!\n"
+            + f"{VLLM}WorkerProc hit an exception.\n"
+            + "".join(f"{VLLM}{line}\n" for line in TRACEBACK.splitlines())
+            + "(APIServer pid=1) INFO: Shutting down\n",
+            "ValueError: no such model",
+        ),
+        (
+            "usage: launch_server.py [-h] --model-path MODEL_PATH\n"
+            "launch_server.py: error: unrecognized arguments: --no-such-thing\n",
+            "launch_server.py: error: unrecognized arguments: --no-such-thing",
+        ),
+        ("[2026-11-28 22:03:11] Scheduler hit an exception: " + TRACEBACK, "ValueError: no such model"),
+        ("loading\n", ""),
+    ],
+    ids=["vllm", "arguments", "sglang", "none"],
+)
+def test_failing_line_is_the_engines_own_error(tmp_path: Path, text: str, expected: str) -> None:
+    assert failing_line(write(tmp_path, START + text)) == expected
 
 
 @pytest.mark.parametrize("text", ["", START, START + "all went well\n0 errors\n", "[areal] x ERROR: ours\n"])

@@ -349,9 +349,18 @@ def test_wait_ready_of_a_component_that_dies_fails_at_once_and_quotes_it(local: 
     with pytest.raises(TargetFailed) as caught:
         wait_ready(local, "r2", timeout_s=1000)
 
-    assert caught.value.message == "Model/qwen: engine[0] failed: exited 1"
+    assert caught.value.message == "Model/qwen: engine[0] failed: exited 1: ValueError: no such model"
     assert "ValueError: no such model" in (caught.value.detail or "")
     assert caught.value.hint == "areal logs Model/qwen -c engine -r 0"
+
+
+def test_wait_ready_ends_with_the_run_that_is_waited_for(local: LocalBackend) -> None:
+    local.start(served(local))
+    ended = "import time; time.sleep(0.3); print('RuntimeError: Unsupported: head_dim=16'); raise SystemExit(0)"
+    local.start(run_spec("r2", argv=python(ended)))
+
+    with pytest.raises(TargetFailed, match=r"failed: exited 0: RuntimeError: Unsupported: head_dim=16$"):
+        wait_ready(local, "r1", path="/unready", timeout_s=30, beside="r2")
 
 
 def test_wait_ready_past_the_deadline_says_what_is_missing(local: LocalBackend) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal.runtime.logs import run_log_paths
+from areal.runtime.causes import run_log_paths
 from areal.runtime.shim.log import RotatingLog
 
 from .support import unhurried

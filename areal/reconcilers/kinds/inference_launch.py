@@ -94,7 +94,8 @@ class Launch:
         **options: Any,
     ) -> RunSpec:
         options |= {"inputs": self.inputs, "gpus": self.gpus, "config": write_fields(config) if config else {}}
-        return run_spec(self.object, self.slot, argv, restart_policy(spec.restart), grace_s, **options)
+        restart = replace(restart_policy(spec.restart), success_exit_codes=())  # a server that ends has failed
+        return run_spec(self.object, self.slot, argv, restart, grace_s, **options)
 
 
 def launch_of(context: EffectContext, op: Op, slot: Slot, engine_input: str = "engineUrl") -> Launch:

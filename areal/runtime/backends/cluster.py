@@ -39,8 +39,8 @@ from areal.runtime.backends.base import (
     StopReport,
     Trouble,
 )
+from areal.runtime.causes import run_log_paths
 from areal.runtime.leases import FIRST_PORT, LAST_PORT
-from areal.runtime.logs import run_log_paths
 from areal.runtime.runs import RunStore, observe_job
 
 _PORTS = range(FIRST_PORT, LAST_PORT + 1)

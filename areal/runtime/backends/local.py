@@ -30,6 +30,7 @@ from areal.runtime.backends.base import (
     StopReport,
     Trouble,
 )
+from areal.runtime.causes import run_log_paths
 from areal.runtime.leases import Claims, LeaseDir, gpu_lease, port_lease
 from areal.runtime.lifecycle import (
     ensure_dead,
@@ -41,7 +42,6 @@ from areal.runtime.lifecycle import (
     sweep_run,
     wait_dead,
 )
-from areal.runtime.logs import run_log_paths
 from areal.runtime.procfs import RUN_DIR_VARIABLE
 from areal.runtime.runs import Liveness, RunStore, check_uid, find_shim, liveness, mend_run, observe_run
 

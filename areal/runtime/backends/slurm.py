@@ -45,8 +45,9 @@ from areal.runtime.backends.slurm_job import (
     resource_options,
     submit_options,
 )
+from areal.runtime.causes import run_log_paths
 from areal.runtime.environment import inherited
-from areal.runtime.logs import run_log_paths, tail
+from areal.runtime.logs import tail
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE
 from areal.runtime.shim import PARENT_VARIABLE
 

@@ -84,6 +84,7 @@ class RestartBudget:
     def _wants_restart(self, exit: Exit) -> bool:
         if self._policy == "Never" or (exit.code is not None and exit.code in self._final_codes):
             return False
-        if self._policy == "OnFailure":
-            return exit.code is None or exit.code not in self._success_codes
-        return True
+        return self._policy != "OnFailure" or not self.is_success(exit)
+
+    def is_success(self, exit: Exit) -> bool:
+        return exit.code is not None and exit.code in self._success_codes

@@ -22,6 +22,7 @@ import time
 from contextlib import suppress
 
 from areal.runtime import notes, procfs, records
+from areal.runtime.causes import failing_line, run_log_paths
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
 from areal.runtime.shim import ACK, GO, NO_FOLDER, NOT_STARTED, PARENT_VARIABLE
 from areal.runtime.shim.log import RotatingLog
@@ -354,13 +355,19 @@ class RunSupervisor:
             self._record_child("backoff", next_start_at=time.time() + decision.delay_s)
             self._log.mark(f"{exit.reason}; next start in {decision.delay_s:.1f} s")
             soon = f"in {decision.delay_s:.0f} s" if decision.delay_s else "at once"
-            self._note("Warning", "Died", f"{exit.reason} after {ran_s:.0f} s, starts again {soon}")
+            self._note(
+                "Warning", "Died", f"{exit.reason} after {ran_s:.0f} s, starts again {soon}{self._failing_line()}"
+            )
             self._sweep()
         else:
             is_loop = decision.action == CRASHLOOP
-            if is_loop or exit.code != 0:
-                self._note("Warning", "CrashLoop" if is_loop else "Died", decision.reason)
+            if is_loop or not self._budget.is_success(exit):
+                self._note("Warning", "CrashLoop" if is_loop else "Died", f"{decision.reason}{self._failing_line()}")
             self._finish("crashloop" if is_loop else "exited", decision.reason)
+
+    def _failing_line(self) -> str:
+        line = failing_line(run_log_paths(self._run_dir))
+        return f": {line}" if line else ""
 
     def _terminate(self, cause: str, grace_s: float) -> None:
         """Ask the component to end, and set the time at which it is made to."""

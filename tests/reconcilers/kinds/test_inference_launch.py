@@ -94,6 +94,11 @@ def test_sglang_is_probed_without_sampling_a_token_unless_its_env_says_otherwise
     assert engine_run(tmp_path, backend="sglang", env={name: "1"}).env[name] == "1"
 
 
+def test_server_that_ends_has_failed_whatever_its_exit_code(tmp_path: Path) -> None:
+    for run in (engine_run(tmp_path, backend="vllm"), proxy_run(tmp_path)):
+        assert run.restart.success_exit_codes == ()
+
+
 def test_embedded_engine_is_configured_by_its_spec(tmp_path: Path) -> None:
     run = engine_run(tmp_path, backend="embedded", lora={"a": str(tmp_path)}, engineArgs={"maxBatchSize": 4})
     assert run.argv[1:] == ("-P", "-m", "areal.services.inference.engines.embedded", "--max-batch-size", "4")

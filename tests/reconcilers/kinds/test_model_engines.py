@@ -1,26 +1,33 @@
-"""Asking an installed engine for its flags: once a version, and never at the price of an apply."""
+"""Checking engineArgs by an installed engine's source, and by its help once a version."""
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from areal.reconcilers.kinds.model_engines import engine_args_faults, installed_flags
+from areal.reconcilers.kinds import inference_launch, model_engines
+from areal.reconcilers.kinds.inference_launch import Launch
+from areal.reconcilers.kinds.model_engines import engine_args_faults, installed_flags, source_flags
+from areal.reconcilers.launch import Slot
 from areal.resources.render import RenderRequest, render
+from areal.resources.specs import InferenceServiceSpec
+from areal.resources.validation import effective
+from tests.reconcilers.worlds import model
 
 FLAGS = [f"flag-{number}" for number in range(30)]
 
 
-def python_with(folder: Path, version: str = "1.2.3", flags: list[str] = FLAGS) -> Path:
+def python_with(folder: Path, version: str = "1.2.3", flags: list[str] = FLAGS, delay: str = "") -> Path:
     """An executable that answers as a Python with an engine does, and counts how often it is asked for help."""
     shown = "\n".join(f"  --{name} VALUE, -{index}x VALUE  what it is for" for index, name in enumerate(flags))
     both = "  --enable-cache, --no-enable-cache\n"
     script = folder / "python"
     script.write_text(
-        f'#!/bin/sh\nif [ "$1" = -c ]; then echo {version}; exit 0; fi\necho asked >> {folder}/asked\n'
-        f"cat <<'END'\nusage: --not-this [--nor-this]\n{shown}\n{both}END\n"
+        f'#!/bin/sh\nif [ "$1" = -c ]; then printf "{version}\\n{folder}/vllm\\n"; exit 0; fi\n'
+        f"echo asked >> {folder}/asked\n{delay}cat <<'END'\nusage: --not-this [--nor-this]\n{shown}\n{both}END\n"
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     return script
@@ -53,6 +60,69 @@ def test_engine_that_is_absent_or_mute_is_not_checked(tmp_path: Path) -> None:
     assert installed_flags("vllm", str(tmp_path / "nowhere"), tmp_path) is None
     assert installed_flags("sglang", "/bin/false", tmp_path) is None
     assert installed_flags("vllm", str(python_with(tmp_path, flags=["few"])), tmp_path) is None
+
+
+def write_source(folder: Path, flags: list[str]) -> None:
+    """vLLM's: literals of options, and fields of the class that others are made from."""
+    parser = folder / "vllm" / "engine" / "arg_utils.py"
+    parser.parent.mkdir(parents=True)
+    fields = "".join(f"    {name.replace('-', '_')}: int = 0\n" for name in flags)
+    parser.write_text(f"class EngineArgs:\n{fields}\nparser.add_argument('--of-a-literal')\n")
+
+
+def test_argument_that_the_parsers_source_has_costs_no_help(tmp_path: Path) -> None:
+    python = python_with(tmp_path)
+    write_source(tmp_path, FLAGS)
+    text = (
+        MANIFEST.format(backend="vllm", python=python).replace("flag1", "flag-1").replace("flag-77", "no-of-a-literal")
+    )
+    assert not engine_args_faults(render(RenderRequest(files=("-",), stdin=text)).resources, tmp_path / "cache")
+    assert asked(tmp_path) == 0
+
+
+def test_argument_that_the_source_lacks_is_looked_for_in_the_help(tmp_path: Path) -> None:
+    python = python_with(tmp_path, flags=["flag1", *FLAGS])
+    write_source(tmp_path, FLAGS)
+    found = render(RenderRequest(files=("-",), stdin=MANIFEST.format(backend="vllm", python=python)))
+    ((problem,),) = engine_args_faults(found.resources, tmp_path / "cache").values()
+    assert problem.path == "spec.engineArgs.flag-77" and asked(tmp_path) == 1
+
+
+def test_help_that_takes_too_long_is_reported_and_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_engines, "_HELP_S", 0.05)
+    text = MANIFEST.format(backend="vllm", python=python_with(tmp_path, delay="exec sleep 30\n"))
+    resources = render(RenderRequest(files=("-",), stdin=text)).resources
+    told: list[str] = []
+    for _ in range(2):
+        assert not engine_args_faults(resources, tmp_path / "cache", lambda ref, stage: told.append(stage))
+    assert told[1] == told[3] == "engineArgs are not checked: vllm --help took more than 0.05 s"
+    monkeypatch.undo()
+    text = text.replace(str(tmp_path / "python"), str(python_with(tmp_path)))
+    ((first, _),) = engine_args_faults(resources, tmp_path / "cache").values()
+    assert "no such argument" in first.message
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(engine, marks=getattr(pytest.mark, engine)) for engine in ("vllm", "sglang")]
+)
+def test_source_of_a_real_parser_has_every_flag_of_its_help_and_that_has_all_that_areal_passes(
+    tmp_path: Path, engine: str
+) -> None:
+    python = os.environ.get(f"AREAL_{engine.upper()}_PYTHON")
+    if not python:
+        pytest.skip(f"AREAL_{engine.upper()}_PYTHON names no Python that has {engine}")
+    source = source_flags(engine, python, tmp_path)
+    flags = frozenset(installed_flags(engine, python, tmp_path) or ())
+    assert source is not None and flags and flags - set(source) == set()
+    (tmp_path / "key").write_text("k")
+    item = model({"service": "home", "backend": engine, "path": str(tmp_path), "lora": {"a": str(tmp_path)}})
+    slot = Slot(uid="u", ref=str(item.ref), component="engine", replica=0, port=20001, host="10.0.0.1")
+    launch = Launch(item, slot, str(tmp_path / "key"), "/home/data/qwen", "/home/routes.json")
+    argv = inference_launch.engine(launch, effective("Model", item.spec), InferenceServiceSpec()).argv
+    passed = {name.removeprefix("--") for name in argv if name.startswith("--")}
+    assert len(passed) > 5 and (passed | {"api-key"}) - flags == set()
 
 
 MANIFEST = """\

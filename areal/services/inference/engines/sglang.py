@@ -1,7 +1,8 @@
 """SGLang's native ``/generate`` with token ids in and out.
 
 Each event repeats the whole answer so far, or with SGLang's incremental option only the new part:
-``completion_tokens`` tells which. Tokens carry the event's ``weight_version``, where that is a number. ``seed`` is not
+``completion_tokens`` tells which. ``weight_versions`` are spans of the answer's tokens, exact also where an event has
+several; older servers report one ``weight_version`` per event. ``seed`` is not
 supported: it needs the server's deterministic mode, and is silently dropped without it.
 
 Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
@@ -40,7 +41,6 @@ from areal.errors import ArealError
 from areal.http.client import HttpClient
 from areal.services.inference.engines.base import (
     SAMPLING_FIELDS,
-    UNKNOWN_VERSION,
     Broadcast,
     Capabilities,
     EngineCall,
@@ -68,6 +68,7 @@ from areal.services.inference.engines.transport import (
     key_refused,
     sampling_fields,
     typed,
+    versions_of,
     weight_version,
 )
 
@@ -403,11 +404,10 @@ class StreamOffsets:
         about = data.get("meta_info", {})
         entries = about.get("output_token_logprobs") or []
         tops = about.get("output_top_logprobs") or []
+        first = self.seen.get(index, 0)
         if len(entries) == about.get("completion_tokens"):  # the whole answer so far
-            start = self.seen.get(index, 0)
-            entries, tops = entries[start:], tops[start:]
-        self.seen[index] = self.seen.get(index, 0) + len(entries)
-        version = weight_version(about.get("weight_version"))
+            entries, tops = entries[first:], tops[first:]
+        self.seen[index] = first + len(entries)
         reason = about.get("finish_reason")
         ended = isinstance(reason, Mapping)
         matched = reason.get("matched") if ended else None
@@ -415,7 +415,7 @@ class StreamOffsets:
             index=index,
             token_ids=tuple(entry[1] for entry in entries),
             logprobs=tuple(entry[0] for entry in entries),
-            versions=(UNKNOWN_VERSION if version is None else version,) * len(entries),
+            versions=versions_of(about, first, len(entries)),
             top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
             finish_reason=FinishReason.read(reason.get("type")) if ended else None,
             stop_token_id=matched if isinstance(matched, int) else None,

@@ -17,6 +17,7 @@ import orjson
 
 from areal.http.client import CallFailed, Connection, HttpClient, Lines, NotConnected, Window, event_payloads
 from areal.services.inference.engines.base import (
+    UNKNOWN_VERSION,
     Broadcast,
     Capabilities,
     DeltaSink,
@@ -50,6 +51,26 @@ def weight_version(text: object) -> int | None:
     if text in (None, "default"):
         return 0
     return int(text) if isinstance(text, str | int) and str(text).isdecimal() else None
+
+
+def versions_of(about: Mapping[str, Any], first: int, count: int) -> tuple[int, ...]:
+    """The weight versions of ``count`` tokens of an answer from number ``first`` on, by its spans ``weight_versions``,
+    or by its one ``weight_version``; unknown outside of the spans, and where a version is no number."""
+    spans = about.get("weight_versions")
+    if not spans:
+        return (_number(about.get("weight_version")),) * count
+    if spans[-1]["start"] <= first and first + count <= spans[-1]["end"]:
+        return (_number(spans[-1]["version"]),) * count
+    versions = [UNKNOWN_VERSION] * count
+    for span in spans:
+        for number in range(max(span["start"], first), min(span["end"], first + count)):
+            versions[number - first] = _number(span["version"])
+    return tuple(versions)
+
+
+def _number(version: object) -> int:
+    number = weight_version(version)
+    return UNKNOWN_VERSION if number is None else number
 
 
 def adapters_of(listed: Mapping[str, Any]) -> tuple[str, ...]:

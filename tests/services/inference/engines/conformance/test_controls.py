@@ -53,6 +53,8 @@ async def paused_midway(engine: Subject) -> Running:
         running = begin(engine)
         await running.grown_to(5)
         await engine.client.pause()
+        if engine.kind == "sglang":  # which answers before the tokens that it has sampled have arrived
+            await asyncio.sleep(QUIET_S)
         if len(tokens(running.deltas)) < COUNT:
             return running
         await engine.client.resume()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal.http.client import HttpClient
-from areal.runtime.logs import first_exception
+from areal.runtime.causes import first_exception
 from tests.services.inference.engines.conformance.conftest import kind_params
 from tests.services.inference.engines.conformance.engines import REAL, start
 from tests.services.inference.engines.conformance.models import Models

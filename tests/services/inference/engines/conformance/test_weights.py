@@ -153,7 +153,10 @@ async def test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_h
 async def test_update_that_a_lost_data_proxy_left_open_holds_up_no_broadcast(engine: Subject) -> None:
     if engine.process.client_kind != "sglang":
         pytest.skip(f"{engine.kind} has no sessions of an update")
-    begun = await engine.http.fetch("POST", engine.process.url, "/begin_weight_update", timeout_s=30.0, body=b"{}")
+    headers = {"Content-Type": "application/json"}
+    begun = await engine.http.fetch(
+        "POST", engine.process.url, "/begin_weight_update", timeout_s=30.0, headers=headers, body=b"{}"
+    )
     assert begun.status == 200, begun.body
     await test_weights_that_a_trainer_broadcasts_are_what_a_plain_forward_pass_has(engine)
 
