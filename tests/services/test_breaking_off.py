@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import os
 import select
@@ -36,6 +37,9 @@ class Target:
         first = f"POST {path or self.path} HTTP/1.1"
         fields = (first, "Host: x", f"Authorization: Bearer {self.key}", f"Content-Length: {size}", *lines, "", "")
         return "\r\n".join(fields).encode()
+
+    def chunked(self, *lines: str) -> bytes:
+        return self.head(0, "Transfer-Encoding: chunked", *lines).replace(b"Content-Length: 0\r\n", b"")
 
     def call(self, body: object) -> bytes:
         data = json.dumps(body).encode()
@@ -72,12 +76,28 @@ def _unfinished_frame(size: int) -> bytes:
     return b"\x01\xff" + struct.pack(">Q", 40 * _MIB) + b"\0\0\0\0" + b"x" * size
 
 
+def _fragments(count: int) -> bytes:
+    """The first frame of a text and ``count`` that continue it, none of which is its last."""
+    return b"".join(first + b"\xfe\x04\0\0\0\0\0" + b"x" * 1024 for first in (b"\x01", *[b"\x00"] * count))
+
+
+_HALF_CLOSED = b""  # in place of a part: the caller stops sending, and still listens
+_ZEROS = gzip.compress(bytes(30 * _MIB))
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 EVERYWHERE: dict[str, Callable[[Target], list[bytes]]] = {
     "header": lambda target: [b"POST / HTTP/1.1\r\nX-Long: " + _PART[:60_000].hex().encode()[:60_000]],
     "body": lambda target: [target.head(3 * _MIB), _PART],
     "body that nobody reads": lambda target: [target.head(3 * _MIB, path="/elsewhere"), _PART],
     "body that is no JSON": lambda target: [target.head(_MIB), _PART],
+}
+BY_OTHER_WAYS: dict[str, Callable[[Target], list[bytes]]] = {
+    "chunk": lambda target: [target.chunked(), b"200000\r\n" + _PART],
+    "chunks": lambda target: [target.chunked(), (b"400\r\n" + _PART[:1024] + b"\r\n") * 512],
+    "compressed body": lambda target: [target.head(len(_ZEROS), "Content-Encoding: gzip") + _ZEROS],
+    "compressed body that is cut": lambda target: [target.head(2 * len(_ZEROS), "Content-Encoding: gzip") + _ZEROS],
+    "requests at once": lambda target: [target.call({"no": "sense"}) * 40, target.head(_MIB) + _PART[:1000]],
+    "half of a body, half-closed": lambda target: [target.head(2 * _MIB) + _PART, _HALF_CLOSED],
+    "whole body, half-closed": lambda target: [target.head(_MIB) + _PART, _HALF_CLOSED],
 }
 ONLY: dict[str, dict[str, Callable[[Target], list[bytes]]]] = {
     "gateway": {
@@ -96,8 +116,16 @@ ONLY: dict[str, dict[str, Callable[[Target], list[bytes]]]] = {
             _handshake(target, f"Authorization: Bearer {target.key}"),
             _unfinished_frame(_MIB),
         ],
+        "fragments": lambda target: [
+            _handshake(target, f"Authorization: Bearer {target.key}"),
+            _fragments(1000),
+        ],
+        "fragments of a stranger": lambda target: [_handshake(target), _fragments(1000)],
     },
 }
+LONG = {**CHAT, "stream": True, "n": 16, "logprobs": True, "top_logprobs": 5}
+for _name in ("gateway", "data proxy"):
+    ONLY[_name]["stream that nobody reads"] = lambda target: [target.call(LONG)]
 
 
 def break_off(target: Target, parts: list[bytes], count: int) -> None:
@@ -111,7 +139,7 @@ def break_off(target: Target, parts: list[bytes], count: int) -> None:
             for part in parts:
                 for caller in callers:
                     with contextlib.suppress(OSError):  # refused and closed
-                        caller.sendall(part)
+                        caller.sendall(part) if part else caller.shutdown(socket.SHUT_WR)
             if first % (2 * _AT_ONCE):
                 select.select(callers, [], [], 0.05)
             for number, caller in enumerate(callers):
@@ -123,9 +151,13 @@ def memory(services: dict[str, Target]) -> dict[str, int]:
     return {name: target.process.rss() for name, target in services.items()}
 
 
-def check_flat(services: dict[str, Target], count: int) -> None:
+Stages = dict[str, Callable[[Target], list[bytes]]]
+
+
+def check_flat(services: dict[str, Target], everywhere: Stages, count: int) -> None:
+    """``count`` callers for each stage of each service."""
     for name, target in services.items():
-        for stage, parts in (EVERYWHERE | ONLY.get(name, {})).items():
+        for stage, parts in (everywhere | ONLY.get(name, {})).items():
             break_off(target, parts(target), 2 * _AT_ONCE)
             before = memory(services)
             break_off(target, parts(target), count)
@@ -137,11 +169,12 @@ def check_flat(services: dict[str, Target], count: int) -> None:
 
 @pytest.mark.extended
 def test_three_hundred_callers_that_break_off_at_each_stage_leave_memory_flat(services: dict[str, Target]) -> None:
-    check_flat(services, 300)
+    check_flat(services, EVERYWHERE, 300)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_ten_thousand_callers_that_break_off_leave_memory_flat(services: dict[str, Target]) -> None:
-    stages = sum(len(EVERYWHERE | ONLY.get(name, {})) for name in services)
-    check_flat(services, 10_000 // stages + 1)
+    everywhere = EVERYWHERE | BY_OTHER_WAYS
+    stages = sum(len(everywhere | ONLY.get(name, {})) for name in services)
+    check_flat(services, everywhere, 10_000 // stages + 1)
