@@ -27,6 +27,7 @@ from threading import Thread
 from typing import Any, Self, TypeVar
 
 from areal.files import replace_file
+from areal.runtime.notes import note
 from areal.services.http.errors import ApiError
 from areal.services.journal.keys import is_tag, new_tag
 
@@ -36,6 +37,11 @@ _READER_CACHE_KB = 1024
 _BUSY_S = 10.0
 _ABOUT = "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL);"
 _text = partial(str, encoding="utf-8", errors="replace")  # damaged text is readable, and fails its row's checksum
+
+
+def note_damage(path: Path, why: str) -> None:
+    """Note in the events of the process's object what its callers get as 404 and 500."""
+    note(os.environ, "Warning", "JournalDamaged", f"{path}: {why}", "data-proxy")
 
 
 class CorruptRecord(Exception):
@@ -482,4 +488,5 @@ class Journal(ABC):
         text = str(error)
         if text not in self.corrupt and len(self.corrupt) < _MOST_NOTED:
             self.corrupt.append(text)
+            note_damage(self.folder.path, text)
             _log.error("the journal %s is damaged: %s", self.folder.path, text)

@@ -33,6 +33,7 @@ from areal.services.journal.storage import (
     is_damage,
     is_left,
     lock_folder,
+    note_damage,
     other_folders,
     read_tag,
     wait_for_lock,
@@ -255,8 +256,9 @@ class JournalStore(Generic[J]):
         if self._failures.get(path) != str(error):
             self._failures[path] = str(error)
             _log.error("the journal %s cannot be opened: %s", path, error)
-        if is_damage(error):
+        if is_damage(error) and path not in self.unreadable:
             self.unreadable.add(path)
+            note_damage(path, str(error))
 
     async def close(self) -> None:
         """Close every journal: delete empty ones, and give the others up to other processes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from areal.errors import UsageFault
+from areal.runtime.notes import EVENTS_VARIABLE, OWNER_VARIABLE
 from areal.services.inference.recorder.exporting import ExportRequest
 from areal.services.inference.recorder.session import LeaseName
 from areal.services.inference.recorder.store import TrajectoryLeases, TrajectoryStore
@@ -110,12 +112,16 @@ async def test_vault_without_anything_in_it_leaves_nothing_behind(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_unreadable_journal_is_reported_and_left(tmp_path: Path) -> None:
+async def test_unreadable_journal_is_reported_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = tmp_path.with_name("events.jsonl")
+    monkeypatch.setenv(EVENTS_VARIABLE, str(events))
+    monkeypatch.setenv(OWNER_VARIABLE, "Model/m")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "journal.db").write_bytes(b"no database at all" * 100)
     vault = await vault_in(tmp_path)
     assert await vault.adopt() == []
     assert list(vault.unreadable) == [tmp_path / "bad"]
+    assert [json.loads(line)["reason"] for line in events.read_text().splitlines()] == ["JournalDamaged"]
     await vault.close()
     with pytest.raises(UsageFault, match="bad"):
         await vault_in(tmp_path, "bad")
