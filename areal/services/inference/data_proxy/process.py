@@ -103,7 +103,9 @@ def _token_engine(config: DataProxyConfig) -> Build:
             engine_headers = {"Authorization": f"Bearer {engine_key}"} if engine_key else {}
 
         def engine_at(url: str) -> TokenEngine:
-            return open_engine(config.engine, http, url, engine_headers)
+            client = open_engine(config.engine, http, url, engine_headers)
+            client.capabilities.vocab_size = codec.vocab_size
+            return client
 
         engine = engine_at(config.engine_url)
         pause = PauseState()
@@ -119,7 +121,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
             return {
                 "in_flight_tokens": calls.tokens_in_flight,
                 "max_model_len": calls.max_model_len,
-                "root": watch.state.root,
+                "root": config.model_path or watch.state.root,  # SGLang's moves to the folder of an update
                 "engine_url": control.engine_url if config.engine in _SCRAPED else None,
                 "adapters": list(watch.state.adapters),
                 "paused": pause.active,

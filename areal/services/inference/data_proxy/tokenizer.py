@@ -270,7 +270,7 @@ class TextCodec:
     ) -> None:
         self._tokenizer = tokenizer
         self.max_positions = max_positions
-        self.vocab_size = max(tokenizer.get_vocab_size(with_added_tokens=True), vocab_size)
+        self.vocab_size = vocab_size or tokenizer.get_vocab_size(with_added_tokens=True)  # the model's, where it says
         added = tokenizer.get_added_tokens_decoder()
         self._special = {token_id for token_id, token in added.items() if token.special}
         self._byte_level = _is_byte_level(json.loads(tokenizer.to_str()).get("decoder"))

@@ -160,6 +160,7 @@ class Capabilities:
     lowest_temperature: float = GREEDY_BELOW  # above 0
     logprobs: LogprobsMode = LogprobsMode()
     swaps_between_steps: bool = False  # staged weights: it need not be paused for that
+    vocab_size: int | None = None  # the model's, as its data proxy knows it
 
 
 class EngineError(Exception):

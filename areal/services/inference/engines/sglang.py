@@ -80,6 +80,7 @@ _NO_LORA = "this SGLang loads no adapters: start it with --enable-lora"
 _NO_UPDATE = "this SGLang has no /update_weights_from_disk: it is too old"
 _NOT_TAKEN = "the weights were not taken, the old ones serve on"
 _NO_GROUP = "this SGLang has no /init_weights_update_group: it is too old"
+_NO_STOPS = "SGLang does not stop at stop_token_ids where ignore_eos is set: leave one of them out"
 _NO_CHECKSUM = "this SGLang tells no checksum of its weights"
 _NO_SESSION = "this SGLang has no /begin_weight_update"
 _NO_FLUSH = "this SGLang has no /flush_cache"
@@ -114,9 +115,17 @@ class SglangClient(EngineClient):
         self._has_sessions = True  # /begin_weight_update
 
     def _request(self, call: EngineCall) -> GenerateRequest:
+        self._check_tokens(call.prompt)
         return "/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas)
 
+    def _check_tokens(self, prompt: Sequence[int]) -> None:
+        """Refuse a prompt with an id outside the vocabulary, of which the server would die."""
+        limit = self.capabilities.vocab_size
+        if limit is not None and prompt and not 0 <= min(prompt) <= max(prompt) < limit:
+            raise EngineRefused(f"the prompt has a token id outside the model's vocabulary of {limit}")
+
     async def score(self, prompt: Sequence[int], top: int, adapter: str | None = None) -> PromptLogprobs:
+        self._check_tokens(prompt)
         body = {
             **({} if adapter is None else {"lora_path": adapter}),
             "input_ids": list(prompt),
@@ -353,6 +362,8 @@ class SglangClient(EngineClient):
 
 
 def wire_body(call: EngineCall) -> dict[str, Any]:
+    if call.sampling.ignore_eos and call.sampling.stop_token_ids:
+        raise EngineRefused(_NO_STOPS, "unsupported_by_engine")
     sampling = sampling_fields(call)
     sampling.pop("top_logprobs", None)
     # Also our defaults: the server may have taken others from the model.

@@ -158,7 +158,7 @@ class VllmClient(EngineClient):
 
     async def pause(self) -> None:
         """Also clears the prefix cache, which new weights could not use."""
-        await self._command("/pause", params={"mode": "keep", "clear_cache": "true"}, if_missing=_NO_DEV_MODE)
+        await self._command("/pause", params={"mode": "keep"}, if_missing=_NO_DEV_MODE)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 while self._calls:

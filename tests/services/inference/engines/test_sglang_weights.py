@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from areal.http.client import HttpClient
-from areal.services.inference.engines.base import EngineError, EngineFailed, EngineRefused
+from areal.services.inference.engines.base import EngineCall, EngineError, EngineFailed, EngineRefused
 from areal.services.inference.engines.sglang import SglangClient
+from areal.wire.sampling import SamplingParams
 from tests.services.scripted_api import ScriptedApi, scripted_api
 
 OK = (200, {"success": True, "message": "Success"})
@@ -183,6 +184,25 @@ async def test_server_that_answers_503_to_ready_is_paused_or_starting(
     assert (state.not_ready, state.paused) == (not_ready, paused)
     assert "POST /generate" not in asked(api)  # it would wait for the end of the pause
     assert ("GET /health" in asked(api)) == (health is not None)
+
+
+@pytest.mark.parametrize("prompt", [(1, 320), (-1, 2)])
+async def test_id_outside_the_vocabulary_does_not_reach_the_server(
+    client: SglangClient, api: ScriptedApi, prompt: tuple[int, ...]
+) -> None:
+    client.capabilities.vocab_size = 320
+    with pytest.raises(EngineRefused, match="outside the model's vocabulary of 320"):
+        await client.stream_to(EngineCall("c", (prompt,), SamplingParams()), lambda delta: None, lambda flow: None)
+    with pytest.raises(EngineRefused, match="outside"):
+        await client.score(prompt, 1)
+    assert not api.got
+
+
+async def test_stop_tokens_that_the_server_would_ignore_are_refused(client: SglangClient, api: ScriptedApi) -> None:
+    sampling = SamplingParams(stop_token_ids=(7,), ignore_eos=True)
+    with pytest.raises(EngineRefused, match="stop_token_ids"):
+        await client.stream_to(EngineCall("c", ((1,),), sampling), lambda delta: None, lambda flow: None)
+    assert not api.got
 
 
 async def test_older_server_is_asked_by_its_own_routes(client: SglangClient, api: ScriptedApi) -> None:

@@ -14,7 +14,7 @@ from areal.http.client import HttpClient
 from areal.services.inference.engines.base import EngineCall, EngineDelta, TokenEngine
 from areal.wire.sampling import SamplingParams
 from tests.services.inference.engines.conformance.engines import KINDS, REAL, EngineProcess, start
-from tests.services.inference.engines.conformance.models import Models, make_models
+from tests.services.inference.engines.conformance.models import VOCAB, Models, make_models
 
 
 @dataclass
@@ -123,6 +123,7 @@ async def engine(
     process = engine_processes(kind, tied)
     await process.wait_ready(http)
     client = process.open(http)
+    client.capabilities.vocab_size = VOCAB  # as a data proxy does
     await client.state()
     await client.pause()
     await client.load_weights(str(models(tied).folders[0]), 0)
