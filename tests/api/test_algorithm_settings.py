@@ -224,6 +224,18 @@ INEFFECTIVE = {
         }.items()
     },
     "evaluator: {freq_steps: 5}": "evaluator.freq_steps: has no effect: there is no valid_dataset",
+    "actor: {megatron: {recompute_granularity: full}}": "actor.megatron: has no effect: the backend is fsdp",
+    "critic: {path: m, megatron: {recompute_granularity: full}}": "critic.megatron: has no effect: the backend is fsdp",
+    "actor: {backend: 'megatron:d1', fsdp: {memory_efficient_load: false}}": (
+        "actor.fsdp: has no effect: the backend is megatron"
+    ),
+    "ref: {path: m, use_lora: true}": "ref.use_lora: has no effect: a reference is not trained",
+    "total_train_epochs: 4\ntotal_train_steps: 5": "total_train_epochs: has no effect: total_train_steps is 5",
+    "rollout: {queue_size: 3}": "rollout.queue_size: has no effect: a trainer submits as many episodes as may run",
+    "eval_gconfig: {drop_incomplete_group: true}": "eval_gconfig.drop_incomplete_group: has no effect: gconfig.",
+    "train_dataset: {train_on: assistant}": "train_dataset.train_on: has no effect: no row's own messages are learned",
+    "stats_logger: {wandb: {project: p}}": "stats_logger.wandb.project: has no effect: mode is disabled",
+    "stats_logger: {trackio: {name: p}}": "stats_logger.trackio.name: has no effect: mode is disabled",
 }
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from areal.api.config.fields import COUNT, NOT_NEGATIVE, PLACEMENT, PORT, NoEffect, NotSupported, Range, check_numbers
+from areal.api.config.ineffective import run_ineffective
 from areal.api.config.rollout import (
     ClusterSpecConfig,
     GenerationHyperparameters,
@@ -29,8 +30,6 @@ from areal.api.config.training import (
     TrainEngineConfig,
     check_pairs,
     check_policy,
-    engine_ineffective,
-    objective_ineffective,
     proximal_faults,
     update_mode,
 )
@@ -305,30 +304,12 @@ class BaseExperimentConfig:
 
     def ineffective(self, given: Mapping[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
         """Keys of ``given`` that have no effect beside the rest, as (key, why), for a warning."""
-        found: list[tuple[tuple[str | int, ...], str]] = []
-        for place, part in self._parts():
-            if isinstance(part, TrainEngineConfig):
-                found += [((place, *key), why) for key, why in engine_ineffective(part)]
-                if not isinstance(part, PPOActorConfig):
-                    found.append(
-                        ((place, "weight_update_mode"), "only the weights of a policy that samples are served")
-                    )
-                if place == "ref" and part.optimizer is not None:
-                    found.append(((place, "optimizer"), "a reference is not trained"))
-            if isinstance(part, PPOActorConfig):
-                found += [((place, *key), why) for key, why in objective_ineffective(part)]
+        found: list[tuple[tuple[str | int, ...], str]] = list(run_ineffective(self))
         allocation = parsed(self.allocation_mode, "allocation_mode") if self.allocation_mode else Allocation(())
         for place, of_mode in (("actor", allocation.training), ("rollout", allocation.inference)):
             stated = getattr(getattr(self, place, None), "backend", "")
             if of_mode is not None and stated and parsed(stated, f"{place}.backend").parts != (of_mode,):
                 found.append((("allocation_mode",), f"{place}.backend says {stated} instead of {of_mode}"))
-        if self.recover.mode in ("disabled", "off"):
-            periods = [name for name in _PERIODS if getattr(self.recover, name) is not None]
-            found += [(("recover", name), f"recover.mode is {self.recover.mode}") for name in periods]
-        if self.valid_dataset is None:
-            found += [
-                (("evaluator", name), "there is no valid_dataset, unless the driver gives one") for name in _EVALUATIONS
-            ]
         return [(key, why) for key, why in found if get_path(given, tuple(key)) is not ABSENT]
 
     def _parts(self) -> list[tuple[str, Any]]:
@@ -560,6 +541,12 @@ class PPOConfig(BaseExperimentConfig):
         without_effect: list[tuple[tuple[str, ...], str]] = []
         if self.ref is None:
             without_effect.append((("actor", "kl_estimator"), "there is no ref"))
+        without_effect += [
+            (("rollout", "queue_size"), "a trainer submits as many episodes as may run"),
+            (("eval_gconfig", "drop_incomplete_group"), "gconfig.drop_incomplete_group is that of all groups"),
+            (("train_dataset", "train_on"), "no row's own messages are learned: samples are"),
+            (("valid_dataset", "train_on"), "no row's own messages are learned: samples are"),
+        ]
         for name, trainer in (("async_training", self), ("trainer.async_training", self.trainer)):
             if self.rollout.max_head_offpolicyness and trainer is not None and not trainer.async_training:
                 without_effect.append((("rollout", "max_head_offpolicyness"), f"{name} is false"))
@@ -593,8 +580,6 @@ _SHAPING = (
     "presence_penalty",
     "repetition_penalty",
 )
-_PERIODS = ("freq_epochs", "freq_steps", "freq_secs")
-_EVALUATIONS = (*_PERIODS, "eval_before_train")
 _GROUPED = (("actor", "reward_norm"), ("actor", "group_reward_norm"), ("actor", "preset"))
 
 

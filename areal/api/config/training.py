@@ -55,66 +55,6 @@ def proximal_faults(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], st
         yield ("prox_logp_method",), f"{actor.prox_logp_method} is a proximal policy of use_decoupled_loss"
 
 
-def objective_ineffective(actor: PPOActorConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(key, why) of settings without effect, given the other settings. The caller ignores keys that are not set."""
-    objective = "use_sapo_loss" if actor.use_sapo_loss else "use_cispo_loss" if actor.use_cispo_loss else ""
-    if actor.use_sapo_loss:
-        yield from _all("use_sapo_loss gates softly, and does not clip", "eps_clip", "eps_clip_higher")
-        if not actor.recompute_logprob:
-            yield from _all("use_sapo_loss gates softly, and has no proximal policy", "rejection_sampling")
-    else:
-        yield from _all("it is of use_sapo_loss", "sapo_tau_pos", "sapo_tau_neg")
-    if objective:
-        yield from _all(f"{objective} has no dual clip", "c_clip")
-    if not actor.overlong_reward_penalty:
-        yield from _all("it is of overlong_reward_penalty", "overlong_tokens", "overlong_penalty_factor")
-    if actor.loss_agg_mode != "seq-mean-token-sum-norm":
-        yield from _all("it is of loss_agg_mode seq-mean-token-sum-norm", "loss_scale_factor")
-    if not actor.kl_loss_coef:
-        yield from _all("kl_loss_coef is 0", "kl_loss_type")
-    elif actor.kl_loss_type == "k1":
-        yield from _all("the mean gradient of k1 in a loss is 0; k2 and k3 have one", "kl_loss_type")
-    if actor.kl_target is None:
-        yield from _all("there is no kl_target", "kl_horizon")
-    if actor.mask_truncated_completions:
-        yield from _all("mask_truncated_completions leaves truncated answers out", "mask_no_eos_with_zero")
-    if not (actor.behave_imp_weight_cap or actor.behav_imp_weight_cap):
-        yield from _all("there is no cap beside it", "behave_imp_weight_mode", "behav_imp_weight_mode")
-    if (rejection := actor.rejection_sampling) is not None:
-        if rejection.level == "token":
-            yield ("rejection_sampling", "agg"), "it is of level sequence"
-        if rejection.metric != "kl_k1" and rejection.lower is not None and rejection.lower <= 0:
-            yield ("rejection_sampling", "lower"), f"no {rejection.metric} is below 0"
-    for name in ("reward_norm", "adv_norm"):
-        norm = getattr(actor, name)
-        if isinstance(norm, NormConfig) and norm.std_level is None:
-            why = "std_level is null" if norm.mean_level else "mean_level and std_level are null"
-            yield from (((name, key), why) for key in ("std_unbiased", "eps", *(() if norm.mean_level else _LEVELS)))
-
-
-def engine_ineffective(engine: TrainEngineConfig) -> Iterator[tuple[tuple[str, ...], str]]:
-    if not engine.gradient_checkpointing:
-        yield from ((("megatron", name), "gradient_checkpointing is false") for name in _RECOMPUTE)
-    if not engine.use_lora:
-        yield from _all("use_lora is false", "lora_rank", "lora_alpha", "target_modules", "peft_type")
-    optimizer = engine.optimizer
-    if optimizer is None:
-        yield from _all("there is no optimizer", "gradient_checkpointing", "disable_dropout")
-        return
-    if optimizer.type == "sgd":
-        yield from ((("optimizer", name), "it is of type adam") for name in ("beta1", "beta2", "eps"))
-    if optimizer.lr_scheduler_type == "constant":
-        yield ("optimizer", "min_lr_ratio"), "lr_scheduler_type is constant"
-
-
-_RECOMPUTE = ("recompute_method", "recompute_num_layers")
-_LEVELS = ("mean_level", "std_level")
-
-
-def _all(why: str, *names: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    return (((name,), why) for name in names)
-
-
 # Presets of algorithms: values that ``actor.preset`` sets for unset fields. Each follows its paper in the normalization
 # of rewards, the clipping of the ratio, and the aggregation of the loss.
 
