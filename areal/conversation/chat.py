@@ -59,23 +59,25 @@ class Chat:
 
     @cached_property
     def _ends(self) -> tuple[tuple[int | None, int | None], tuple[int | None, int | None]]:
-        return self._end_after(False), self._end_after(True)
+        none = None, None
+        return self._end_after(0) or none, self._end_after(2) or self._end_after(1) or none  # some take one call only
 
-    def _end_after(self, with_calls: bool) -> tuple[int | None, int | None]:
-        """The token that the template writes at the end of a response, or else that of the next message."""
+    def _end_after(self, calls: int) -> tuple[int | None, int | None] | None:
+        """The token that the template writes at the end of a response with so many calls, or else that of the next
+        message. None if it refuses them."""
         asked = Conversation(({"role": "user", "content": "x"},))
         function = {"name": "x", "arguments": {"x": "x"}}
-        calls = [{"id": f"probecal{n}", "type": "function", "function": function} for n in (1, 2)]
-        answer: dict[str, Any] = {"role": "assistant", "tool_calls": calls} if with_calls else {"role": "assistant"}
-        answered = asked.then({**answer, "content": "" if with_calls else "x"})
-        following: dict[str, Any] = {"role": "user", "content": "x"}
-        if with_calls:
-            following = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "x"}
+        made = [{"id": f"probecal{n}", "type": "function", "function": function} for n in range(calls)]
+        answer: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": made}
+        following: dict[str, Any] = {"role": "tool", "tool_call_id": "probecal0", "content": "x"}
+        if not calls:
+            answer, following = {"role": "assistant", "content": "x"}, {"role": "user", "content": "x"}
+        answered = asked.then(answer)
         given = ((asked, False), (asked, True), (answered, False), (answered.then(following), False))
         try:
             *prompts, text, after = (self.template.plain(*each).rstrip() for each in given)
         except ConversationError:
-            return None, None
+            return None
         already = [list(self.encode(each)) for each in prompts]
         ids, longer = list(self.encode(text)), list(self.encode(after))
         shared = ids[: in_common(ids, longer)]

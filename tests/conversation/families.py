@@ -50,7 +50,7 @@ _ENDS: Mapping[str, _Ends] = {  # the longest prefix of the template's name coun
     "lfm2": _Ends("<|startoftext|>", "<|im_end|>"),
     "llama3": _Ends("<|begin_of_text|>", "<|eot_id|>", ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")),
     "llava": _Ends("<s>", "</s>"),
-    "muse": _Ends("<|begin_of_text|>", "<|eot|>", ("<|eot|>", "<|eom|>")),
+    "muse": _Ends("<|begin_of_text|>", "<|eot|>"),
     "nemotron": _Ends(None, "<|im_end|>", ("<|im_end|>", "<|endoftext|>")),
     "phi": _Ends("<s>", "<|endoftext|>", ("<|endoftext|>", "<|assistant|>", "<|end|>")),
     "qwen": _Ends(None, "<|im_end|>", ("<|im_end|>", "<|endoftext|>")),

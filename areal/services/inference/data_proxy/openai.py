@@ -167,6 +167,11 @@ def read_tool_use(fields: Fields, template: Template, parsers: Parsers, capabili
         if name is not None and parsers.tools.named_call is None:
             why = f"in the format {parsers.tools.name!r} a call of one tool cannot be forced; required can be"
             raise unsupported("tool_choice", why)
+        if name is None and len(tools) > 1 and parsers.tools.any_call is None:
+            why = (
+                f"in the format {parsers.tools.name!r} a call of any tool cannot be forced; one of a named tool can be"
+            )
+            raise unsupported("tool_choice", why)
     if not tools or mode == "none":
         return unused
     if one_call and parsers.tools is None:
@@ -219,14 +224,14 @@ def _forced(
     if name is None and len(tools) == 1 and form.named_call is not None:
         name = str(tools[0]["function"]["name"])
     if name is None or form.named_call is None:
-        return ToolUse(tools, form, form.any_call, one_call)
+        return ToolUse(tools, form, form.any_call or "", one_call)
     if not all(map(is_name_char, name)):
         raise unsupported("tool_choice", f"the name {name!r} cannot be written in a call")
     schema = next(tool["function"].get("parameters") for tool in tools if tool["function"]["name"] == name)
     held = None
     if form.bare_arguments and capabilities.response_format and isinstance(schema, dict) and schema:
         held = {"type": "json_schema", "json_schema": {"name": name, "schema": schema}}
-    return ToolUse(tools, form, form.named_call % name, one_call, held)
+    return ToolUse(tools, form, form.named_call.replace("%s", name), one_call, held)
 
 
 # Requests.

@@ -22,9 +22,15 @@ from areal.services.inference.data_proxy.parsers.json_calls import (
 from areal.services.inference.data_proxy.parsers.reader import NewId, Parse, ReasoningFormat
 from areal.services.inference.data_proxy.parsers.text_calls import (
     HARMONY_MARKERS,
+    LFM_END,
+    LFM_START,
+    MUSE_MARKERS,
+    GemmaCalls,
     PairCalls,
     XmlCalls,
     parse_harmony,
+    parse_lfm,
+    parse_muse,
     parse_pythonic,
 )
 
@@ -47,15 +53,15 @@ class ToolFormat:
     """The tool-call format of one model family.
 
     ``markers`` must stay in the text even if they are special tokens. ``any_call`` and ``named_call`` (with ``%s``) are
-    the start of a call: at the end of the prompt they force the model to complete a call. A chat template with all of
-    ``signs`` uses this format. ``whole``: the format covers the whole response including reasoning, so that responses
-    without tools are parsed too.
+    the start of a call: at the end of the prompt they force the model to complete a call; None where no text does. A
+    chat template with all of ``signs`` uses this format. ``whole``: the format covers the whole response including
+    reasoning, so that responses without tools are parsed too.
     """
 
     name: str
     parse: Parse
     markers: tuple[str, ...]
-    any_call: str
+    any_call: str | None
     named_call: str | None
     aliases: tuple[str, ...] = ()
     signs: tuple[str, ...] = ()
@@ -88,6 +94,7 @@ _DSML = XmlCalls(
     "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", "<｜DSML｜invoke name=", "</｜DSML｜invoke>",
     "<｜DSML｜parameter name=", "</｜DSML｜parameter>",
 )  # fmt: skip
+_GEMMA = GemmaCalls()
 _DEEPSEEK_CALL = DEEPSEEK.begin + DEEPSEEK.call
 
 TOOL_FORMATS = (
@@ -95,6 +102,18 @@ TOOL_FORMATS = (
         "gpt_oss", parse_harmony, HARMONY_MARKERS,
         "<|channel|>commentary to=functions.", "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>",
         ("harmony", "openai"), ("<|channel|>analysis", "<|channel|>commentary"), whole=True,
+    ),
+    ToolFormat(
+        "muse_glimmer", parse_muse, MUSE_MARKERS,
+        None, ' to=%s<|message|><atem:function_calls>\n<atem:invoke name="%s">\n',
+        ("atem",), ("<atem:invoke name=",), whole=True,
+    ),
+    ToolFormat(
+        "gemma4", _GEMMA.parse, _GEMMA.markers,
+        f"{_GEMMA.open}call:", f"{_GEMMA.open}call:%s{{", (), (f"'{_GEMMA.open}call:'",),
+    ),
+    ToolFormat(
+        "lfm2", parse_lfm, (LFM_START, LFM_END), f"{LFM_START}[", f"{LFM_START}[%s(", (), (f'"{LFM_START}[" +',),
     ),
     ToolFormat(
         "qwen3_coder", _QWEN_XML.parse, ("<tool_call>", "</tool_call>"),
@@ -172,6 +191,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_v3": ReasoningFormat("<think>", "</think>"),
     "glm45": ReasoningFormat("<think>", "</think>", breaks=("<tool_call>",)),
     "kimi_k2": ReasoningFormat("<think>", "</think>", breaks=(KIMI.begin,)),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", breaks=(_GEMMA.open,)),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "minimax_m2": ReasoningFormat("<think>", "</think>", always=True),
     "step3": ReasoningFormat("<think>", "</think>", always=True),

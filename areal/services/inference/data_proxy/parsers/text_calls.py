@@ -99,8 +99,9 @@ class ArgumentsWriter:
 
 @dataclass(frozen=True)
 class XmlCalls:
-    """Calls with a tag for each parameter (Qwen3-Coder, Seed-OSS, MiniMax-M2, DeepSeek-V3.2). ``open`` and ``close``
-    enclose one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the name."""
+    """Calls with a tag for each parameter (Qwen3-Coder, Seed-OSS, MiniMax-M2, DeepSeek-V3.2, Muse). ``open`` and
+    ``close`` enclose one or more calls, and may be missing. ``function`` and ``parameter`` are followed by the name.
+    ``framed``: the first and last line break of a value belong to the markup."""
 
     open: str
     close: str
@@ -108,6 +109,7 @@ class XmlCalls:
     function_end: str
     parameter: str
     parameter_end: str
+    framed: bool = True
 
     def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
         marker = yield from source.until((self.open, self.function), output.text)
@@ -142,7 +144,7 @@ class XmlCalls:
             return False
         output.start(name)
         source.forget_mark()
-        writer = ArgumentsWriter(output, framed=True)
+        writer = ArgumentsWriter(output, framed=self.framed)
         ends = (self.parameter, self.function_end, self.close)
         while (marker := (yield from source.until(ends, discard))) == self.parameter:
             key, attributes = yield from _header(source)
@@ -207,6 +209,83 @@ class PairCalls:
             output.end()
 
 
+@dataclass(frozen=True)
+class GemmaCalls:
+    """Gemma 4's calls: ``call:name{key:value,...}`` between two tags. Keys are bare; texts are between marks of their
+    own, without escapes."""
+
+    open: str = "<|tool_call>"
+    close: str = "<tool_call|>"
+    mark: str = '<|"|>'
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return self.open, self.close, self.mark
+
+    def parse(self, source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+        while (yield from source.until((self.open,), output.text)) is not None:
+            source.mark()
+            yield from source.space()
+            is_call = yield from source.accept("call:")
+            name = (yield from read_run(source, is_name_char)) if is_call else ""
+            if not name or (yield from source.peek()) != "{":
+                output.text(self.open + source.since_mark())
+                continue
+            output.start(name)
+            source.forget_mark()
+            if (yield from self._value(source, output)):
+                output.end()
+                yield from source.until((self.close,), discard)
+
+    def _value(self, source: TextSource, output: Output) -> Steps[bool]:
+        """Read a value and write it as JSON. Return False where it ends too early or is malformed."""
+        if (yield from source.accept(self.mark)):
+            return (yield from self._text(source, output))
+        for start, end in (("{", "}"), ("[", "]")):
+            if (yield from source.accept(start)):
+                return (yield from self._items(source, output, start, end))
+        text = yield from read_run(source, lambda char: char not in ",]}<")
+        if not text or not (yield from source.peek()):
+            return False
+        output.arguments(json_of_text(text.strip()))
+        return True
+
+    def _text(self, source: TextSource, output: Output) -> Steps[bool]:
+        output.arguments('"')
+        found = yield from source.until(
+            (self.mark,), lambda text: output.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+        )
+        output.arguments("" if found is None else '"')
+        return found is not None
+
+    def _items(self, source: TextSource, output: Output, start: str, end: str) -> Steps[bool]:
+        output.arguments(start)
+        between = ""
+        while True:
+            yield from source.space()
+            if (yield from source.accept(end)):
+                output.arguments(end)
+                return True
+            if between and not (yield from source.accept(",")):
+                return False
+            output.arguments(between)
+            between = ", "
+            yield from source.space()
+            if start == "{":
+                if (yield from source.accept(self.mark)):
+                    if not (yield from self._text(source, output)) or not (yield from source.accept(":")):
+                        return False
+                else:
+                    key: list[str] = []
+                    if (yield from source.until((":",), key.append)) is None:
+                        return False
+                    output.arguments(json.dumps("".join(key), ensure_ascii=False))
+                output.arguments(": ")
+                yield from source.space()
+            if not (yield from self._value(source, output)):
+                return False
+
+
 _START, _END = "<|python_start|>", "<|python_end|>"
 
 
@@ -234,20 +313,41 @@ def parse_pythonic(source: TextSource, output: Output, tools: Tools) -> Steps[No
     yield from source.space()
     yield from source.accept(_START)
     yield from source.space()
-    if (yield from source.accept("[")) and (yield from _call(source, output, tools)):
-        while True:
-            yield from source.space()
-            source.mark()
-            if not (yield from source.accept(",")) or not (yield from _call(source, output, tools)):
-                break
-        if not (yield from source.accept("]")):
-            output.text(source.since_mark())
-        source.forget_mark()
+    if (yield from _list(source, output, tools)):
         yield from source.space()
         yield from source.accept(_END)
     else:
         output.text(source.since_mark())
     yield from source.until((), output.text)
+
+
+LFM_START, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
+
+
+def parse_lfm(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    """LFM2's calls: a Python list between two tags, before or after other text."""
+    while (yield from source.until((LFM_START,), output.text)) is not None:
+        source.mark()
+        yield from source.space()
+        if (yield from _list(source, output, tools)):
+            yield from source.until((LFM_END,), discard)
+        else:
+            output.text(LFM_START + source.since_mark())
+
+
+def _list(source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
+    """Read a list of calls. Return False if the next text is not one."""
+    if not (yield from source.accept("[")) or not (yield from _call(source, output, tools)):
+        return False
+    while True:
+        yield from source.space()
+        source.mark()
+        if not (yield from source.accept(",")) or not (yield from _call(source, output, tools)):
+            break
+    if not (yield from source.accept("]")):
+        output.text(source.since_mark())
+    source.forget_mark()
+    return True
 
 
 def _call(source: TextSource, output: Output, tools: Tools) -> Steps[bool]:
@@ -309,3 +409,43 @@ def parse_harmony(source: TextSource, output: Output, tools: Tools) -> Steps[Non
         else:
             on_text = output.reasoning if _ANALYSIS.search(header) else output.text
             marker = yield from source.until(_ENDS, on_text)
+
+
+_TO = re.compile(r"\bto=(\S+)")
+MUSE_MARKERS = (_HARMONY_START, _MESSAGE, "<|eom|>", "<|eot|>")
+_ATEM = XmlCalls(
+    "<atem:function_calls>", "</atem:function_calls>", "<atem:invoke name=", "</atem:invoke>",
+    "<atem:parameter name=", "</atem:parameter>", framed=False,
+)  # fmt: skip
+
+
+def parse_muse(source: TextSource, output: Output, tools: Tools) -> Steps[None]:
+    """Muse Glimmer's responses: messages with a recipient, each with a header. A message to ``self`` is reasoning, one
+    to ``user`` content, any other one has calls."""
+    marker: str | None = _HARMONY_START
+    while marker is not None:
+        parts: list[str] = []
+        marker = yield from source.until((_MESSAGE,), parts.append)
+        header = "".join(parts)
+        if marker is None:
+            if "to=" not in header:
+                output.text(header)  # the model did not follow the format
+            return
+        found = _TO.search(header)
+        recipient = found[1] if found else "user"
+        ends = (_HARMONY_START, "<|eom|>", "<|eot|>")
+        if recipient in ("self", "user"):
+            marker = yield from source.until(ends, output.reasoning if recipient == "self" else output.text)
+        else:
+            calls = TextSource()
+            steps = _ATEM.parse(calls, output, tools)
+
+            def read(text: str, calls: TextSource = calls, steps: Steps[None] = steps) -> None:
+                calls.feed(text)
+                next(steps, None)
+
+            marker = yield from source.until(ends, read)
+            calls.end()
+            next(steps, None)
+        if marker is not None and marker != _HARMONY_START:
+            marker = yield from source.until((_HARMONY_START,), discard)

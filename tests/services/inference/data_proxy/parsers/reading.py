@@ -177,6 +177,24 @@ def _harmony(calls: Sequence[Call]) -> str:
     return "<|call|><|start|>assistant".join(each)
 
 
+def _gemma(calls: Sequence[Call]) -> str:
+    def value(item: Any) -> str:
+        if isinstance(item, str):
+            return f'<|"|>{item}<|"|>'
+        if isinstance(item, dict):
+            return "{" + ",".join(f"{key}:{value(each)}" for key, each in item.items()) + "}"
+        return "[" + ",".join(map(value, item)) + "]" if isinstance(item, list) else json.dumps(item)
+
+    return "".join(f"<|tool_call>call:{name}{value(arguments)}<tool_call|>" for name, arguments in calls)
+
+
+def _muse(calls: Sequence[Call]) -> str:
+    write = _xml("<atem:function_calls>", "</atem:function_calls>", '<atem:invoke name="%s">', "</atem:invoke>",
+                 '<atem:parameter name="%s">', False)  # fmt: skip
+    each = [f" to={name}<|message|>{write([(name, arguments)])}" for name, arguments in calls]
+    return "<|eom|><|start|>assistant".join(each).replace("</parameter>", "</atem:parameter>") + "<|eot|>"
+
+
 _QWEN_XML = ("<function=%s>", "</function>", "<parameter=%s>", True)
 _INVOKE = ('<invoke name="%s">', "</invoke>", '<parameter name="%s">', False)
 
@@ -197,6 +215,9 @@ WRITERS: dict[str, Any] = {
     "deepseek_v31": _deepseek_v31,
     "kimi_k2": _kimi,
     "gpt_oss": _harmony,
+    "gemma4": _gemma,
+    "lfm2": lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>",
+    "muse_glimmer": _muse,
 }
 OTHER_WRITERS: list[tuple[str, Any]] = [
     ("mistral", _mistral_named),

@@ -47,6 +47,8 @@ snippets = st.lists(
             "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<", "</", "<tool", "<|python_tag|>", "```json\n", "Hello",
             "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "a < b",
             '"name"', ":", "null", "é", "<|channel|>", "analysis", "<|message|>", "<|end|>", " to=functions.now",
+            "<|tool_call>", "call:now{", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>", " to=now",
+            "<|start|>", "<|eom|>", "<atem:function_calls>", '<atem:invoke name="now">', "</atem:invoke>",
         ]
     ),
     max_size=14,
@@ -104,4 +106,4 @@ def test_a_call_streams_before_it_is_whole(name: str, write: Any) -> None:
     text = write([("get_weather", {"days": 1, "city": "x" * 500})])
     begun = str(new_reader(name).push(text[:300]))
     assert "get_weather" in begun
-    assert name == "pythonic" or "xxxxxxxxxx" in begun  # there, literals are converted whole
+    assert name in ("pythonic", "lfm2") or "xxxxxxxxxx" in begun  # there, literals are converted whole

@@ -41,6 +41,9 @@ def test_unknown_reasoning_parser_says_what_was_meant() -> None:
         ("{{ '[TOOL_CALLS]' }}", "mistral"),
         ("<｜tool▁calls▁begin｜>...\\n```json\\n", "deepseek_v3"),
         ("<｜tool▁calls▁begin｜>...", "deepseek_v31"),
+        ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma4"),
+        ("{{- '<atem:invoke name=\"' + name + '\">' -}}", "muse_glimmer"),
+        ('{{- "<|tool_call_start|>[" + calls + "]<|tool_call_end|>" -}}', "lfm2"),
         ('Respond in the format {"name": function name, "parameters": dictionary', "llama3_json"),
     ],
 )
