@@ -32,7 +32,8 @@ COMMITS_VARIABLE = "AREAL_HUB_COMMITS"
 """Of a driver: the commits of ids (JSON) that the models of its job have, whatever their branches are at by now."""
 TOKENIZER_FILES: tuple[str, ...] = (
     *("tokeniz*", "*processor_config.json", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt"),
-    *("*.tiktoken", "*.model", "chat_template*", "config.json", "generation_config.json"),
+    *("*.tiktoken", "*.model", "chat_template*", "additional_chat_templates/*", "config.json"),
+    "generation_config.json",
 )
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -181,10 +181,13 @@ class Chat:
             opened = after
             for index in group:
                 opened = opened.replaced(index, {**opened.messages[index], "reasoning_content": _THOUGHT})
-            found = self.template.plain(opened, True, **variables).split(_THOUGHT)
-            if len(found) <= len(pieces):  # the template writes none of them
+            try:
+                found = self.template.plain(opened, True, **variables).split(_THOUGHT)
+            except ConversationError:  # of one of them: gpt-oss takes no reasoning beside a content and a call
+                found = []
+            if found and len(found) <= len(pieces):  # the template writes none of them
                 continue
-            if _end_of(found[:-1], recorded) is not None:
+            if found and _end_of(found[:-1], recorded) is not None:
                 after, pieces = opened, found
             elif len(group) > 1:
                 half = len(group) // 2

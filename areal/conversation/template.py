@@ -173,10 +173,14 @@ class Template:
             with contextlib.suppress(ConversationError):  # one by one, they may be taken
                 marked = render(Conversation(tuple(messages), conversation.tools))
         for number, (index, name, replace) in enumerate(open_ones):
-            if _mark(number) in marked:
+            if _mark(number) in marked or self._drops_as_thought(conversation.messages[index], name):
                 continue
             if text == render(conversation.replaced(index, replace(conversation.messages[index], PROBE))):
                 raise ConversationError(f"messages[{index}].{name}", "has no place in the chat template")
+
+    def _drops_as_thought(self, message: Mapping[str, Any], name: str) -> bool:
+        """Whether the template takes a content beside calls for a thought, and writes it in the last turn only."""
+        return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
 
     def _shows(self, kind: str) -> bool:
         """Whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""

@@ -295,8 +295,8 @@ class GenerationRequest:
 
 def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, parsers: Parsers) -> GenerationRequest:
     """Read a request for a chat completion. Raises 400 naming the field."""
-    chat = codec.chat
-    if chat is None:
+    chat, tool_chat = codec.chat, codec.tool_chat
+    if chat is None or tool_chat is None:
         message = "this model has no chat template: use /v1/completions, or give the model one"
         raise bad_request(message, param="messages", code="no_chat_template")
     fields.refuse(_NOT_IN_CHAT)
@@ -309,7 +309,8 @@ def read_chat(fields: Fields, codec: TextCodec, capabilities: Capabilities, pars
         raise unsupported("modalities", "the model writes text only")
     client_messages = with_function_calls(fields.take("messages"))
     conversation = read_conversation(client_messages)
-    tools = read_tool_use(fields, chat.template, parsers, capabilities)
+    tools = read_tool_use(fields, tool_chat.template, parsers, capabilities)
+    chat = tool_chat if tools.shown else chat
     continued = _continues_last_message(fields, conversation.messages, forced=bool(tools.primer))
     variables = _template_variables(fields, chat.template)
     parsing = ResponseParsing(None if continued else parsers.reasoning, tools)

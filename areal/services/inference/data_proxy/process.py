@@ -91,7 +91,7 @@ def _token_engine(config: DataProxyConfig) -> Build:
         raise UsageFault(f"--engine {config.engine} needs --tokenizer-path")
     report_stage("reading the tokenizer")
     codec = load_codec(config.tokenizer_path, config.chat_template)
-    template = codec.chat.template.source if codec.chat is not None else None
+    template = codec.tool_chat.template.source if codec.tool_chat is not None else None
     parsers = load_parsers(config.tool_call_parser, config.reasoning_parser, template)
 
     @contextlib.asynccontextmanager

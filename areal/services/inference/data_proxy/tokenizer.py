@@ -257,7 +257,9 @@ class _Bound:
 
 
 class TextCodec:
-    """Converts text to token ids and back for one model. Immutable; its methods may be called from any thread."""
+    """Converts text to token ids and back for one model. Immutable; its methods may be called from any thread.
+
+    ``tool_chat``: the chat of conversations with tools, for which some models have another template."""
 
     def __init__(
         self,
@@ -267,6 +269,7 @@ class TextCodec:
         end_ids: Sequence[int],
         max_positions: int | None,
         vocab_size: int = 0,
+        tool_template: Template | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self.max_positions = max_positions
@@ -279,9 +282,12 @@ class TextCodec:
             lambda token_id: b"" if token_id in self._special else self._bytes_of(token_id)
         )
         self.chat = self._chat(template, end_ids, frozenset(added)) if template is not None else None
+        self.tool_chat = self._chat(tool_template, end_ids, frozenset(added)) if tool_template else self.chat
+        self.end_ids = frozenset(end_ids)
         try:
             with _AT_LOAD.used():
-                self.end_ids = frozenset(end_ids) if self.chat is None else self.chat.end_ids
+                for chat in filter(None, (self.chat, self.tool_chat)):
+                    self.end_ids |= chat.end_ids
         except TakesLonger as error:
             raise UsageFault(f"the chat template is refused: for two short messages, {error}") from error
         self.sorted_end_ids = tuple(sorted(self.end_ids))
@@ -447,7 +453,8 @@ def load_codec(folder: str, chat_template_file: str | None = None) -> TextCodec:
     model = _read_json(root / "config.json")
     return TextCodec(
         tokenizer,
-        template=_template(root, config, chat_template_file),
+        template=_template(_template_source(root, config, chat_template_file), config),
+        tool_template=_template(_tool_source(root, config), config) if chat_template_file is None else None,
         end_ids=_end_ids(tokenizer, config, model, _read_json(root / "generation_config.json")),
         max_positions=model.get("max_position_embeddings"),
         vocab_size=model.get("vocab_size", 0),
@@ -464,8 +471,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _template(root: Path, config: dict[str, Any], given: str | None) -> Template | None:
-    source = _template_source(root, config, given)
+def _template(source: str | None, config: dict[str, Any]) -> Template | None:
     if source is None:
         return None
     try:
@@ -483,10 +489,22 @@ def _template_source(root: Path, config: dict[str, Any], given: str | None) -> s
         if given is not None:
             raise UsageFault(f"cannot read the chat template {given}: {error.strerror}") from error
     source = config.get("chat_template") or _read_json(root / "chat_template.json").get("chat_template")
-    if isinstance(source, list):  # several by name; the one for plain chats is called default
-        named = {item.get("name"): item.get("template") for item in source if isinstance(item, dict)}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+    return _named(source, "default") if isinstance(source, list) else source if isinstance(source, str) else None
+
+
+def _named(sources: list[Any], name: str) -> str | None:
+    """One of several templates by name; the one for plain chats is called default."""
+    found = {item.get("name"): item.get("template") for item in sources if isinstance(item, dict)}.get(name)
+    return found if isinstance(found, str) else None
+
+
+def _tool_source(root: Path, config: dict[str, Any]) -> str | None:
+    """The template for chats with tools, if the model has one of its own."""
+    if (root / "chat_template.jinja").is_file():
+        file = root / "additional_chat_templates" / "tool_use.jinja"
+        return file.read_text(encoding="utf-8") if file.is_file() else None
+    source = config.get("chat_template")
+    return _named(source, "tool_use") if isinstance(source, list) else None
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:

@@ -231,6 +231,21 @@ def test_call_of_ours_that_was_cut_is_accepted_for_as_long_as_the_conversation_l
         assert "weather" in text.partition("Oslo?")[2] and "Berge" in text
 
 
+def test_content_of_ours_beside_a_call_is_accepted_after_the_response(talk: Begin) -> None:
+    session = talk(families()["gptoss"], more={"tools": TOOLS})
+    said = session.say(
+        "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant"
+        '<|channel|>commentary to=functions.weather json<|message|>{"city": "Oslo"}<|call|>',
+        user("Oslo?"),
+    )
+    assert said["content"] == "Let me look."
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "rain"}
+    session.say("<|channel|>final<|message|>Rain.<|return|>", result)
+    session.say("<|channel|>final<|message|>Dry.<|return|>", user("Rome?"))
+    *_, before, last = session.texts()
+    assert "Let me look." in before and "Let me look." not in last  # the template takes it for a thought
+
+
 @pytest.mark.parametrize("arguments", ["", " ", "null", "{}", {}, None])
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "llama3_1", "gptoss"])
 def test_arguments_that_are_blank_or_null_are_none(talk: Begin, name: str, arguments: object) -> None:

@@ -74,10 +74,12 @@ def served(loop: asyncio.AbstractEventLoop, config: DataProxyConfig, engine: Pro
 
 def sampled_as(chat: Chat, prompt: str, known: list[dict[str, Any]], message: dict[str, Any], tools: Any) -> str:
     """The text of a response after this prompt, as the template writes it; where it does not, thought and content."""
-    try:
-        whole = chat.template.plain(normalise([*known, message], tools))
-    except ConversationError:
-        whole = ""
+    unthought = {name: value for name, value in message.items() if name != "reasoning_content"}
+    whole = ""
+    for form in (message, unthought):
+        if not whole.startswith(prompt):
+            with contextlib.suppress(ConversationError):
+                whole = chat.template.plain(normalise([*known, form], tools))
     ends = [chat.decode([token]) for token in chat.turn_ends("tool_calls" in message)]
     if not whole.startswith(prompt):
         thought = f"{THOUGHT}\n</think>\n\n" if prompt.endswith("<think>\n") else ""

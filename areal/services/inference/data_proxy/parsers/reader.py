@@ -273,16 +273,18 @@ class ReasoningFormat:
     whether the chat template has written the start marker already, or the model writes it.
 
     ``always``: a response begins with reasoning, with the start marker or without, unless the prompt has closed it.
-    ``breaks``: other markers that end reasoning; they belong to the text after it."""
+    ``breaks``: other markers that end reasoning; they belong to the text after it. ``special``: tokens within
+    ``start``."""
 
     start: str
     end: str
     always: bool = False
     breaks: tuple[str, ...] = ()
+    special: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
-        return self.start, self.end
+        return self.start, self.end, *self.special
 
     def opened_by(self, prompt_tail: str) -> bool:
         """Whether a response to a prompt with this end begins within reasoning."""

@@ -191,7 +191,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
     "deepseek_v3": ReasoningFormat("<think>", "</think>"),
     "glm45": ReasoningFormat("<think>", "</think>", breaks=("<tool_call>",)),
     "kimi_k2": ReasoningFormat("<think>", "</think>", breaks=(KIMI.begin,)),
-    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", breaks=(_GEMMA.open,)),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", breaks=(_GEMMA.open,), special=("<|channel>",)),
     "kimi": ReasoningFormat("◁think▷", "◁/think▷"),
     "minimax_m2": ReasoningFormat("<think>", "</think>", always=True),
     "step3": ReasoningFormat("<think>", "</think>", always=True),

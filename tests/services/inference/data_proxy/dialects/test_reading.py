@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,23 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from areal.conversation import Template
+from areal.dataset.tokenizers import prompt_tokens
 from areal.errors import UsageFault
 from areal.services.dialects import CallArguments, CallStart, Content
 from areal.services.http.errors import ApiError
 from areal.services.inference.data_proxy.fields import Fields
 from areal.services.inference.data_proxy.generation import Choice
-from areal.services.inference.data_proxy.openai import Parsers, ResponseParsing, ToolUse, load_parsers, read_tool_use
-from areal.services.inference.data_proxy.tokenizer import TextCodec
+from areal.services.inference.data_proxy.openai import (
+    Parsers,
+    ResponseParsing,
+    ToolUse,
+    load_parsers,
+    read_chat,
+    read_tool_use,
+)
+from areal.services.inference.data_proxy.tokenizer import TextCodec, load_codec
 from areal.services.inference.engines.base import Capabilities, EngineDelta, FinishReason
+from tests.conversation.families import families
 from tests.services.inference.data_proxy.dialects.talks import TEMPLATE
 
 TOOLS: list[dict[str, Any]] = [
@@ -42,6 +52,36 @@ def test_parsers_by_name() -> None:
     parsers = load_parsers("qwen", "deepseek-r1", None)
     assert parsers.tools is not None and parsers.tools.name == "hermes"
     assert parsers.reasoning is not None and parsers.reasoning.always
+
+
+PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
+WITH_TOOLS = "{{ tools | tojson }}<tool_call>" + PLAIN
+
+
+@pytest.mark.parametrize("is_list", [True, False], ids=["tokenizer_config.json", "additional_chat_templates"])
+def test_chats_with_tools_have_the_template_of_that_name(tmp_path: Path, is_list: bool) -> None:
+    from transformers import AutoTokenizer
+
+    folder = families()["qwen3"].write_folder(tmp_path / "model")
+    if is_list:
+        (folder / "chat_template.jinja").unlink()
+        templates = [{"name": name, "template": text} for name, text in (("default", PLAIN), ("tool_use", WITH_TOOLS))]
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": templates}))
+    else:
+        (folder / "chat_template.jinja").write_text(PLAIN)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
+    codec, tokenizer = load_codec(str(folder)), AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": "a"}]
+    for tools in ([], TOOLS):
+        parsers = load_parsers(None, None, WITH_TOOLS)
+        read = read_chat(Fields({"messages": messages, "tools": tools}), codec, Capabilities(), parsers)
+        wanted = tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+        )
+        assert read.chat is not None and read.chat.text() == wanted
+        assert prompt_tokens(tokenizer, messages, tools) == read.chat.token_ids(None, None)
 
 
 def test_parsers_without_names_are_as_the_template_shows() -> None:
