@@ -132,11 +132,11 @@ class Chat:
         if after.messages[count]["role"] != "assistant":
             return Branch("the message after the prompt is not the assistant's")
         text, whole = self.decode(recorded), self.template.render(after, True, **variables)
-        rest = _rest([whole], text)
+        rest = _rest([whole], text, ())
         if rest is None and reasoning:
             rest = self._rest_around_thoughts(text, after, count, variables)
         if rest is None:  # tokenizers that change a text
-            rest = _rest([self.decode(self.encode(whole))], text)
+            rest = _rest([self.decode(self.encode(whole))], text, ())
         if rest is None:
             return Branch(_difference(whole, text))
         added = self.encode_after(rest)
@@ -149,7 +149,7 @@ class Chat:
     ) -> str | None:
         """Return what follows the recorded text in that of ``after``, if they differ in thoughts alone."""
         opened, pieces = self._around_thoughts(recorded, after, count, variables)
-        rest = _rest(pieces, recorded)
+        rest = _rest(pieces, recorded, self._end_texts)
         if rest is None:
             return None
         # Equal answers look alike: what is added comes after the message that the last one answers.
@@ -187,12 +187,16 @@ class Chat:
                 found = []
             if found and len(found) <= len(pieces):  # the template writes none of them
                 continue
-            if found and _end_of(found[:-1], recorded) is not None:
+            if found and _end_of(found[:-1], recorded, self._end_texts) is not None:
                 after, pieces = opened, found
             elif len(group) > 1:
                 half = len(group) // 2
                 waiting += (group[half:], group[:half])
         return after, [""] if waiting else pieces
+
+    @cached_property
+    def _end_texts(self) -> tuple[str, ...]:
+        return tuple(self.decode([token]) for token in sorted(self.end_ids))
 
     def encode_after(self, text: str) -> list[int]:
         """Return the tokens of a text that comes after other text: some tokenizers write the first word of a text
@@ -205,29 +209,35 @@ class Chat:
         return rest if first == anchor and self.decode([anchor, *rest]) == start + text else ids
 
 
-def _end_of(pieces: Sequence[str], text: str) -> int | None:
+def _end_of(pieces: Sequence[str], text: str, ends: Sequence[str]) -> int | None:
     """Where the last of these pieces ends in the text, which begins with the first. White space where two pieces meet
-    may differ."""
+    may differ. Between two pieces is a thought, in which no turn ends."""
     first = pieces[0].rstrip()
     if not text.startswith(first):
         return None
     end = len(first)
     for piece in pieces[1:]:
         at = text.find(piece.strip(), end)
-        if at < 0:
+        if at < 0 or _has_any(text[end:at], ends):
             return None
         end = at + len(piece.strip())
     return end
 
 
-def _rest(pieces: Sequence[str], text: str) -> str | None:
+def _has_any(text: str, parts: Sequence[str]) -> bool:
+    return any(part in text for part in parts)
+
+
+def _rest(pieces: Sequence[str], text: str, ends: Sequence[str]) -> str | None:
     """What follows ``text`` in the pieces, between which it has text of its own. None if it does not fit."""
     *others, last = pieces
     if not others:
         return last[len(text) :] if last.startswith(text) else None
-    at, last = _end_of(others, text), last.lstrip()
+    at, last = _end_of(others, text, ends), last.lstrip()
     shared = 0 if at is None else _overlap(text[at:], last)
-    return last[shared:] if shared >= min(_SHORTEST_OVERLAP, len(last)) else None
+    if shared < min(_SHORTEST_OVERLAP, len(last)) or _has_any(text[at : len(text) - shared], ends):
+        return None
+    return last[shared:]
 
 
 def _overlap(text: str, start: str) -> int:

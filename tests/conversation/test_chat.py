@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal.conversation import Branch, Chat, ConversationError, normalise
@@ -95,6 +95,40 @@ def test_continuation_repeats_no_turn_where_two_answers_are_alike() -> None:
     assert not isinstance(kept, Branch) and decode(kept) == FOLLOWING.replace("Oslo?", "Rome?")
     found = made.continuation([*recorded, *encode(thought)], normalise(third[:3]), normalise(third))
     assert isinstance(found, Branch)
+
+
+_PIECES = st.lists(st.sampled_from(["a", "b", "Dry.", " ", "\n", "<think>", "user", "Oslo?"]), max_size=4).map("".join)
+_TURNS = st.lists(st.tuples(_PIECES, st.none() | _PIECES.filter(str.strip), _PIECES), min_size=1, max_size=4)
+
+
+@pytest.mark.parametrize("source", [CHATML, FORGETFUL])
+@given(turns=_TURNS)
+@settings(deadline=None)
+def test_continuation_holds_each_turn_once_whatever_thoughts_and_texts_are_alike(
+    source: str, turns: list[tuple[str, str | None, str]]
+) -> None:
+    made = chat(source)
+    sent: list[dict[str, Any]] = []
+    full: list[dict[str, Any]] = []
+    recorded: list[int] | None = None
+    for question, thought, answer in turns:
+        before = normalise(sent) if sent else None
+        for each in (sent, full):
+            each.append({"role": "user", "content": question})
+        after = normalise(sent)
+        prompt = made.prompt(after)
+        if recorded is not None and before is not None:
+            found = made.continuation(recorded, before.head(len(sent) - 2), after)
+            if not isinstance(found, Branch):
+                prompt = [*recorded, *found]
+                assert "".join(decode(prompt).split()) == "".join(made.template.render(normalise(full), True).split())
+        kept = {} if thought is None else {"reasoning_content": thought}
+        sent.append({"role": "assistant", "content": answer})
+        full.append({"role": "assistant", "content": answer, **kept})
+        opened = (
+            f"<think>{thought}</think>" if source == FORGETFUL else f"<think>\n{(thought or '').strip()}\n</think>\n\n"
+        )
+        recorded = [*prompt, *encode(("" if thought is None else opened) + answer + "<|im_end|>")]
 
 
 def test_continuation_without_a_reasoning_parser_has_no_exception() -> None:

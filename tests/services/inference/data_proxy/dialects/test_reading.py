@@ -72,7 +72,8 @@ def test_chats_with_tools_have_the_template_of_that_name(tmp_path: Path, is_list
         (folder / "chat_template.jinja").write_text(PLAIN)
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text(WITH_TOOLS)
-    codec, tokenizer = load_codec(str(folder)), AutoTokenizer.from_pretrained(folder)
+    codec = load_codec(str(folder))
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     messages = [{"role": "user", "content": "a"}]
     for tools in ([], TOOLS):
         parsers = load_parsers(None, None, WITH_TOOLS)
