@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from areal.conversation import RESERVED, Chat, ConversationError, Template, normalise
 from areal.errors import NotFound, UsageFault
@@ -72,7 +72,7 @@ def chat_of(tokenizer: Any, with_tools: bool = False) -> Chat:
     return chats[source]
 
 
-_CHATS: WeakKeyDictionary[Any, dict[str, Chat]] = WeakKeyDictionary()
+_CHATS: weakref.WeakKeyDictionary[Any, dict[str, Chat]] = weakref.WeakKeyDictionary()
 
 
 def template_variables(chat: Chat, given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -111,9 +111,11 @@ _Conversions = tuple[Callable[[str], Sequence[int]], Callable[[Sequence[int]], s
 
 
 def _conversions(tokenizer: Any) -> _Conversions:
+    """Those of a slow tokenizer, which must be alive: ``_CHATS`` does not keep it."""
+    own: Callable[[], Any] = weakref.ref(tokenizer)
     return (
-        lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
-        lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
+        lambda text: list(own().encode(text, add_special_tokens=False)),
+        lambda ids: str(own().decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
     )
 
 

@@ -268,10 +268,16 @@ def test_variables_that_the_chat_template_does_not_read_are_refused(tmp_path: Pa
         prompt_ids(tokenizers("qwen2_5"), {"messages": [USER], "chat_template_kwargs": {"enable_thinking": False}})
 
 
-def test_tokenizer_is_freed_with_its_chat(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_tokenizer_is_freed_with_its_chat(tmp_path: Path, is_fast: bool) -> None:
+    from transformers import AutoTokenizer, ByT5Tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(families()["qwen3"].write_folder(tmp_path))
+    tokenizer: Any
+    if is_fast:
+        tokenizer = AutoTokenizer.from_pretrained(families()["qwen3"].write_folder(tmp_path))
+    else:
+        tokenizer = ByT5Tokenizer(chat_template=families()["qwen2_5"].source)
+    assert tokenizer.is_fast == is_fast
     assert prompt_tokens(tokenizer, [USER])
     freed = weakref.ref(tokenizer)
     del tokenizer
