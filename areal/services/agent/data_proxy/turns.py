@@ -34,7 +34,14 @@ from areal.services.agent.data_proxy.journal import (
     TurnEntry,
     TurnRequestKey,
 )
-from areal.services.agent.data_proxy.worker import PairWorker, Transcript, TurnFailed, event_line, last_event
+from areal.services.agent.data_proxy.worker import (
+    ALL_EVENTS,
+    PairWorker,
+    Transcript,
+    TurnFailed,
+    event_line,
+    last_event,
+)
 from areal.services.http.errors import ApiError
 from areal.services.http.messages import Request, StreamingResponse
 from areal.services.http.service import Metrics
@@ -50,8 +57,7 @@ _OWN_EVENTS = (_OWN_STREAM, b'{"type":"data"')
 _LINE_SLACK = 64 * 1024
 _MOST_BEHIND = 4 * 1024 * 1024  # bytes that a caller may lag behind the others of its turn
 _HELD_BYTES = 64 * 1024
-_MOST_OWN_BYTES = 4 * 1024 * 1024  # of the agent's own stream, for retries
-_MOST_SAID_BYTES = 4 * 1024 * 1024  # of a running turn's events, for retries that join it
+_MOST_SAID_BYTES = 4 * 1024 * 1024  # of a turn's events, for retries that join it, or that get its own stream
 
 
 # -- queues
@@ -121,8 +127,8 @@ class TurnCaller:
 class SessionTurn:
     """A turn that waits or runs. ``last``: its last event, set before ``ended``. ``recorded``: its journal entry, None
     if it could not be written. ``aborted``: the reason to end it early. ``writing``: it waits for slow callers.
-    ``own_events``: the events of the agent's own stream, if a request has an Idempotency-Key; ``said``: all events so
-    far then, None if they are too many."""
+    ``said``: all events so far, if a request has an Idempotency-Key; None if they are too many. ``has_own``: some are
+    of the agent's own stream."""
 
     run_id: str
     mode: QueueMode
@@ -131,8 +137,7 @@ class SessionTurn:
     aborted: TurnFailed | None = None
     interruptible: bool = False
     writing: bool = False
-    own_events: list[bytes] = field(default_factory=list)
-    own_bytes: int = 0
+    has_own: bool = False
     said: list[bytes] | None = field(default_factory=list)
     said_bytes: int = 0
     recorded: TurnEntry | None = None
@@ -153,26 +158,21 @@ class SessionTurn:
         return next((each.inference for each in reversed(self.messages) if each.inference is not None), None)
 
     def keep(self, events: Iterable[bytes]) -> None:
-        """Keep events for retries: of the agent's own stream up to ``_MOST_OWN_BYTES``, of all those so far up to
-        ``_MOST_SAID_BYTES``."""
+        """Keep events for retries, up to ``_MOST_SAID_BYTES``."""
         for event in events:
-            if event.startswith(_OWN_EVENTS):
-                self.own_events.append(event)
-                self.own_bytes += len(event)
+            self.has_own = self.has_own or event.startswith(_OWN_EVENTS)
             if self.said is not None:
                 self.said.append(event)
                 self.said_bytes += len(event)
-        if self.own_bytes > _MOST_OWN_BYTES:
-            self.own_events.clear()
         if self.said_bytes > _MOST_SAID_BYTES:
             self.said = None
 
     @property
     def stream(self) -> bytes | None:
-        """The events of the agent's own stream for the turn's record."""
-        if not self.own_bytes:
+        """The events for the record of a turn with an own stream of its agent; empty if they are too many."""
+        if not self.has_own:
             return None
-        return b"".join(event + b"\n" for event in self.own_events) if self.own_bytes <= _MOST_OWN_BYTES else b""
+        return b"".join(event + b"\n" for event in (ALL_EVENTS, *self.said)) if self.said is not None else b""
 
     @property
     def requests(self) -> list[TurnRequestKey]:

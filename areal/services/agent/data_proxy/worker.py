@@ -152,9 +152,13 @@ def event_line(**event: Any) -> bytes:
     return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
 
 
+ALL_EVENTS = b'{"type":"all"}'
+"""The first line of a recorded stream with every event of its turn; older ones have those of the own stream alone."""
+
+
 def recorded_events(turn: TurnEntry) -> bytes:
-    """The events after ``accepted`` of a recorded turn. Of its deltas, only the text beside tool calls is kept. They
-    begin with ``stream_lost`` where the agent's own stream was too long to be kept."""
+    """The events after ``accepted`` of a recorded turn: all where its agent had a stream of its own, else of its
+    deltas only the text beside tool calls. They begin with ``stream_lost`` where that stream was too long to keep."""
     summary, names = "", dict[str, str]()
     events: list[dict[str, Any]] = [{"type": "stream_lost"}] if turn.stream == b"" else []
     for message in orjson.loads(turn.messages):
@@ -177,7 +181,10 @@ def recorded_events(turn: TurnEntry) -> bytes:
     else:
         events.append({"type": "failed", "failure": turn.outcome, "error": turn.error})
     *before, last = (event_line(**event) for event in events)
-    return b"".join((*before, turn.stream or b"", last))
+    stream = turn.stream or b""
+    if stream.startswith(ALL_EVENTS):
+        return stream.removeprefix(ALL_EVENTS + b"\n") + last
+    return b"".join((*before, stream, last))
 
 
 def last_event(line: bytes, transcript: Transcript) -> dict[str, Any] | TurnFailed | None:

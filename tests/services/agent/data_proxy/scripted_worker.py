@@ -93,7 +93,11 @@ class ScriptedWorker:
             case "cut":
                 yield b'{"type": "delta", "te'
                 return
-            case "stream":
+            case "stream" | "speak":
+                if message.startswith("speak"):
+                    yield {"type": "delta", "text": "before"}
+                    yield {"type": "tool_call", "id": "call-s", "name": "s", "arguments": "{}"}
+                    yield {"type": "tool_result", "id": "call-s", "name": "s", "result": "r"}
                 yield {"type": "response", "status": 200, "headers": {"Content-Type": "text/plain"}}
                 yield {"type": "data", "data": base64.b64encode(b"own").decode()}
                 if len(message.split()) > 1:

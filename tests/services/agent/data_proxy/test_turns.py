@@ -285,6 +285,14 @@ def test_retry_of_the_agents_own_stream_has_it(pair: Pair) -> None:
     assert pair.turn(session, "stream 1000", idempotency_key="k") == first
 
 
+def test_retry_of_deltas_and_calls_before_an_own_stream_has_all_of_them_in_order(pair: Pair) -> None:
+    session = pair.start()
+    first = pair.turn(session, "speak", idempotency_key="k")
+    assert kinds(first) == ["accepted", "delta", "tool_call", "tool_result", "response", "data", "complete"]
+    assert pair.turn(session, "speak", idempotency_key="k") == first
+    assert len(pair.calls(session)) == 1
+
+
 def test_retry_of_a_stream_that_is_too_long_to_keep_says_so(pair: Pair) -> None:
     session = pair.start()
     assert pair.turn(session, "stream 5000", idempotency_key="k")[-1]["type"] == "complete"
