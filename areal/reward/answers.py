@@ -194,8 +194,14 @@ def same_expression(answer: str, right: str) -> bool:
     (choice, answer_rest), (wanted, right_rest) = choice_of(answer), choice_of(right)
     if choice and wanted and (choice != wanted or not answer_rest or not right_rest):
         return choice == wanted
-    pairs = {(answer, right), (answer_rest, right_rest)}
+    pairs = {(answer, right), (answer_rest, right_rest), (_in_24_hours(answer), _in_24_hours(right))}
+    if "_" not in right:  # a base that the reference leaves out
+        pairs.add((re.sub(r"(?<=\d)_\{?\d+\}?\s*\Z", "", answer), right))
     return any(same(read(one), read(other)) for one, other in pairs if one and other)
+
+
+def _in_24_hours(text: str) -> str:
+    return re.sub(r"\b(0?[1-9]|1[01]):(\d\d)\s*«pm»", lambda each: f"{int(each[1]) + 12}:{each[2]}", normal(text))
 
 
 _LABEL = re.compile(
@@ -212,7 +218,7 @@ def choice_of(text: str) -> tuple[str, str]:
     plain = re.sub(r"\A\s*\{([^{}]*)\}", r"\1", plain).strip()
     label = _LABEL.match(plain)
     rest = plain[label.end() :].strip() if label else ""
-    if label is None or re.match(r"[,;/&+*^=<>-]|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):
+    if label is None or re.match(r"[,;/&+*^=<>]|-(?!\s*[\d\\.])|or\b|and\b|\(?[A-J]\)?(?:\W|\Z)", rest):
         letters = re.findall("[A-J]", plain) if _LETTERS.fullmatch(plain) else []
         return "".join(letters if plain.isalpha() else sorted(letters)), "" if letters else text
     return (label[1] or label[2] or label[3]).upper(), rest

@@ -83,6 +83,16 @@ _WORDS = re.compile(
 _IDLE = re.compile(
     r"the|an?|of|is|are|was|has|have|answer|final|approx(?:imately)?|about|total|units?|each|on|in|at|exact(?:ly)?|solution"
 )
+_SIZES = {  # in the first unit of each line
+    unit: (line, Fraction(size))
+    for line in (
+        "mm=1 cm=10 m=1000 km=1000000",
+        "mg=1 g=1000 kg=1000000",
+        "s=1 min=60 h=3600 day=86400 week=604800",
+        "cent=1 dollar=100",
+    )
+    for unit, size in re.findall(r"(\w+)=(\d+)", line)
+}
 _METRIC = re.compile(r"(kilo|centi|milli)?(m)et(?:er|re)s?|(kilo|centi|milli)?(g)rams?|(milli)?(l)it(?:er|re)s?")
 _TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 
@@ -211,7 +221,7 @@ def _quantity(text: str) -> Quantity:
     sign = "%" if "%" in formula else "°" if "°" in formula and not _TRIGONOMETRY.search(formula) else ""
     if not sign:
         formula = re.sub(r"(\d+(?:\.\d+)?|\.\d+)\s*°", r"\\frac{\1\\pi}{180}", formula)
-    formula = re.sub(r"[%°]|\(\s*\)", "", formula)
+    formula = re.sub(r"[%°]|/?\s*\((?:\s|\\cdot)*\)", "", formula)
     formula = re.sub(r"^[\s.,:()/-]*\s(?=[-+]?[\d.({\\A-Za-z])|(?:[\s.,:/*(]|\\cdot)+$", "", formula).strip()
     if joined and not re.search(r"[\dA-Za-z]", formula):
         formula = ""
@@ -307,7 +317,8 @@ def _same_group(answer: Group, right: Group) -> bool:
         return False
     if names or others or brackets & _ORDERED:
         return len(first) == len(second) and all(map(same, first, second))
-    if len(brackets) > 1 and any("\\" in each for each in brackets):
+    is_inequality = [isinstance(each, Relation) and not each.values for each in first]
+    if len(brackets) > 1 and (any("\\" in each for each in brackets) or any(is_inequality)):  # and is not or
         return False
     for item in first:
         place = next((i for i, each in enumerate(second) if same(item, each)), None)
@@ -364,12 +375,22 @@ def _words_agree(answer: Quantity, right: Quantity) -> bool:
     return not wanted or not found or found <= wanted or (wanted <= found and not chosen[0] - wanted)
 
 
+def _without_spaces(text: str) -> str:
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
+
+
 def _same_quantity(answer: Quantity, right: Quantity) -> bool:
-    if re.sub(r"\s", "", answer.text) == re.sub(r"\s", "", right.text):
+    if _without_spaces(answer.text) == _without_spaces(right.text):
         return True
     if not answer.formula or not right.formula:
         one, other = (re.sub(r"[^a-z0-9]", "", each.text.casefold()) for each in (answer, right))
         return not answer.formula and not right.formula and (one == other != "" or answer.words == right.words != ())
+    sizes = [_SIZES.get(each.words[0]) if len(each.words) == 1 else None for each in (answer, right)]
+    if sizes[0] and sizes[1] and sizes[0][0] == sizes[1][0]:
+        factor = sizes[0][1] / sizes[1][1]
+        return _same_formula(
+            rf"({answer.formula})\cdot\frac{{{factor.numerator}}}{{{factor.denominator}}}", right.formula
+        )
     return _words_agree(answer, right) and _same_values(answer, right)
 
 
@@ -408,7 +429,8 @@ def _same_formula(answer: str, right: str, tolerance: Fraction | None = None) ->
 def _unknown(node: Node) -> str:
     """The unknown of an inequality that stands alone on one of its sides; "" if none or more than one does."""
     sides = node.sides if isinstance(node, Relation) else ()
-    found = {side for side in sides if re.fullmatch(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?", side)}
+    found = {side for side in sides if re.fullmatch(r"\\?[A-Za-z]+(?:_\{?\w+\}?)?|\|\w\|", side)}
+    found = {side.strip("|") for side in found}
     return found.pop() if len(found) == 1 else ""
 
 

@@ -67,7 +67,7 @@ def solved(sides: tuple[str, ...], operators: tuple[str, ...], is_condition: boo
     result = sympy.Reals
     try:
         for left, operator, right in zip(values, operators, values[1:], strict=False):
-            if not is_condition and alone not in (left, right):
+            if not is_condition and not {alone, sympy.Abs(alone)} & {left, right}:
                 return None
             result &= kinds[operator](left.subs(unknown), right.subs(unknown)).as_set()
         return result
@@ -104,7 +104,7 @@ def _points(*expressions: Any) -> list[dict[Any, Any]]:
 
     symbols = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
     return [
-        {symbol: sympy.Rational(sign * (11 + 4 * i + 3 * start), 7 + 2 * i) for i, symbol in enumerate(symbols)}
+        {symbol: sympy.Rational(sign * (13 + 5 * i + 3 * start), 7 + 2 * i) for i, symbol in enumerate(symbols)}
         for start, sign in ((0, 1), (2, 1), (5, 1), (1, -1), (4, -1))
     ][: 5 if symbols else 1]
 

@@ -22,7 +22,7 @@ UNITS: dict[str, str] = dict(
         """inch=in inches=in foot=ft feet=ft second=s sec=s minute=min hour=h hr=h pound=lb yard=yd mile=mi ounce=oz
         sq=square newton=N joule=J ml=mL losses=loss jan=january feb=february mar=march apr=april jun=june jul=july
         aug=august sep=september sept=september oct=october nov=november dec=december
-        mon=monday tue=tuesday wed=wednesday thu=thursday fri=friday sat=saturday sun=sunday""",
+        mole=mol mon=monday tue=tuesday wed=wednesday thu=thursday fri=friday sat=saturday sun=sunday""",
     )
 )
 
@@ -45,7 +45,7 @@ _TABLE = r"""
 (?<=\d)\*\*(?=\d) => ^
 \*\*|(?<!\w)__|__(?!\w) =>
 \\({{commands}})\> => @command
-\\\$|[€£¥₹]|\\(?:euro|pounds|yen|textdollar)\> =>
+[€£¥₹]|\\(?:euro|pounds|yen|textdollar)\> =>
 \\?%|\\text\w*\{\s*(?:percent|\\?%)\s*\}|\\?\bpercent(?:age)?\b => %
 \^?\s*\{\s*\^?\s*\\(?:circ|degree)\s*\}|\^?\s*\\(?:circ|degree)\>|\\text\w*\{\s*degrees?\s*\}|\bdegrees?\b => °
 \\leq?(?:slant)?\>|<=|=< => \\le@
@@ -70,7 +70,13 @@ _TABLE = r"""
 (?<![\\A-Za-z«])({{functions}})(?=[\s(_^\d]|\Z) => \\\1
 \\sqrt\s*\(([^()]*)\) => \\sqrt{\1}
 (?<!\w)«?abs»?\s*\(([^()]*)\) => |\1|
+(?<!\\)\\& => @and@
 «(or|and)»|\b(or|and)\b => @\1\2@
+(?<![\d.])(\d{1,9}(?:\.\d+)?)\s*°\s*(\d+)\s*(?:['′]|\^\s*\{?\s*\\prime\s*\}?) => (\1+\\frac{\2}{60})°
+\\frac\s*\{d(\w)\}\s*\{d\w\}\s*(?==) => \1'
+(?<![A-Za-z\\])C\(([nmN]),\s*(\w+)\) => \\binom{\1}{\2}
+(\([^()]*,[^()]*\))\s*\^\s*\{?\s*(?:T|\\top)\s*\}?\s*\Z => \1
+\A(?=.*\\pi).*\Z => @bound
 12\s*«?(noon|midnight)»? => «\1»
 ([A-Za-z])\s*\\ne\s*\\pm\s*([\w.]+) => \1\\ne\2,\1\\ne-\2
 ([A-Za-z])\s*\\ne\s*([^,<>=]+?)\s*(?:,|\b(?:or|and)\b)\s*([^,<>=\sA-Za-z]+)\Z => \1\\ne\2,\1\\ne\3
@@ -87,10 +93,11 @@ _TABLE = r"""
 \A\s*([A-Z])\s*(\((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*\))\s*\Z => \1=\2
 \b(\d+)\s+«?to»?\s+(\d+)\b => \1:\2
 (?<![\w.:])(\d+(?:\s*:\s*\d+){2,})(?![\w.:]) => @ratio
-(?<=\d) [eE] ?([+-]?\d+)(?![\w.]) => *10^{\1}
+(?<=\d)\s*(?:«E»| [eE])\s?([+-]?\d+)(?![\w.]) => *10^{\1}
 «?\b(?:minus|negative)\b»?\s*(?=[\d.\\]) => -
 (?<=\d)\s*«?[aA]\.?\s?[mM]\b\.?»? => «am»
 (?<=\d)\s*«?[pP]\.?\s?[mM]\b\.?»? => «pm»
+(\d):00\s*«([ap]m)» => \1«\2»
 (?<=[\d)}°])\s*({{units}})(?![A-Za-z»])|(?:(?<=[\d)}])\s+|(?<=°)\s*)([mgshdlLCFKNJWVASE]){{end}} => @«\1\2»@
 (?<![\d.])(\d{0,20})\.(\d{0,20}?)(?:\\(?:overline|bar)\s*\{(\d{1,20})\}|\((\d{1,20})\)(?!\d)) => @repeating
 (?<![\d.])(\d{0,20})\.(\d{0,20}?)\\dot\s*\{?(\d)\}?(?:(\d{0,20})\\dot\s*\{?(\d)\}?)? => @repeating
@@ -98,7 +105,7 @@ _TABLE = r"""
 (?<=\d)\s*\^?\s*\{?\s*(?:«(?:st|nd|rd|th)»|(?:st|nd|rd|th)\b)\s*\}? =>
 (?<=\d)[eE]([+-]?\d+)(?![\w.]) => *10^{\1}
 \^\s*(-?\d{2,}|-\d) => ^{\1}
-\\frac\s*(\d)\s*(\d) => \\frac{\1}{\2}
+\\frac(?:\s*(\d)|\s+(\w))\s*(\w) => \\frac{\1\2}{\3}
 \\frac\s*(\w)\s*(?=\{) => \\frac{\1}
 \\frac\s*(\{[^{}]*\})\s*(\w) => \\frac\1{\2}
 \\frac\s+(?=\{) => \\frac
@@ -111,8 +118,10 @@ _TABLE = r"""
 (?<![\w.])(\d\w*)\s*_\s*\{?\s*(\d+)\s*\}?(?=\s*\Z) => @based
 (?<!\w)(\d+)(?=(?:\s*(?:,|\bor\b|\band\b)\s*-?\d+)+\s*(\\pmod\{\d+\})) => \1\2
 (-?\d+)\s*\\pmod\{(\d+)\} => @remainder
-(?<=\d)\s*«?({{scales}})s?»?(?![A-Za-z]) => @scale
+(?<=[\d}])\s*«?({{scales}})s?»?(?![A-Za-z]) => @scale
 (?<=\d)\s*«?dozens?»?(?![A-Za-z]) => \\cdot 12
+\\\$\s*(-?[\d.]+) => \1«dollar»
+\\\$ =>
 \s+ => @
 """
 _WHOLE = {
@@ -122,6 +131,14 @@ _WHOLE = {
     r"dne|does not exist": "undefined",
     r"(?:positive )?infinity": r"\infty",
 }
+_ONES = re.findall(
+    r"\w+",
+    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen""",
+)
+_TENS = re.findall(r"\w+", "twenty thirty forty fifty sixty seventy eighty ninety")
+_NUMBERS = {name: i for i, name in enumerate(_ONES)} | {name: 10 * i for i, name in enumerate(_TENS, 2)}
+_NUMERAL = re.compile(rf"({'|'.join(_TENS)})?[ -]?({'|'.join(reversed(_ONES))})?")
 _SIGNS: dict[str, str] = dict(
     re.findall(
         r"(\S)(\S+)",
@@ -174,6 +191,8 @@ def normal(text: str) -> str:
         text = pattern.sub(replacement, text)
     text = text.strip().rstrip(".,;:").strip()
     plain = re.sub(r"[«».]", "", text).casefold()
+    if (numeral := _NUMERAL.fullmatch(plain)) and plain:
+        return str(_NUMBERS.get(numeral[1], 0) + _NUMBERS.get(numeral[2], 0))
     return next((value for pattern, value in _WHOLE.items() if re.fullmatch(pattern, plain)), text)
 
 
@@ -182,7 +201,15 @@ def _name(match: re.Match[str]) -> str:
     kind, points = match[1], match[2] or match[3]
     correspond = kind == "triangle" and re.search(r"\\(?:sim|cong)(?![A-Za-z])", match.string)
     turned = "".join(sorted(points)) if kind == "triangle" else points[::-1]
+    if kind == "overline":
+        return f" {min(points, turned)} "
     return f" «{kind}{points if correspond or kind in ('vec', 'overrightarrow') else min(points, turned)}» "
+
+
+def _bound(match: re.Match[str]) -> str:
+    """The one integer in multiples of pi is named n."""
+    names = set(re.findall(r"(?<![A-Za-z\\«])[kmn](?![A-Za-z])", match[0]))
+    return re.sub(rf"(?<![A-Za-z\\«]){names.pop()}(?![A-Za-z])", "n", match[0]) if len(names) == 1 else match[0]
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -227,6 +254,7 @@ _FUNCTIONS: dict[str, Callable[[re.Match[str]], str]] = {
     "based": _based,
     "command": lambda match: _COMMANDS[match[1]],
     "lines": _lines,
+    "bound": _bound,
     "name": _name,
     "remainder": _remainder,
     "ratio": _ratio,

@@ -30,9 +30,10 @@ def rows(table: str) -> list[tuple[str, str, bool]]:
     ]
 
 
+@pytest.mark.parametrize("part", range(8))
 @pytest.mark.parametrize("table", ["answers.tsv", "answers_hostile.tsv"])
-def test_table_of_answers_has_its_verdicts(table: str) -> None:
-    judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)]
+def test_table_of_answers_has_its_verdicts(table: str, part: int) -> None:
+    judged = [(*row, math_verify_reward_fn("q", row[0], answer=row[1])) for row in rows(table)[part::8]]
     wrong = [row for row in judged if row[3] != row[2]]
     assert wrong == []
 
