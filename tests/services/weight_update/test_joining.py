@@ -229,7 +229,7 @@ def test_worker_that_starts_when_the_trainer_was_killed_takes_its_folder_or_wait
     wait_until(lambda: "areal weight-update release --model m" in str(proxy.call("GET", "/ready").json()["reason"]))
     with contextlib.redirect_stdout(out := io.StringIO()):
         remote = ("--gateway", at.front.url, "--api-key-file", str(at.here.processes.key_file))
-        assert run(["weight-update", "release", "--model", "m", "-y", *remote]) == 0
+        assert run(["weight-update", "release", "--model", "m", *remote]) == 0
     assert "model/m released" in out.getvalue()
     assert not (at.state / "published.json").exists()
     wait_until(lambda: ready(proxy), what="it serves again")
@@ -240,8 +240,8 @@ def test_release_is_refused_while_the_trainer_is_alive(served: Callable[[str], S
     at = served("shm")
     remote = ("--gateway", at.front.url, "--api-key-file", str(at.here.processes.key_file))
     with contextlib.redirect_stderr(said := io.StringIO()):
-        assert run(["weight-update", "release", "--model", "m", "-y", *remote]) == 1
-        assert run(["weight-update", "release", "--model", "another", "-y", *remote]) == 4
+        assert run(["weight-update", "release", "--model", "m", *remote]) == 1
+        assert run(["weight-update", "release", "--model", "another", *remote]) == 4
     assert "stop it first" in said.getvalue() and "no worker of the model 'another'" in said.getvalue()
     at.publish(4, seed=6)
     assert at.version(at.here.proxies[0]) == 4
