@@ -116,8 +116,21 @@ class _Row:
     def span(self, index: int) -> tuple[int, int]:
         """Where the message begins and its turn ends in the text. Raises ConversationError."""
         start, end = self._start(index), self._end(index)
+        if self._opening and self.text.startswith(self._opening, start):
+            why = f"is written after another prompt than the one that is served, which has no {self._opening!r}"
+            raise ConversationError(f"messages[{index}]", why)
         self._check(index, self.text[start:end])
         return start, end
+
+    @cached_property
+    def _opening(self) -> str:
+        """What begins an assistant's turn in the prompt after a question, and is not learned."""
+        asked = Conversation(({"role": "user", "content": "x"},))
+        try:
+            before, prompt = (self.chat.template.plain(asked, begins, **self.variables) for begins in (False, True))
+        except ConversationError:
+            return ""
+        return prompt[len(before) :] if prompt.startswith(before) else ""
 
     def _start(self, index: int) -> int:
         prompt = self._prompt(index)

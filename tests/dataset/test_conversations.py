@@ -172,6 +172,11 @@ def test_train_on_is_a_setting_of_the_data_set(tmp_path: Path, tokenizers: Any) 
             "is served, which ends with '<think>\\n', and its content has no </think>",
         ),
         (
+            "diffusion_gemma",
+            {"messages": [USER, called({"city": "Oslo"}), RESULT, RAIN], "tools": [WEATHER]},
+            "messages[3] is written after another prompt than the one that is served, which has no '<|turn>model",
+        ),
+        (
             "qwen3",
             {"messages": [USER, RAIN], "chat_template_kwargs": {"thinking": False}},
             "chat_template_kwargs.thinking has no effect: the chat template does not read it",
