@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, Self
+from urllib.request import getproxies_environment
 
 from areal.client.command import address_lookup, read_key_file
 from areal.client.errors import CallerError, ClientError, DeadlineExceeded
@@ -24,6 +25,7 @@ from areal.client.inference import AsyncInferenceClient
 from areal.client.loop_thread import LoopThread
 from areal.errors import NotFound, TimedOut, UsageFault
 from areal.loading import load_attr
+from areal.proxies import loopback_without_proxy
 from areal.reward.pool import close_pools_of_this_loop, open_pool_of_this_loop
 from areal.rollout.dump import append_rollouts, fileroot_of, write_failure
 from areal.rollout.engine import EpisodeEngine, PromptBatcher
@@ -213,6 +215,8 @@ class RolloutController:
 
     async def _open(self, service: ServiceAddress) -> None:
         config, opened = self.config, self._opened
+        if getproxies_environment():  # of agents' own clients, which are of this process
+            os.environ.update(loopback_without_proxy(os.environ))
         opened.push_async_callback(close_shared_http_client)
         opened.push_async_callback(self._workflows.close)
         self._client, self._context = await open_service(service, config)

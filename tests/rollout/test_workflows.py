@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -488,6 +489,28 @@ def test_clients_conversations_are_exported_by_their_last_calls(controller: Roll
     """Several at once: the client that one episode closes is the others' too."""
     found = controller.rollout_batch([*ROWS[:1]] * 4, Branching())
     assert len(found) == 4 and all((each["rewards"] == 1).sum() >= 2 for each in found)
+
+
+class OwnHttp:
+    """An agent with an HTTP client of its own."""
+
+    async def run(self, data: dict[str, Any], *, base_url: str, api_key: str, **_: Any) -> float:
+        import openai
+
+        async with openai.AsyncOpenAI(base_url=f"{base_url}/v1", api_key=api_key, max_retries=0) as client:
+            await client.chat.completions.create(model="digits", messages=data["messages"], max_completion_tokens=4)
+        return 1.0
+
+
+def test_agents_of_a_driver_behind_a_proxy_reach_loopback(digits: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "intranet.example")
+    monkeypatch.setenv("NO_PROXY", "")
+    config = InferenceEngineConfig(request_retries=0)
+    with RolloutController(config, gateway_addr=digits.proxy.url, admin_api_key=digits.key, model="digits") as behind:
+        (trajectory,) = behind.rollout_batch(ROWS[:1], OwnHttp())
+    assert trajectory["rewards"].tolist() == [1.0]
+    assert os.environ["NO_PROXY"] == "intranet.example,127.0.0.1,localhost,::1"
 
 
 # Groups of episodes of one prompt

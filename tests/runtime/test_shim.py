@@ -79,7 +79,7 @@ def test_shim_imports_only_light_modules() -> None:
     heavy = {"dataclasses", "typing", "inspect", "subprocess", "pathlib", "socket", "threading", "random", "logging"}
     assert heavy.isdisjoint(output.stdout.split())
     ours = {name for name in output.stdout.split() if name.startswith("areal.") and ".runtime" not in name}
-    assert ours <= {"areal.files", "areal.interrupt", "areal.lazy"}
+    assert ours <= {"areal.files", "areal.interrupt", "areal.lazy", "areal.proxies"}
 
 
 def test_record_names_the_shim_as_leader_of_its_own_session(local: LocalBackend) -> None:

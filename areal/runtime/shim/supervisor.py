@@ -21,6 +21,7 @@ import signal
 import time
 from contextlib import suppress
 
+from areal.proxies import loopback_without_proxy
 from areal.runtime import notes, procfs, records
 from areal.runtime.causes import failing_line, run_log_paths
 from areal.runtime.procfs import RUN_DIR_VARIABLE, RUN_UID_VARIABLE, run_members, sweep
@@ -67,17 +68,6 @@ class Child:
         self.start_ticks = stat.start_ticks if stat else 0
         self.started_at = time.time()
         self.started_monotonic = time.monotonic()
-
-
-def _without_proxy(env: Mapping[str, str]) -> dict[str, str]:
-    """``no_proxy`` in both spellings with loopback, where the services of a machine find each other: behind a proxy the
-    clients of agents and jobs would ask it for them. Values that are there are kept."""
-    spellings = ("NO_PROXY", "no_proxy")
-    hosts = [host.strip() for name in spellings for host in env.get(name, "").split(",")]
-    if "*" in hosts:  # clients know it alone only
-        return dict.fromkeys(spellings, "*")
-    listed = ",".join(dict.fromkeys([*filter(None, hosts), "127.0.0.1", "localhost", "::1"]))
-    return dict.fromkeys(spellings, listed)
 
 
 def spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str, output_fd: int) -> tuple[Child, str]:
@@ -206,7 +196,7 @@ class RunSupervisor:
         alone = (PARENT_VARIABLE, notes.EVENTS_VARIABLE, notes.OWNER_VARIABLE)  # of this run, or of its caller's
         inherited = {name: value for name, value in os.environ.items() if name not in alone}
         whole = {**inherited, **self._intent["env"], **secret, **ours}
-        return {**whole, **_without_proxy(whole)}
+        return {**whole, **loopback_without_proxy(whole)}
 
     # -- beginning
 
