@@ -300,9 +300,9 @@ def _table(router: RunState, answer: ProbeResponse | ProbeFailed, has_key: bool)
     data = answer.json()
     if answer.status in (401, 403):
         file = key_file(router.spec)
-        fault = "is not the one that it was started with" if has_key else "cannot be read"
-        again = f"put it back, or start everything with a new one: areal suspend {router.spec.owner}, then areal resume"
-        return f"{why}the key in {file} {fault}; {again}"
+        if has_key:
+            return f"{why}the key in {file} is not the one that it was started with; areal reconcile --yes replaces it"
+        return f"{why}the key in {file} cannot be read; put it back, or make it readable"
     if answer.status != 200 or not data:
         return f"{why}GET /table answers {answer.status}"
     models = {

@@ -46,10 +46,11 @@ class Box:
     port: int
     env: dict[str, str] = field(default_factory=dict)
     host: str = "127.0.0.1"  # of the gateway
+    prefix: tuple[str, ...] = ()  # the command line's own
 
     def start(self, *args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "areal.cli", *args],
+            [*self.prefix, sys.executable, "-m", "areal.cli", *args],
             env={**os.environ, "AREAL_HOME": str(self.home), "OMP_NUM_THREADS": "1", **self.env, **(env or {})},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
