@@ -206,7 +206,7 @@ def _in_24_hours(text: str) -> str:
 
 _LABEL = re.compile(
     r"(?:[Tt]he\s+)?(?:(?:[Cc]orrect|[Ff]inal|[Bb]est)\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)?(?:\s+is)?[\s:]*"
-    r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\)))|([a-d])\Z)\s*"
+    r"(?:\(\s*([A-Ja-j])\s*\)|([A-J])(?:\s?[.:)]|\s*\Z|\s(?=\([A-Za-z ]+\)))|([a-d])\Z)\s*"
 )
 _LETTERS = re.compile(r"(?:\(?[A-J]\)?(?:\s*(?:,|;|&|\band\b)\s*|\s+|\Z))+|[A-J]{2,}")
 

@@ -102,7 +102,10 @@ def read(text: str) -> Node | None:
     text = normal(text) if len(text) <= LONGEST else ""
     levels = _levels(text)
     is_readable = text and len(text) <= 2 * LONGEST and levels[-1] == 0 and max(levels) <= _DEEPEST
-    return _read(text) if is_readable else None  # the parser's time grows much faster than linearly with the depth
+    node = _read(text) if is_readable else None  # the parser's time grows much faster than linearly with the depth
+    if isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1 and r"\emptyset" not in text:
+        return node.items[0]
+    return node
 
 
 def _levels(text: str) -> list[int]:
@@ -159,8 +162,16 @@ def _read(text: str) -> Node | None:
 
 
 def _group(brackets: str, parts: list[str]) -> Group | None:
-    nodes = [node for part in parts if (node := _read(part)) is not None]
-    return Group(brackets, tuple(nodes)) if len(nodes) == len(parts) <= _MOST_ITEMS else None
+    nodes: list[Node] = []
+    for part in parts:
+        node = _read(part)
+        if node is None or len(nodes) > _MOST_ITEMS:
+            return None
+        if isinstance(node, Group) and node.brackets == "," and brackets in ("{}", ",", "or") and r"\pm" in part:
+            nodes += node.items  # 0, \pm 2 has three items
+        else:
+            nodes.append(node)
+    return Group(brackets, tuple(nodes))
 
 
 def _is_mathematics(text: str) -> bool:
@@ -198,7 +209,7 @@ def _relation(sides: list[str], operators: list[str]) -> Node | None:
     is_named = not sides[0] or _is_name(sides[0])
     if not is_named and any(map(_UNKNOWN.search, sides)):
         return Relation(tuple(sides), tuple(operators))
-    values = _group(",", sides[is_named:])
+    values = _group("=", sides[is_named:])
     name = re.sub(r"[\s«»{}]", "", sides[0]) if is_named else ""
     return Relation(tuple(sides), tuple(operators), name, values.items) if values and values.items else None
 
@@ -222,7 +233,7 @@ def _quantity(text: str) -> Quantity:
     if not sign:
         formula = re.sub(r"(\d+(?:\.\d+)?|\.\d+)\s*°", r"\\frac{\1\\pi}{180}", formula)
     formula = re.sub(r"[%°]|/?\s*\((?:\s|\\cdot)*\)", "", formula)
-    formula = re.sub(r"^[\s.,:()/-]*\s(?=[-+]?[\d.({\\A-Za-z])|(?:[\s.,:/*(]|\\cdot)+$", "", formula).strip()
+    formula = re.sub(r"^[\s.,:()/]*\s(?=[-+]?[\d.({\\A-Za-z])|(?:[\s.,:/*(]|\\cdot)+$", "", formula).strip()
     if joined and not re.search(r"[\dA-Za-z]", formula):
         formula = ""
     return Quantity(text, formula, tuple(word for word in joined.split() if not _IDLE.fullmatch(word)), sign)
@@ -272,12 +283,10 @@ def same(answer: Node | None, right: Node | None) -> bool:
     if isinstance(answer, Group) and answer.brackets == "or" and isinstance(right, Quantity):
         return all(same(each, right) for each in answer.items)
     for one, other in ((answer, right), (right, answer)):
-        if isinstance(one, Group) and isinstance(other, Quantity):
-            if one.brackets == "{}" and len(one.items) == 1 and r"\emptyset" not in other.text:
-                return same(one.items[0], other)
-            if one.brackets == "()" and "pmatrix" in other.text:
-                rows = r"\\".join(each.text for each in one.items if isinstance(each, Quantity))
-                return _same_formula(rf"\begin{{pmatrix}}{rows}\end{{pmatrix}}", other.formula)
+        if isinstance(one, Group) and one.brackets == "()" and isinstance(other, Quantity) and "pmatrix" in other.text:
+            items = [each.text for each in one.items if isinstance(each, Quantity)]
+            vectors = [rf"\begin{{pmatrix}}{between.join(items)}\end{{pmatrix}}" for between in (r"\\", "&")]
+            return any(_same_formula(each, other.formula) for each in vectors)
     return False
 
 
