@@ -1,0 +1,42 @@
+"""The stand-ins answer as the real servers did (``python -m tests.engines.capture`` records them)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from areal.http.client import HttpClient
+from tests.engines.capture import compare, differences, form, replies
+from tests.services.inference.engines.conformance.engines import REPOSITORY, start
+from tests.services.inference.engines.conformance.models import Models
+
+REPLIES = sorted((REPOSITORY / "tests/engines/replies").glob("*.json"))
+
+
+@pytest.mark.parametrize("recorded", REPLIES, ids=[path.stem for path in REPLIES])
+async def test_stand_in_answers_a_part_of_what_the_real_server_answered(
+    recorded: Path, models: Callable[[bool], Models], log: Path, http: HttpClient
+) -> None:
+    engine, folder = recorded.stem.split("-")[0], models(False).folders[0]
+    process = start(f"{engine}-standin", folder, log)
+    try:
+        await process.wait_ready(http)
+        found = await asyncio.to_thread(replies, engine, process.url, str(folder))
+    finally:
+        process.stop()
+    assert compare(json.loads(recorded.read_text()), found, whole=False) == []
+
+
+def test_differences_name_the_field_and_what_became_of_it() -> None:
+    old, new = form({"a": 1, "b": [{"c": "x"}], "d": None, "e": 1}), form({"a": "1", "b": [{"c": 2}], "d": 3, "f": 1})
+    assert list(differences(old, new, "x", whole=True)) == [
+        "x.f: is new (number)",
+        "x.e: is gone",
+        "x.a: was number, is text",
+        "x.b[0].c: was text, is number",
+    ]
+    assert "x.e: is gone" not in list(differences(old, new, "x", whole=False))
