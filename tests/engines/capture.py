@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import urllib.error
 import urllib.request
@@ -24,7 +25,8 @@ _GENERATE = {"input_ids": [5, 6, 7], "sampling_params": _GREEDY, "return_logprob
 _PROMPT = {"prompt": [5, 6, 7], "model": "MODEL", "temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
 _IDS = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 2}
 _UPDATE = {"weight_version": "3", "abort_all_requests": False, "flush_cache": True}
-_TENSORS = {"names": [], "dtypes": [], "shapes": [], "group_name": "none"}
+_TENSORS = {"names": [], "dtypes": [], "shapes": [], "group_name": "none", **_UPDATE}
+_SCORED = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_new_tokens": 1}
 _LORA = {"lora_name": "none", "lora_path": "/nowhere"}
 
 # name, method and path, body; MODEL in a body is the folder
@@ -37,7 +39,11 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("models", "GET /v1/models", None),
         ("loads", "GET /v1/loads", None),
         ("stream", "POST /generate", {**_GENERATE, "stream": True, "logprob_start_len": -1, "rid": "stream"}),
-        ("score", "POST /generate", {**_GENERATE, "stream": False, "logprob_start_len": 0}),
+        (
+            "score",
+            "POST /generate",
+            {**_GENERATE, "sampling_params": _SCORED, "stream": False, "logprob_start_len": 0},
+        ),
         ("abort of none", "POST /abort_request", {"rid": "none"}),
         ("pause", "POST /pause_generation", {"mode": "retract"}),
         ("ready while paused", "GET /ready", None),
@@ -81,6 +87,7 @@ EXCHANGES: dict[str, tuple[tuple[str, str, Any], ...]] = {
         ("no route", "GET /no_such_route", None),
     ),
 }
+_TOKEN = re.compile(r"\d+$")  # names that are token ids
 _LONG = {"server": ("stream_interval", "version", "context_length")}  # only these fields of a long answer
 
 
@@ -117,7 +124,7 @@ def _reply(name: str, url: str, route: str, body: Any, model: str) -> dict[str, 
 def form(value: Any) -> Any:
     """A JSON value with its types in place of its values; a list has those of its first element."""
     if isinstance(value, Mapping):
-        return {str(name): form(value[name]) for name in sorted(value)}
+        return {_TOKEN.sub("TOKEN", str(name)): form(value[name]) for name in sorted(value)}
     if isinstance(value, list):
         return [form(value[0])] if value else []
     return {bool: "bool", int: "number", float: "number", str: "text", type(None): "null"}[type(value)]

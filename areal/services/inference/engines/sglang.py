@@ -415,9 +415,9 @@ class StreamOffsets:
         about = data.get("meta_info", {})
         entries = about.get("output_token_logprobs") or []
         tops = about.get("output_top_logprobs") or []
-        first = self.seen.get(index, 0)
-        if len(entries) == about.get("completion_tokens"):  # the whole answer so far
-            entries, tops = entries[first:], tops[first:]
+        first, total = self.seen.get(index, 0), about.get("completion_tokens", 0)
+        if len(entries) >= total:  # the whole answer so far, and perhaps tokens of the events after this one
+            entries, tops = entries[first:total], tops[first:total]
         self.seen[index] = first + len(entries)
         reason = about.get("finish_reason")
         ended = isinstance(reason, Mapping)

@@ -142,6 +142,23 @@ async def test_sglang_events_are_read_whether_they_repeat_or_not(
     assert body["sampling_params"] | {"max_new_tokens": 4, "stop_token_ids": [9]} == body["sampling_params"]
 
 
+async def test_sglang_event_that_already_lists_tokens_of_the_next_ones_gives_each_token_once(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    events = [_sglang_event([5, 6], 1, None), _sglang_event([5, 6, 9], 2, None)]
+    api.replies["POST /generate"] = [*events, _sglang_event([5, 6, 9], 3, {"type": "stop", "matched": 9}), "[DONE]"]
+    deltas = await collect(await engine("sglang", http, api.url))
+    assert [token for token, _, _ in tokens_of(deltas)] == [5, 6, 9]
+
+
+async def test_sglang_spans_of_versions_at_the_end_are_those_of_its_tokens(http: HttpClient, api: ScriptedApi) -> None:
+    last = _sglang_event([5, 6, 9], 3, {"type": "length"})
+    spans = [{"version": "6", "start": 0, "end": 2}, {"version": "7", "start": 2, "end": 3}]
+    last["meta_info"]["weight_versions"] = spans
+    api.replies["POST /generate"] = [last, "[DONE]"]
+    assert [version for _, _, version in tokens_of(await collect(await engine("sglang", http, api.url)))] == [6, 6, 7]
+
+
 def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "output_ids": ids,

@@ -28,7 +28,8 @@ async def test_stand_in_answers_a_part_of_what_the_real_server_answered(
         found = await asyncio.to_thread(replies, engine, process.url, str(folder))
     finally:
         process.stop()
-    assert compare(json.loads(recorded.read_text()), found, whole=False) == []
+    differing = compare(json.loads(recorded.read_text()), found, whole=False)
+    assert not differing, "\n".join(differing)
 
 
 def test_differences_name_the_field_and_what_became_of_it() -> None:

@@ -135,6 +135,8 @@ class Sglang:
                 about["tops"] += [[[value, token, None] for token, value in each] for each in delta.top_logprobs or ()]
                 aborted = self._running[body["rid"]]
                 event = _event(body["rid"], delta, about, len(body["input_ids"]), self._core.label, aborted)
+                if sampling.get("n", 1) > 1:
+                    event["index"] = delta.index
                 await out.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                 if aborted:
                     break
@@ -288,7 +290,6 @@ def _event(
     elif delta.finish_reason == "stop":
         finish = {"type": "stop", "matched": delta.stop_token_id}
     return {
-        "index": delta.index,
         "text": "",
         "output_ids": [entry[1] for entry in about["logprobs"]],
         "meta_info": {
