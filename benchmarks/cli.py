@@ -4,7 +4,8 @@
 
 Every round runs each program once, in turn, so that a noisy machine disturbs all of them alike; the median of the
 rounds counts. CPU time is user plus system of the whole process, byte code compiled. The bare program has as many
-commands as areal's root, each with a help line, and nothing else. Targets: `--help` at most 1.5x, `get` at most 2x.
+commands as areal's root, each with a help line, and nothing else. `diff` is of the quickstart's service and model,
+recorded, suspended and unchanged. Targets: `--help` at most 1.5x, `get` 2x, `diff` 3.5x.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.reporting import RESULTS
 
-TARGETS = {"areal --help": 1.5, "areal get": 2.0}
+TARGETS = {"areal --help": 1.5, "areal get": 2.0, "areal diff": 3.5}
 OBJECTS = 20
 
 BARE = """
@@ -49,6 +50,10 @@ AREAL = "import sys; sys.argv = ['areal', *{words!r}]; from areal.cli.main impor
 def programs(folder: Path) -> dict[str, list[str]]:
     from areal.cli.main import ROOT
 
+    manifest = folder / "quickstart.yaml"
+    service, model, *_ = (REPOSITORY / "manifests" / "quickstart.yaml").read_text().split("---\n")
+    model = model.replace("examples/", f"{REPOSITORY}/examples/")
+    manifest.write_text(f"{service}  suspend: true\n---\n{model}")
     bare = folder / "bare.py"
     bare.write_text(BARE.format(commands=len(ROOT)))
 
@@ -64,6 +69,7 @@ def programs(folder: Path) -> dict[str, list[str]]:
         "areal get processes": areal("get", "processes"),
         "areal inf ps": areal("inf", "ps"),
         "areal completion": areal(),
+        "areal diff": areal("diff", "-f", str(manifest)),
     }
 
 
@@ -106,6 +112,9 @@ def measure(rounds: int) -> dict[str, list[float]]:
         fill(home)
         chosen = programs(folder)
         envs = {program: environment(folder, home, program) for program in chosen}
+        applied = envs["areal diff"] | {"AREAL_HOME": str(folder / "applied")}
+        envs["areal diff"] = applied
+        cpu_seconds([each.replace("'diff'", "'apply'") for each in chosen["areal diff"]], applied)
         found: dict[str, list[float]] = {program: [] for program in chosen}
         for round_ in range(rounds + 2):
             for program, command in chosen.items():

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that are measured would compile all that they import
+
 RESULTS = Path(os.environ.get("AREAL_BENCH_RESULTS") or Path(__file__).resolve().parent / "results")
 
 

@@ -197,7 +197,7 @@ def _emit_plan(cli: Invocation, plan: Plan, page: Callable[[Plan], str]) -> int:
 def _refused(plan: Plan) -> int:
     """Prints the objects that cannot be applied. Returns the most severe exit status, or 0 if there are none."""
     from areal.errors import worst_exit
-    from areal.reconcilers.outcomes import refused_error
+    from areal.reconcilers.plan import refused_error
 
     lines = [line for fault in plan.faults for line in fault_lines(_fault_text(fault), fault["hint"])]
     reported = {fault["message"] for fault in plan.faults}

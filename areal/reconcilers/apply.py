@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from areal.errors import ArealError, Conflict, InvalidManifest, UsageFault, did_you_mean
 from areal.files import parse_json
 from areal.reconcilers.context import ApplyRequest, Context, Outcome
-from areal.reconcilers.converge import Approve, converge
 from areal.reconcilers.desired import Target, Wanted, check_removals, is_derived, pruned, target_for, with_derived
 from areal.reconcilers.kinds import controller_of, controllers
-from areal.reconcilers.outcomes import refusal_of, refused_error
-from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan
+from areal.reconcilers.plan import PLAN_FORMAT, DoesNotFit, ObjectPlan, Plan, refusal_of, refused_error
 from areal.reconcilers.planning import Policy
 from areal.reconcilers.prepare import CommandContext, Prepared, plan_targets
 from areal.resources.kinds import Ref, parse_ref
@@ -27,9 +25,12 @@ from areal.resources.resource import Rendered, Resource
 from areal.resources.validation import references, spec_model
 from areal.state.records import StoredObject
 
+if TYPE_CHECKING:
+    from areal.reconcilers.converge import Approve
+
 
 def wanted_of(resource: Resource) -> Wanted:
-    source = asdict(resource.source)
+    source = {**vars(resource.source)}
     file = Path(resource.source.file)
     if file.exists():
         source["file"] = os.path.abspath(file)  # noqa: PTH100 - links stay links
@@ -123,6 +124,8 @@ def diff(ctx: Context, request: ApplyRequest) -> Plan:
 
 def apply(ctx: Context, request: ApplyRequest, approve: Approve) -> Outcome:
     """Converge to the manifests. Raises ArealError before the first effect; afterwards failures are in the outcome."""
+    from areal.reconcilers.converge import converge  # which `diff` does not need
+
     command = CommandContext.open(ctx)
     saved = SavedPlan.read(request.plan_file, request) if request.plan_file else None
     if saved is not None:
@@ -207,7 +210,7 @@ class _Manifests:
             return tuple(targets)
 
         options = {name: getattr(request, name) for name in _OPTIONS}
-        source = {"resources": [asdict(item) for item in self.resources], "options": options}
+        source = {"resources": [{**vars(item)} for item in self.resources], "options": options}
         policy = Policy(allow_downtime=request.allow_downtime, assume_capacity=request.assume_capacity)
         return plan_targets(self.command, choose, policy, source)
 

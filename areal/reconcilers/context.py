@@ -84,3 +84,10 @@ class ApplyRequest:
     wait: bool = True
     timeout_s: float = 600.0
     plan_file: str | None = None
+
+
+@dataclass
+class Deadline:
+    """When a command times out, in ``time.monotonic()``; a download extends it by its duration."""
+
+    at: float

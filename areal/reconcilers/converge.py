@@ -25,12 +25,10 @@ from typing import Any
 from areal import interrupt
 from areal.errors import ArealError, TimedOut, UsageFault
 from areal.installation import module_argv
-from areal.reconcilers.context import Context, Outcome
-from areal.reconcilers.execute import Report, claim_slots, execute, give_up, perform
+from areal.reconcilers.context import Context, Deadline, Outcome
 from areal.reconcilers.kinds import controller_of
-from areal.reconcilers.launch import Deadline, EffectContext
 from areal.reconcilers.outcomes import outcome_of, settle_statuses, with_endings, with_stuck, write_statuses
-from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.plan import Op, Plan, Report, Verb
 from areal.reconcilers.prepare import CommandContext, Prepared
 from areal.reconcilers.status import BACKGROUND
 from areal.resources.kinds import Ref, parse_ref
@@ -169,6 +167,9 @@ def _locked(
 
 def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wait: bool) -> Report:
     """Execute one plan in one transaction, and stop processes that were started in vain."""
+    from areal.reconcilers.execute import claim_slots, execute, give_up, perform
+    from areal.reconcilers.launch import EffectContext
+
     targets = {target.ref: target for target in prepared.scope.all}
     plan = prepared.plan if wait else begun_only(prepared.plan, {ref for ref, it in targets.items() if it.is_deleted})
     schedulers = partial(command.scheduler_of, {ref: target.object for ref, target in targets.items()})
@@ -180,7 +181,7 @@ def _execute(command: CommandContext, prepared: Prepared, deadline: Deadline, wa
         context = EffectContext(
             ctx, command.backend, command.store, targets, prepared.observed, slots, transaction, deadline
         )
-        report = execute(plan, lambda op: perform(context, op), ctx.interrupted)
+        report = execute(plan, partial(perform, context), ctx.interrupted)
         report.notes = tuple(context.notes)
         give_up(context, abandoned(report, context.spawned.keys()))
         transaction.commit()

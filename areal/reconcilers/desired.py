@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from areal.errors import Conflict
@@ -61,9 +62,14 @@ class Target:
     cause: str = ""
     replaces: StoredObject | None = None
 
-    @property
+    @cached_property
     def ref(self) -> str:
         return str(self.object.ref)
+
+    @cached_property
+    def spec(self) -> Any:
+        """The object's spec with its defaults."""
+        return effective(self.object.kind, self.object.spec)
 
     @property
     def is_deleted(self) -> bool:

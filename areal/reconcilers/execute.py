@@ -2,7 +2,8 @@
 
 Invariants: an op begins only when all it needs have succeeded; an op that needs a failed one is skipped, and so is
 whatever needs that; after an interrupt nothing new begins and what runs is finished, or gives up by itself. ``after``
-in an op's args names ops that must have ended, well or not. Every effect is idempotent.
+in an op's args names ops that must have ended, well or not. Every effect is idempotent. Records that can be written at
+the same time are written together: one entry in the journal, one change of the store; if that fails, each by itself.
 
 A uid and a port are claimed, before the first effect, for every run that a plan starts: all of them or none. Ports are
 sticky: a run that follows a dead or stopped one takes its port again, so that neighbours' URLs stay true. A successor
@@ -14,10 +15,10 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from graphlib import TopologicalSorter
 from queue import Empty, SimpleQueue
@@ -42,7 +43,7 @@ from areal.reconcilers.observe import (
     ready_path,
     trouble_of,
 )
-from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.plan import Op, Plan, Report, Verb
 from areal.resources.addresses import is_loopback
 from areal.resources.kinds import parse_ref, served_name
 from areal.runtime.backends.base import NODE_HOST, Phase, Problem
@@ -50,7 +51,7 @@ from areal.runtime.backends.base import Trouble as Repair
 from areal.runtime.leases import PortOwner, port_owner
 from areal.runtime.probes import NoAnswer, ProbeFailed, ProbeResponse, failure, http_get, wait_ready
 from areal.state.events import events_file
-from areal.state.records import new_uid
+from areal.state.records import StoredObject, new_uid
 from areal.wire.agents import ConfigureSessions
 from areal.wire.bodies import ConfigureRouter, ModelWorker, NameWorker, RegisterModel, RemoveModel
 from areal.wire.fields import write_fields
@@ -60,68 +61,65 @@ PARALLEL_OPS = 32
 _INTERRUPT_POLL_S = 0.2
 
 
-@dataclass
-class Report:
-    """The result of each op of ``plan``. ``skipped`` never began, or gave up on an interrupt."""
-
-    plan: Plan = field(default_factory=Plan)
-    done: set[int] = field(default_factory=set)
-    failed: dict[int, ArealError] = field(default_factory=dict)
-    skipped: set[int] = field(default_factory=set)
-    interrupted: bool = False
-    notes: tuple[str, ...] = ()
-
-    def errors_of(self, ref: str) -> list[ArealError]:
-        return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]
-
-    def is_unfinished(self, ref: str) -> bool:
-        return any(op.id in self.skipped for op in self.plan.ops_of(ref))
-
-
-def execute(plan: Plan, perform: Callable[[Op], None], interrupted: Event) -> Report:
+def execute(plan: Plan, perform: Callable[[Sequence[Op]], None], interrupted: Event) -> Report:
     """Perform every op that can be performed. Only ArealErrors count as an op's failure; others propagate."""
     report = Report(plan)
     waiting = {op.id: op for op in plan.ops}
     known = frozenset(waiting)
     order = TopologicalSorter({op.id: known & {*op.needs, *op.args.get("after", ())} for op in plan.ops})
     order.prepare()
-    running: dict[Future[None], Op] = {}
+    running: dict[Future[None], Sequence[Op]] = {}
     ended: SimpleQueue[Future[None]] = SimpleQueue()
     with ThreadPoolExecutor(PARALLEL_OPS, thread_name_prefix="op") as pool:
+
+        def start(batches: Iterable[Sequence[Op]]) -> None:
+            for ops in batches:
+                future = pool.submit(perform, ops)
+                running[future] = ops
+                future.add_done_callback(ended.put)
+
         while order.is_active():
             if interrupted.is_set() and waiting:
                 report.interrupted = True
                 report.skipped |= waiting.keys()
                 waiting.clear()
             while ready := order.get_ready():
+                possible: list[Op] = []
                 for number in ready:
                     op = waiting.pop(number, None)
                     if op is not None and known.intersection(op.needs) <= report.done:
-                        future = pool.submit(perform, op)
-                        running[future] = op
-                        future.add_done_callback(ended.put)
+                        possible.append(op)
                     else:
                         report.skipped.add(number)
                         order.done(number)
+                start(_performed_together(possible))
             if running:
                 with suppress(Empty):
                     future = ended.get(timeout=_INTERRUPT_POLL_S)
-                    number = running.pop(future).id
-                    _note_end(report, number, future)
-                    order.done(number)
+                    ops = running.pop(future)
+                    if len(ops) > 1 and isinstance(future.exception(), ArealError):
+                        start([op] for op in ops)
+                        continue
+                    _note_end(report, {op.id for op in ops}, future)
+                    order.done(*(op.id for op in ops))
     return report
 
 
-def _note_end(report: Report, number: int, future: Future[None]) -> None:
+def _performed_together(ops: Sequence[Op]) -> list[list[Op]]:
+    records = [op for op in ops if op.verb is Verb.RECORD]
+    return [*([records] if records else []), *([op] for op in ops if op.verb is not Verb.RECORD)]
+
+
+def _note_end(report: Report, numbers: Collection[int], future: Future[None]) -> None:
     try:
         future.result()
     except Interrupted:
         report.interrupted = True
-        report.skipped.add(number)
+        report.skipped.update(numbers)
     except ArealError as error:
-        report.failed[number] = error
+        report.failed |= dict.fromkeys(numbers, error)
     else:
-        report.done.add(number)
+        report.done.update(numbers)
 
 
 # -- slots
@@ -218,11 +216,17 @@ WARM_TIMEOUT_S = 120.0
 WEIGHTS_BEHIND = "weights_behind"  # a data proxy's answer to calls while its engine lacks what a trainer published
 
 
-def perform(context: EffectContext, op: Op) -> None:
-    """Raises ArealError when the op fails; only a killed command leaves it open in the journal."""
-    number = context.tx.begin(op.verb.value, ref=op.ref, target=op.target, run=context.uid(op.run))
+def perform(context: EffectContext, ops: Sequence[Op]) -> None:
+    """Perform one op, or several records. Raises ArealError when that fails; only a killed command leaves it open in
+    the journal."""
+    op, together = ops[0], [op.ref for op in ops[1:]]
+    also = {"also": together} if together else {}
+    number = context.tx.begin(op.verb.value, ref=op.ref, target=op.target, run=context.uid(op.run), **also)
     try:
-        _EFFECTS[op.verb](context, op, number)
+        if op.verb is Verb.RECORD:
+            record(context, ops)
+        else:
+            _EFFECTS[op.verb](context, op, number)
     except ArealError:
         context.tx.end(number, failed=True)
         raise
@@ -506,15 +510,22 @@ def _post(context: EffectContext, op: Op, path: str, body: Mapping[str, Any], *,
 # -- effects on objects
 
 
-def record(context: EffectContext, op: Op, number: int) -> None:
-    """Write the object as accepted, with actor, time and revision."""
-    target, now, actor = context.targets[op.ref], time.time(), context.ctx.actor
-    item = target.object
-    layers = tuple(layer if layer.at else replace(layer, at=now, actor=layer.actor or actor) for layer in item.layers)
-    stamped = replace(item, uid=item.uid or new_uid(), created_at=item.created_at or now, layers=layers)
-    stamped = context.store.add_revision(stamped, actor=actor, at=now)
-    context.store.put(stamped, keeps=controller_of(item.kind).kept_status)
-    context.event(op.ref, "Normal", "Created" if target.action in ("create", "replace") else "Configured", op.cause)
+def record(context: EffectContext, ops: Sequence[Op]) -> None:
+    """Write the objects as accepted, with actor, time and revision."""
+    now, actor = time.time(), context.ctx.actor
+
+    def stamped(item: StoredObject) -> StoredObject:
+        layers = tuple(
+            layer if layer.at else replace(layer, at=now, actor=layer.actor or actor) for layer in item.layers
+        )
+        return replace(item, uid=item.uid or new_uid(), created_at=item.created_at or now, layers=layers)
+
+    items = [stamped(context.targets[op.ref].object) for op in ops]
+    accepted = context.store.add_revisions(items, actor=actor, at=now)
+    context.store.put_all([(item, controller_of(item.kind).kept_status) for item in accepted])
+    for op in ops:
+        is_new = context.targets[op.ref].action in ("create", "replace")
+        context.event(op.ref, "Normal", "Created" if is_new else "Configured", op.cause)
 
 
 def erase(context: EffectContext, op: Op, number: int) -> None:
@@ -528,7 +539,6 @@ def erase(context: EffectContext, op: Op, number: int) -> None:
 
 
 _EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
-    Verb.RECORD: record,
     Verb.SPAWN: spawn,
     Verb.KICK: kick,
     Verb.MEND: mend,
@@ -546,4 +556,4 @@ _EFFECTS: dict[Verb, Callable[[EffectContext, Op, int], None]] = {
     Verb.ERASE: erase,
     Verb.BARRIER: lambda context, op, number: None,
 }
-assert _EFFECTS.keys() == set(Verb)
+assert _EFFECTS.keys() == set(Verb) - {Verb.RECORD}

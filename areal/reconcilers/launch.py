@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from areal import interrupt
 from areal.errors import ArealError, InvalidManifest, TargetFailed, TimedOut, UsageFault
-from areal.reconcilers.context import Context, Progress
+from areal.reconcilers.context import Context, Deadline, Progress
 from areal.reconcilers.observe import KEYS, ObservedRun, queued_for
 from areal.resources.addresses import base_url, is_loopback, key_fault
 from areal.resources.kinds import parse_ref
@@ -82,13 +82,6 @@ class Interrupted(ArealError):
 
     def __init__(self, op: Op) -> None:
         super().__init__(f"{op.ref} {op.target}: interrupted", hint="the same command again goes on from here")
-
-
-@dataclass
-class Deadline:
-    """When a command times out, in ``time.monotonic()``; a download extends it by its duration."""
-
-    at: float
 
 
 @dataclass

@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from areal import interrupt
-from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity, TimedOut, worst_exit
+from areal.errors import TimedOut, worst_exit
 from areal.reconcilers.context import Context, ObjectOutcome, Outcome
-from areal.reconcilers.execute import Report
 from areal.reconcilers.observe import conditions_of, observe, rollout_failure
-from areal.reconcilers.plan import ObjectPlan, Plan, Refusal, Verb
+from areal.reconcilers.plan import ObjectPlan, Plan, Report, Verb, refused_error
 from areal.reconcilers.planning import PlanScope
 from areal.reconcilers.status import (
     converged_status,
@@ -133,7 +132,6 @@ _DONE = {
     "prune": "pruned",
     "delete": "deleted",
 }
-_REFUSED: Mapping[str, type[ArealError]] = {"capacity": NoCapacity, "invalid": InvalidManifest}
 _GONE = ("prune", "delete")
 _PARTIAL = 9
 
@@ -177,19 +175,6 @@ def _object_outcome(item: ObjectPlan, last: Report, unseen: str) -> ObjectOutcom
     if unseen:
         return ObjectOutcome(item.ref, action, f"not converged: {unseen}", _PARTIAL)
     return ObjectOutcome(item.ref, action, item.cause)
-
-
-def refused_error(refusal: Refusal) -> ArealError:
-    """The refusal as an error with its exit code."""
-    return _REFUSED.get(refusal.reason, Conflict)(refusal.message, hint=refusal.hint)
-
-
-def refusal_of(error: ArealError) -> Refusal:
-    """An object's error as a refusal, by exit code: NoCapacity (10), Conflict (5), all others invalid (3)."""
-    reason: Literal["capacity", "conflict", "invalid"] = "invalid"
-    if isinstance(error, NoCapacity | Conflict):
-        reason = "capacity" if isinstance(error, NoCapacity) else "conflict"
-    return Refusal(reason, error.message, error.hint or "")
 
 
 def with_stuck(outcome: Outcome, stuck: Mapping[str, str]) -> Outcome:

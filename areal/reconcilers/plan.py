@@ -16,7 +16,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Literal
 
-from areal.errors import NoCapacity
+from areal.errors import ArealError, Conflict, InvalidManifest, NoCapacity
 from areal.resources.tree import ABSENT, UpdateClass
 
 
@@ -200,6 +200,22 @@ _ROLLOUTS = {UpdateClass.ROLL: "to roll", UpdateClass.RECREATE: "to recreate"}
 _SUMMARY = tuple(dict.fromkeys(["to create", *_ROLLOUTS.values(), *(words for _, words in _ACTIONS.values())]))
 
 
+_REFUSED: Mapping[str, type[ArealError]] = {"capacity": NoCapacity, "invalid": InvalidManifest}
+
+
+def refused_error(refusal: Refusal) -> ArealError:
+    """The refusal as an error with its exit code."""
+    return _REFUSED.get(refusal.reason, Conflict)(refusal.message, hint=refusal.hint)
+
+
+def refusal_of(error: ArealError) -> Refusal:
+    """An object's error as a refusal, by exit code: NoCapacity (10), Conflict (5), all others invalid (3)."""
+    reason: Literal["capacity", "conflict", "invalid"] = "invalid"
+    if isinstance(error, NoCapacity | Conflict):
+        reason = "capacity" if isinstance(error, NoCapacity) else "conflict"
+    return Refusal(reason, error.message, error.hint or "")
+
+
 @dataclass(frozen=True)
 class ObjectPlan:
     """One object's part: ``action`` is create | configure | unchanged | heal | replace | prune | delete | blocked.
@@ -300,6 +316,24 @@ class Plan:
 
 
 _MANY = 16  # ops; fewer need no barrier
+
+
+@dataclass
+class Report:
+    """The result of each op of ``plan``. ``skipped`` never began, or gave up on an interrupt."""
+
+    plan: Plan = field(default_factory=Plan)
+    done: set[int] = field(default_factory=set)
+    failed: dict[int, ArealError] = field(default_factory=dict)
+    skipped: set[int] = field(default_factory=set)
+    interrupted: bool = False
+    notes: tuple[str, ...] = ()
+
+    def errors_of(self, ref: str) -> list[ArealError]:
+        return [self.failed[op.id] for op in self.plan.ops_of(ref) if op.id in self.failed]
+
+    def is_unfinished(self, ref: str) -> bool:
+        return any(op.id in self.skipped for op in self.plan.ops_of(ref))
 
 
 class PlanBuilder:

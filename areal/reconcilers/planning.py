@@ -25,7 +25,7 @@ from areal.reconcilers.plan import DoesNotFit, Drift, GpuPool, PlanBuilder, Refu
 from areal.resources.kinds import KINDS
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
 from areal.resources.tree import UpdateClass, changes, path_text
-from areal.resources.validation import effective, update_class
+from areal.resources.validation import update_class
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import ENDED, Phase
 from areal.state.records import StoredObject
@@ -343,7 +343,7 @@ class ObjectWork:
     @cached_property
     def spec(self) -> Any:
         """The object's spec with its defaults."""
-        return effective(self.target.object.kind, self.target.object.spec)
+        return self.target.spec
 
     @property
     def build(self) -> PlanBuilder:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from areal.errors import did_you_mean
@@ -120,6 +120,7 @@ def is_train_engine(engine: str) -> bool:
     return engine in TRAIN_ENGINES or (engine not in ENGINES and engine in kinds.TRAIN_ENGINES)
 
 
+@lru_cache(1024)
 def parse_backend(text: str, *, engines: Collection[str] = ENGINES, single: bool = False) -> Allocation:
     """Parses ``text``. ``engines``: the engines allowed here; if ``fsdp`` is among them, so are train engines of other
     packages. ``single`` forbids ``+``. Raises BackendError."""

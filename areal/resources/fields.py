@@ -6,14 +6,12 @@ Besides its type, every field of a spec declares the cost of a change (``UpdateC
 snake_case. Validation is strict: YAML already determines which scalars are numbers, and ``"8080"`` is text.
 """
 
-from __future__ import annotations
-
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -225,7 +223,7 @@ class SecretFrom(SpecModel):
         return [some, {"not": {"allOf": [written("file"), written("env")]}}]
 
     @model_validator(mode="after")
-    def _one_source(self) -> SecretFrom:
+    def _one_source(self) -> Self:
         if (self.file is None) == (self.env is None):
             raise PydanticCustomError("areal_one_of", 'needs exactly one of "file" and "env"')
         return self
@@ -292,9 +290,9 @@ class Restart(SpecModel):
 
     policy: Annotated[Literal["Always", "OnFailure", "Never"], UpdateClass.META] = "Always"
     """When an exited process is started again."""
-    backoff: Annotated[Backoff, UpdateClass.META] = Backoff()
+    backoff: Annotated[Backoff, UpdateClass.META] = Backoff.model_construct()
     """Pauses between restarts."""
-    budget: Annotated[Budget, UpdateClass.META] = Budget()
+    budget: Annotated[Budget, UpdateClass.META] = Budget.model_construct()
     """Restarts tolerated."""
 
 
@@ -348,11 +346,11 @@ class LivenessProbe(SpecModel):
 class Probes(SpecModel):
     """Health probes of a replica."""
 
-    startup: Annotated[StartupProbe, UpdateClass.META] = StartupProbe()
+    startup: Annotated[StartupProbe, UpdateClass.META] = StartupProbe.model_construct()
     """While it starts."""
-    readiness: Annotated[ReadinessProbe, UpdateClass.HOT] = ReadinessProbe()
+    readiness: Annotated[ReadinessProbe, UpdateClass.HOT] = ReadinessProbe.model_construct()
     """While it serves: whether it receives requests."""
-    liveness: Annotated[LivenessProbe, UpdateClass.META] = LivenessProbe()
+    liveness: Annotated[LivenessProbe, UpdateClass.META] = LivenessProbe.model_construct()
     """While it serves: whether it is stuck and must be restarted."""
 
 

@@ -12,7 +12,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -66,16 +66,16 @@ def with_absolute_paths(kind: str, spec: Mapping[str, Any], source_file: str | N
 
 
 def _found(path: str, source_file: str | None, first: str | None = None) -> Path | None:
-    bases = [Path.cwd()] if first is None else [Path(first)]
-    if source_file:
-        bases += Path(source_file).absolute().parents[:2]
-    expanded = Path(path)
-    with suppress(RuntimeError):  # no such user on this machine
-        expanded = expanded.expanduser()
-    try:
-        return next((found for base in bases if (found := base / expanded).exists()), None)
-    except OSError:  # the name is too long to exist
-        return None
+    here = os.getcwd()  # noqa: PTH109 - a large apply looks for thousands of paths
+    bases = [first or here, *(_above(here, source_file) if source_file else ())]
+    places = (os.path.join(base, os.path.expanduser(path)) for base in bases)  # noqa: PTH111, PTH118
+    return next((Path(place) for place in places if os.path.exists(place)), None)  # noqa: PTH110
+
+
+@lru_cache(64)
+def _above(here: str, source_file: str) -> tuple[str, ...]:
+    """Returns the folder of a manifest and the one above that."""
+    return tuple(str(folder) for folder in Path(here, source_file).parents[:2])
 
 
 def import_path(folder: Path, env: Mapping[str, Any]) -> list[str]:

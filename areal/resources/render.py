@@ -47,7 +47,6 @@ from areal.resources.nodes import (
     with_entry,
     without_entry,
 )
-from areal.resources.overlay import overlay_documents
 from areal.resources.resource import (
     Rendered,
     acyclic,
@@ -171,6 +170,8 @@ def _documents(request: RenderRequest, sources: list[SourceText], reading: Readi
     if request.files and not documents and not reading.seen and not problems:
         problems.add(Pos(request.files[0], 1, 1), "", "no resources: every manifest in this folder is empty")
     if request.overlay is not None:
+        from areal.resources.overlay import overlay_documents
+
         documents += overlay_documents(request.overlay, values, reading)
     reading.check_profile()
     return apply_settings(documents, settings, problems)

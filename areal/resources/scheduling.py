@@ -1,8 +1,6 @@
 """``spec.scheduler``: the backend of an object's processes and the settings of a cluster."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -162,7 +160,7 @@ class Scheduler(SpecModel):
         ]
 
     @model_validator(mode="after")
-    def _settings_fit(self) -> Scheduler:
+    def _settings_fit(self) -> Self:
         for kind, settings in (("ray", self.ray), ("slurm", self.slurm)):
             if settings is not None and self.type != kind:
                 raise PydanticCustomError(

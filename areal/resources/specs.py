@@ -4,11 +4,9 @@ Sections that several kinds share are in ``fields``. Rules between fields exist 
 as ``schema_rules`` for editors; tests keep the two consistent.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
@@ -132,11 +130,11 @@ class ServedModel(SpecModel):
     Absent: the object's name."""
     replicas: Annotated[Replicas | None, UpdateClass.HOT] = None
     """Number of replicas; wins over `d` of the backend. Absent: `d`."""
-    resources: Annotated[Resources, UpdateClass.ROLL] = Resources()
+    resources: Annotated[Resources, UpdateClass.ROLL] = Resources.model_construct()
     """Resources of one replica."""
-    probes: Annotated[Probes, UpdateClass.META] = Probes()
+    probes: Annotated[Probes, UpdateClass.META] = Probes.model_construct()
     """Health probes of a replica."""
-    restart: Annotated[Restart, UpdateClass.META] = Restart()
+    restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
     """Restart of a replica that exits by itself."""
     external: Annotated[External | None, UpdateClass.ROLL] = None
     """An endpoint to forward to, instead of `backend` and `path`."""
@@ -280,23 +278,23 @@ class InferenceServiceSpec(SpecModel):
     FILES: ClassVar = (("auth", "adminKeyFrom", "file"),)
     EXAMPLE: ClassVar = ("default", {"gateway": {"host": "127.0.0.1", "port": 8080}})
 
-    gateway: Annotated[Gateway, UpdateClass.ROLL] = Gateway()
+    gateway: Annotated[Gateway, UpdateClass.ROLL] = Gateway.model_construct()
     """The address clients talk to."""
-    router: Annotated[Router, UpdateClass.HOT] = Router()
+    router: Annotated[Router, UpdateClass.HOT] = Router.model_construct()
     """How a replica is chosen for a request."""
-    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth()
+    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth.model_construct()
     """Keys of the service."""
-    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler()
+    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler.model_construct()
     """Backend of the processes of the service and its models."""
-    strategy: Annotated[Strategy, UpdateClass.META] = Strategy()
+    strategy: Annotated[Strategy, UpdateClass.META] = Strategy.model_construct()
     """Rollout of changes."""
-    limits: Annotated[Limits, UpdateClass.HOT] = Limits()
+    limits: Annotated[Limits, UpdateClass.HOT] = Limits.model_construct()
     """Limits of the gateway."""
     models: Annotated[list[InlineModel], UpdateClass.HOT] = []
     """Models of this service, written here for short. Each becomes a Model object owned by the service."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
     """Least severe level that the gateway and the router log."""
-    restart: Annotated[Restart, UpdateClass.META] = Restart()
+    restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
     """Restart of a gateway or router that exits by itself."""
     suspend: Annotated[bool, UpdateClass.HOT] = False
     """True: no process of the service or its models runs; the objects are kept."""
@@ -339,7 +337,7 @@ class McpServer(SpecModel):
         return [{"anyOf": [_COMMAND_GIVEN, given("url")]}, {"not": both}]
 
     @model_validator(mode="after")
-    def _one_way(self) -> McpServer:
+    def _one_way(self) -> Self:
         if bool(self.command) == bool(self.url):
             raise PydanticCustomError("areal_one_of", 'needs exactly one of "command" and "url"')
         return self
@@ -398,7 +396,7 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Number of worker and data proxy pairs."""
     inference: Annotated[ModelRef | None, UpdateClass.ROLL] = None
     """The model that the agent calls, by which its sessions are recorded. Absent: the agent brings its own."""
-    session: Annotated[SessionSettings, UpdateClass.HOT] = SessionSettings()
+    session: Annotated[SessionSettings, UpdateClass.HOT] = SessionSettings.model_construct()
     """Lifetime and number of sessions."""
     setup_timeout_seconds: Annotated[PositiveSeconds, UpdateClass.META] = 120.0
     """A process of a pair that is not ready after this long has failed to start."""
@@ -412,15 +410,15 @@ class AgentServiceSpec(SpecModel):  # type: ignore[no-redef]  # mypy confuses th
     """Environment of the workers that must not be written down: `SEARCH_KEY: {env: SEARCH_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.ROLL] = None
     """Folder the workers start in, also on their import path. Absent: where it was first applied."""
-    gateway: Annotated[AgentGateway, UpdateClass.ROLL] = AgentGateway()
+    gateway: Annotated[AgentGateway, UpdateClass.ROLL] = AgentGateway.model_construct()
     """The address clients talk to."""
-    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth()
+    auth: Annotated[Auth, UpdateClass.RECREATE] = Auth.model_construct()
     """Keys of the service."""
-    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler()
+    scheduler: Annotated[Scheduler, UpdateClass.RECREATE] = Scheduler.model_construct()
     """Backend of the processes."""
-    strategy: Annotated[RolloutStrategy, UpdateClass.META] = RolloutStrategy()
+    strategy: Annotated[RolloutStrategy, UpdateClass.META] = RolloutStrategy.model_construct()
     """Rollout of changes: a pair is a replica."""
-    restart: Annotated[Restart, UpdateClass.META] = Restart()
+    restart: Annotated[Restart, UpdateClass.META] = Restart.model_construct()
     """Restart of a process that exits by itself."""
     log_level: Annotated[LogLevel, UpdateClass.ROLL] = "info"
     """Least severe level that the processes log."""
@@ -484,7 +482,7 @@ class JobRestart(SpecModel):
     """`OnFailure`: start again. `Never`: the first failure is final."""
     max_restarts: Annotated[Count, UpdateClass.RECREATE] = 3
     """Restarts before the job is `Failed`."""
-    backoff: Annotated[Backoff, UpdateClass.RECREATE] = Backoff()
+    backoff: Annotated[Backoff, UpdateClass.RECREATE] = Backoff.model_construct()
     """Pauses between restarts."""
 
 
@@ -550,9 +548,9 @@ class TrainJobSpec(SpecModel):
     rollout: Annotated[RolloutRef | None, UpdateClass.IMMUTABLE] = None
     """The model the job samples from and updates, or the agents whose model that is. Absent: the job brings its own
     where its configuration lays out an inference engine (`rollout.backend`, `allocation_mode`), and owns it."""
-    scheduler: Annotated[Scheduler, UpdateClass.IMMUTABLE] = Scheduler()
+    scheduler: Annotated[Scheduler, UpdateClass.IMMUTABLE] = Scheduler.model_construct()
     """Backend of the processes."""
-    resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources()
+    resources: Annotated[JobResources, UpdateClass.IMMUTABLE] = JobResources.model_construct()
     """Resources of the training processes."""
     env: Annotated[dict[str, str], UpdateClass.IMMUTABLE] = {}
     """Environment of the driver. Quote numbers: every value is text."""
@@ -560,7 +558,7 @@ class TrainJobSpec(SpecModel):
     """Environment of the driver that must not be written down: `WANDB_API_KEY: {env: WANDB_API_KEY}`."""
     working_dir: Annotated[Text | None, UpdateClass.IMMUTABLE] = None
     """Folder the driver starts in, also on its import path. Absent: where it was first applied."""
-    restart: Annotated[JobRestart, UpdateClass.RECREATE] = JobRestart()
+    restart: Annotated[JobRestart, UpdateClass.RECREATE] = JobRestart.model_construct()
     """Restart after the driver fails."""
     ttl_seconds_after_finished: Annotated[Seconds | None, UpdateClass.HOT] = None
     """A finished job is deleted by the first `areal reconcile` after this long. Absent: it stays until deleted."""

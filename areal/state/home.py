@@ -72,7 +72,7 @@ class Home:
         """``objects/<kind>/<name>``. Raises UsageFault or NotFound for an unknown kind or a malformed name."""
         if ref.kind not in KINDS:
             raise NotFound(f'unknown kind "{ref.kind}"', hint=f"kinds: {', '.join(KINDS)}")
-        return self.objects / ref.kind.lower() / check_name(ref.name)
+        return Path(f"{self.objects}/{ref.kind.lower()}/{check_name(ref.name)}")  # one parse, not three
 
     def ensure(self) -> Home:
         """Create missing folders (mode 0700). Raises ArealError with the path that fails, and why."""

@@ -39,7 +39,6 @@ from areal.state.files import (
     read_raw,
     seal,
     write_atomic,
-    write_json,
     write_together,
 )
 from areal.state.home import Home
@@ -276,10 +275,14 @@ class ObjectStore:
         """Record an object as it is given, but for the parts of its status that ``keeps`` names, which stay; whether
         anything had to be written. A damaged file that stands in its place is set aside; one of a newer format is
         refused with Unreadable."""
-        if _holds(self._path(obj.ref), seal(encode(obj))):
-            return False
-        self._writes.submit([_Put(obj, keeps)])
-        return True
+        return self.put_all([(obj, keeps)]) == 1
+
+    def put_all(self, objects: Sequence[tuple[StoredObject, tuple[str, ...]]]) -> int:
+        """``put`` of many objects, as one change of the store; the number of those that had to be written."""
+        changed = [_Put(obj, keeps) for obj, keeps in objects if not _holds(self._path(obj.ref), obj)]
+        if changed:
+            self._writes.submit(changed)
+        return len(changed)
 
     def put_statuses(self, statuses: Mapping[Ref, dict[str, Any]]) -> int:
         """Record the statuses of many objects; the number of changed ones. Raises NotFound, Unreadable."""
@@ -298,7 +301,8 @@ class ObjectStore:
                 before = written.get(write.ref) or self._before(write)
                 asked_before.setdefault(write.ref, before)
                 written[write.ref] = write.over(before)
-            if any(_asks_otherwise(asked_before[ref], obj) for ref, obj in written.items()):
+            puts = {write.ref for writes in batch for write in writes if isinstance(write, _Put)}
+            if any(_asks_otherwise(asked_before[ref], written[ref]) for ref in puts):
                 bump_serial(self.home)
             write_together([(self._path(ref), seal(encode(obj))) for ref, obj in written.items()])
 
@@ -342,28 +346,37 @@ class ObjectStore:
                 found.unreadable.append((path, error.reason))
         return found
 
-    def add_revision(
-        self,
-        obj: StoredObject,
-        *,
-        actor: str | None = None,
-        at: float | None = None,
-    ) -> StoredObject:
-        """Record ``obj`` as accepted, unless its newest revision says the same; ``obj`` with the revision's number, to
-        be ``put``. Who and when are those of the layer that was set last, unless given."""
-        newest = newest_revision(self.home, obj.ref)
-        if newest is not None and same(newest.object, obj):
-            return replace(obj, revision=newest.number)
-        last = max(obj.layers, key=lambda layer: layer.at, default=Layer("", {}))
-        number = max(_numbers(self.home, obj.ref), default=0) + 1
-        accepted = replace(obj, revision=number)
-        moment = at if at is not None else last.at or time.time()
-        without_status = replace(accepted, status={})
-        revision = Revision(number, actor or last.actor, moment, last.source, without_status)
-        self.home.ensure()
-        write_json(_revision_path(self.home, obj.ref, number), encode_revision(revision))
-        for old in _numbers(self.home, obj.ref)[:-KEEP]:
-            _drop(_revision_path(self.home, obj.ref, old))
+    def add_revision(self, obj: StoredObject, *, actor: str | None = None, at: float | None = None) -> StoredObject:
+        """``add_revisions`` of one object."""
+        return self.add_revisions([obj], actor=actor, at=at)[0]
+
+    def add_revisions(
+        self, objects: Sequence[StoredObject], *, actor: str | None = None, at: float | None = None
+    ) -> Sequence[StoredObject]:
+        """Record objects as accepted, those apart whose newest revisions say the same; the objects with the numbers of
+        their revisions, to be ``put``. Who and when are those of the layer that was set last, unless given."""
+        accepted: list[StoredObject] = []
+        written: list[tuple[Path, bytes]] = []
+        for obj in objects:
+            numbers = _numbers(self.home, obj.ref)
+            newest = newest_revision(self.home, obj.ref) if numbers else None
+            if newest is not None and same(newest.object, obj):
+                accepted.append(replace(obj, revision=newest.number))
+                continue
+            last = max(obj.layers, key=lambda layer: layer.at, default=Layer("", {}))
+            number = max(numbers, default=0) + 1
+            accepted.append(replace(obj, revision=number))
+            moment = at if at is not None else last.at or time.time()
+            without_status = replace(accepted[-1], status={})
+            revision = Revision(number, actor or last.actor, moment, last.source, without_status)
+            written.append((_revision_path(self.home, obj.ref, number), seal(encode_revision(revision))))
+        if written:
+            self.home.ensure()
+            write_together(written)
+        for obj in accepted:
+            if obj.revision > KEEP:
+                for old in _numbers(self.home, obj.ref)[:-KEEP]:
+                    _drop(_revision_path(self.home, obj.ref, old))
         return accepted
 
     def restore(self, ref: Ref) -> StoredObject:
@@ -405,9 +418,9 @@ def _load(path: str, ref: Ref) -> StoredObject | None:
     return obj
 
 
-def _holds(path: Path, content: bytes) -> bool:
+def _holds(path: Path, obj: StoredObject) -> bool:
     with contextlib.suppress(FileNotFoundError, Unreadable):
-        return read_raw(path) == content
+        return read_raw(path) == seal(encode(obj))
     return False
 
 

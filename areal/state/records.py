@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -179,7 +179,7 @@ class StoredObject:
     def spec(self) -> dict[str, Any]:
         return effective(self.layers)
 
-    @property
+    @cached_property
     def ref(self) -> Ref:
         return Ref(self.kind, self.name)
 
@@ -218,10 +218,15 @@ def new_uid() -> str:
     return os.urandom(8).hex()
 
 
+_FIELDS = tuple(each.name for each in fields(StoredObject))
+_LAYER_FIELDS = tuple(each.name for each in fields(Layer))
+
+
 def encode(obj: StoredObject) -> dict[str, Any]:
     """An object as plain JSON values, in a fixed order: equal objects have equal bytes."""
-    values = {each.name: getattr(obj, each.name) for each in fields(obj)}
-    return {"format": FORMAT, **values, "depends_on": list(obj.depends_on), "layers": list(map(asdict, obj.layers))}
+    values = {name: getattr(obj, name) for name in _FIELDS}
+    layers = [{name: getattr(layer, name) for name in _LAYER_FIELDS} for layer in obj.layers]
+    return {"format": FORMAT, **values, "depends_on": list(obj.depends_on), "layers": layers}
 
 
 def decode(body: Any, path: Path | str) -> StoredObject:

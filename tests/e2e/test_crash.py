@@ -153,6 +153,36 @@ def test_limits_that_a_killed_command_did_not_set_are_not_ready(crashing: Box, n
     assert crashing.areal("diff", "--drift").code == 0
 
 
+MANY = 40  # enough to be written together, and made durable by a sync of the file system
+RECORDING = [f"{point}:{at}" for point in ("write-synced", "write-after") for at in range(1, 7)]
+
+
+def many(box: Box) -> str:
+    head = "apiVersion: areal.dev/v1alpha1\n"
+    service = f"{head}kind: InferenceService\nmetadata: {{name: default}}\nspec: {{suspend: true}}\n"
+    model = f"---\n{head}kind: Model\nmetadata: {{name: m%d}}\nspec: {{backend: sglang, path: a/b}}\n"
+    return box.write(service + "".join(model % number for number in range(MANY)), "many.yaml")
+
+
+@pytest.mark.parametrize(
+    "at", [pytest.param(each, marks=() if each[-1] in "14" else pytest.mark.crash) for each in RECORDING]
+)
+def test_kill_while_many_objects_are_recorded_loses_none_that_the_next_apply_wants(box: Box, at: str) -> None:
+    killed = box.areal("apply", "-f", many(box), env={"AREAL_CRASH_AT": at})
+    assert killed.code in (0, 137), killed.text
+    assert box.areal("diff", "-f", many(box)).code in (0, 1), "a record is damaged"
+    again = box.areal("apply", "-f", many(box))
+    assert again.code == 0, again.text
+    assert box.areal("diff", "-f", many(box)).code == 0
+    assert len(json.loads(box.ok("get", "models", "-o", "json").out)["items"]) == MANY
+
+
+@pytest.mark.parametrize("at", ["write-after:8", "journal-append-after:4"])  # a few writes, and not one an object
+def test_apply_of_many_objects_writes_them_together(box: Box, at: str) -> None:
+    done = box.areal("apply", "-f", many(box), env={"AREAL_CRASH_AT": at})
+    assert done.code == 0, done.text
+
+
 def kill_at_random(box: Box, times: int, seed: int) -> None:
     chance = random.Random(seed)
     began = time.monotonic()

@@ -17,13 +17,13 @@ from typing import Any
 from areal.errors import TargetFailed
 from areal.reconcilers.converge import abandoned
 from areal.reconcilers.desired import Target
-from areal.reconcilers.execute import Report, claim_slots
+from areal.reconcilers.execute import claim_slots
 from areal.reconcilers.kinds import host_of
 from areal.reconcilers.kinds.agent_plan import session_settings
 from areal.reconcilers.kinds.service_plan import inference_inputs
 from areal.reconcilers.launch import Slot
 from areal.reconcilers.observe import Observed, ObservedRun, RouteTable, Seen
-from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.plan import Op, Plan, Report, Verb
 from areal.resources.validation import effective
 from areal.runtime.backends.base import Capacity, LastExit, Phase, RunSpec, RunState
 from areal.state.records import StoredObject

@@ -12,11 +12,11 @@ import pytest
 
 from areal.errors import ArealError, TargetFailed, TimedOut
 from areal.reconcilers.converge import begun_only, is_overtaken
-from areal.reconcilers.execute import Report, claim_slots
+from areal.reconcilers.execute import claim_slots
 from areal.reconcilers.kinds import controller_of
 from areal.reconcilers.kinds.job_status import JobPhase, job_status
 from areal.reconcilers.observe import Observed, ObservedRun, Seen
-from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.plan import Op, Plan, Report, Verb
 from areal.reconcilers.planner import make_plan
 from areal.reconcilers.planning import PlanScope, Policy
 from areal.reconcilers.prepare import CommandContext, plan_targets

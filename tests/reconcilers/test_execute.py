@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -17,16 +17,22 @@ from hypothesis import strategies as st
 from areal.client.http import AdminClient
 from areal.errors import ArealError, TargetFailed
 from areal.reconcilers import execute as execution
-from areal.reconcilers.execute import Report, execute
+from areal.reconcilers.execute import execute
 from areal.reconcilers.launch import Interrupted
-from areal.reconcilers.plan import Op, Plan, Verb
+from areal.reconcilers.plan import Op, Plan, Report, Verb
 from areal.runtime.backends.base import RunSpec
 
 NEVER = threading.Event()
 
 
-def op(number: int, needs: Iterable[int] = (), after: Iterable[int] = (), ref: str = "Model/a") -> Op:
-    return Op(number, Verb.STOP, ref, f"engine/{number}", "test", tuple(needs), args={"after": list(after)})
+def op(
+    number: int,
+    needs: Iterable[int] = (),
+    after: Iterable[int] = (),
+    ref: str = "Model/a",
+    verb: Verb = Verb.STOP,
+) -> Op:
+    return Op(number, verb, ref, f"engine/{number}", "test", tuple(needs), args={"after": list(after)})
 
 
 def run(
@@ -35,17 +41,19 @@ def run(
     perform: Callable[[Op], None] | None = None,
     interrupted: threading.Event = NEVER,
 ) -> tuple[Report, list[int]]:
-    broken, began, lock = set(failing), [], threading.Lock()
+    broken, lock = set(failing), threading.Lock()
+    began: list[int] = []
 
-    def one(item: Op) -> None:
+    def together(items: Sequence[Op]) -> None:
         with lock:
-            began.append(item.id)
-        if perform is not None:
-            perform(item)
-        if item.id in broken:
-            raise TargetFailed(f"op {item.id}")
+            began.extend(item.id for item in items)
+        for item in items:
+            if perform is not None:
+                perform(item)
+            if item.id in broken:
+                raise TargetFailed(f"op {item.id}")
 
-    return execute(Plan(ops=ops), one, interrupted), began
+    return execute(Plan(ops=ops), together, interrupted), began
 
 
 def test_execute_of_an_empty_plan_does_nothing() -> None:
@@ -68,6 +76,23 @@ def test_execute_runs_independent_ops_side_by_side() -> None:
 
     report, _ = run(op(1), op(2), op(3), perform=perform)
     assert report.done == {1, 2, 3}
+
+
+def test_execute_performs_records_that_are_ready_at_the_same_time_together() -> None:
+    batches: list[list[int]] = []
+    record = Verb.RECORD
+    ops = (op(1, verb=record), op(2, verb=record), op(3), op(4, verb=record, needs=[3]), op(5, needs=[1, 4]))
+    report = execute(Plan(ops=ops), lambda items: batches.append([item.id for item in items]), NEVER)
+    assert sorted(batches) == [[1, 2], [3], [4], [5]]
+    assert report.done == {1, 2, 3, 4, 5}
+
+
+def test_execute_of_records_that_fail_together_performs_each_by_itself() -> None:
+    ops = (*(op(number, verb=Verb.RECORD) for number in (1, 2, 3)), op(4, needs=[2]), op(5, needs=[3]))
+    report, began = run(*ops, failing=[2])
+    assert sorted(began) == [1, 1, 2, 2, 3, 3, 5]
+    assert {number: str(error) for number, error in report.failed.items()} == {2: "op 2"}
+    assert (report.done, report.skipped) == ({1, 3, 5}, {4})
 
 
 def test_execute_after_a_failure_skips_its_dependents_and_runs_the_rest() -> None:
@@ -133,7 +158,8 @@ def graphs(draw: st.DrawFn) -> tuple[tuple[Op, ...], frozenset[int]]:
     ops = []
     for number in range(1, size + 1):
         earlier = st.sets(st.integers(1, number - 1), max_size=3) if number > 1 else st.just(set())
-        ops.append(op(number, sorted(draw(earlier)), sorted(draw(earlier))))
+        verb = draw(st.sampled_from((Verb.STOP, Verb.RECORD)))
+        ops.append(op(number, sorted(draw(earlier)), sorted(draw(earlier)), verb=verb))
     return tuple(ops), draw(st.frozensets(st.integers(1, size), max_size=4))
 
 
@@ -143,8 +169,10 @@ def test_execute_any_graph_every_op_ends_once_and_for_the_right_reason(
     given_graph: tuple[tuple[Op, ...], frozenset[int]],
 ) -> None:
     ops, failing = given_graph
-    report, began = run(*ops, failing=failing)
-    assert len(began) == len(set(began))
+    report, attempts = run(*ops, failing=failing)
+    began = list(dict.fromkeys(reversed(attempts)))[::-1]  # the last attempts
+    by_id = {item.id: item for item in ops}
+    assert all(by_id[number].verb is Verb.RECORD for number in began if attempts.count(number) > 1)
     assert report.done | report.failed.keys() | report.skipped == {item.id for item in ops}
     assert report.failed.keys() == failing & set(began)
     position = {number: index for index, number in enumerate(began)}

@@ -25,7 +25,6 @@ from areal.reconcilers.planning import Action, Planning
 from areal.resources.addresses import base_url
 from areal.resources.fields import RolloutStrategy
 from areal.resources.specs import AgentServiceSpec, InferenceServiceSpec
-from areal.resources.validation import effective
 from areal.runtime.backends import LOCAL
 from areal.runtime.backends.base import RunState
 from areal.state.records import StoredObject
@@ -66,7 +65,7 @@ def with_callers_of(
         target = chosen.get(f"InferenceService/{called}")
         if ref not in recorded or ref in chosen or target is None or target.is_deleted:
             continue
-        spec: InferenceServiceSpec = effective(target.object.kind, target.object.spec)
+        spec: InferenceServiceSpec = target.spec
         if spec.scheduler.type != LOCAL:
             continue  # known when it is placed
         now = inference_inputs(spec, base_url(spec.gateway.host, spec.gateway.port))

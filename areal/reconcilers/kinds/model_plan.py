@@ -15,7 +15,6 @@ from areal.resources.backend import inference_part
 from areal.resources.fields import Strategy
 from areal.resources.kinds import service_ref
 from areal.resources.specs import InferenceServiceSpec, ModelSpec
-from areal.resources.validation import effective
 
 ENGINE = "engine"
 ENGINE_FIELDS = ("backend", "path", "revision", "engineArgs", "env", "envFrom", "resources", "lora")
@@ -146,7 +145,7 @@ class ModelPlan(KindPlan):
         held = sum(len(run.state.spec.gpus) for run in self.planning.observed.of(target.ref, ENGINE) if run.is_live)
         if target.is_deleted:
             return -held, target.object.name
-        spec: ModelSpec = effective(target.object.kind, target.object.spec)
+        spec: ModelSpec = target.spec
         service: ServiceView | None = self.planning.views.get(service_ref(target.object.spec))
         idle = spec.suspend or (service is not None and service.suspended)
         return (0 if idle else replica_count(spec) * gpus_per_replica(spec)) - held, target.object.name
