@@ -45,8 +45,16 @@ def normalise(messages: object, tools: object = None) -> Conversation:
     content is a text or a list of text parts. ``tools`` may be JSON text. Raises ConversationError."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise ConversationError("messages", "must be a list with at least one message")
-    read = tuple(_message(item, f"messages[{index}]") for index, item in enumerate(messages))
-    return Conversation(read, read_tools(tools))
+    read = [item if _is_plain(item) else _message(item, f"messages[{at}]") for at, item in enumerate(messages)]
+    return Conversation(tuple(read), read_tools(tools))
+
+
+def _is_plain(message: object) -> bool:
+    """Whether a message has a role and a text and nothing else, as nearly all have: it is in the normal form."""
+    if type(message) is not dict or len(message) != 2 or type(message.get("content")) is not str:
+        return False
+    role = message.get("role")
+    return type(role) is str and role != ""
 
 
 def _message(value: object, where: str) -> Mapping[str, Any]:
@@ -55,8 +63,6 @@ def _message(value: object, where: str) -> Mapping[str, Any]:
     role, content = value.get("role"), value.get("content")
     if not isinstance(role, str) or not role:
         _refuse(f"{where}.role", "must be a text")
-    if len(value) == 2 and type(content) is str:
-        return value
     message = {name: without_nulls(item) for name, item in value.items() if item is not None}
     reasoning = [message.pop(key) for key in _REASONING_KEYS if key in message]
     if reasoning:

@@ -162,6 +162,7 @@ class Template:
         open_ones = [
             (index, name, replace)
             for index, message in enumerate(conversation.messages)
+            if not self._shows_plain(message, text)
             for name, part, replace in _marks(message)
             if not (self._shows(_kind(message, name)) and shows(text, part))
         ]
@@ -181,6 +182,13 @@ class Template:
     def _drops_as_thought(self, message: Mapping[str, Any], name: str) -> bool:
         """Whether the template takes a content beside calls for a thought, and writes it in the last turn only."""
         return name == "content" and "tool_calls" in message and self._shows(_kind(message, name))
+
+    def _shows_plain(self, message: Mapping[str, Any], text: str) -> bool:
+        """Whether this is a message of one text, as nearly all are, and the text is shown."""
+        content: Any = message.get("content")
+        if len(message) > 2 or type(content) is not str:
+            return False
+        return _shown_part(content) in text and self._shows(f"{message['role']} alone")
 
     def _shows(self, kind: str) -> bool:
         """Whether the template shows a part of a message, or the tools, of a probe. False if it refuses that."""
@@ -244,11 +252,15 @@ def _marks(message: Mapping[str, Any]) -> list[tuple[str, str, _Replace]]:
     marks: list[tuple[str, str, _Replace]] = []
     content: Any = message.get("content", ())
     for at, text in enumerate([content] if isinstance(content, str) else [part["text"] for part in content]):
-        if text := text.rpartition(THOUGHT_END)[2].strip():
+        if text := _shown_part(text):
             marks.append(("content", text, partial(_with_content, at)))
     for at, call in enumerate(message.get("tool_calls", ())):
         marks.append((f"tool_calls[{at}]", call["function"]["name"], partial(_with_name, at)))
     return marks
+
+
+def _shown_part(text: str) -> str:
+    return text.rpartition(THOUGHT_END)[2].strip()
 
 
 def _with_content(at: int, message: Mapping[str, Any], text: str) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class SamplingParams:
 
     def changed(self) -> dict[str, Any]:
         """The fields that differ from the defaults; only these are sent."""
-        return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
+        values = self.__dict__
+        return {name: values[name] for name, default in _DEFAULTS if values[name] != default}
 
     @property
     def greedy(self) -> bool:

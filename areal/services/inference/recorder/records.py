@@ -61,14 +61,16 @@ def digest_conversation(messages: Iterable[Mapping[str, Any]]) -> ConversationDi
 
 
 def _following(before: bytes, message: Mapping[str, Any]) -> bytes:
-    content = message.get("content") or ""
+    content, calls = message.get("content") or "", message.get("tool_calls")
+    if not calls and type(content) is str:  # as nearly all
+        encoded = orjson.dumps([message.get("role"), content, []])
+        return blake2b(before + encoded, digest_size=DIGEST_BYTES).digest()
     if isinstance(content, list):  # a list of text parts has the digest of its text
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
         texts = [text for text in parts if isinstance(text, str)]
         if len(texts) == len(parts):
             content = "\n".join(texts)
-    calls = message.get("tool_calls") or []
-    essence = [message.get("role"), content, [_call(call) for call in calls]]
+    essence = [message.get("role"), content, [_call(call) for call in calls or ()]]
     encoded = orjson.dumps(essence, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
     return blake2b(before + encoded, digest_size=DIGEST_BYTES).digest()
 
@@ -285,6 +287,8 @@ def token_array(values: Sequence[int]) -> array[int]:
 
 def version_runs(versions: Sequence[int]) -> list[tuple[int, int]]:
     """Run-length encoding of versions, which change rarely: pairs of version and number of tokens."""
+    if versions and versions[0] == versions[-1] and versions.count(versions[0]) == len(versions):
+        return [(versions[0], len(versions))]
     return [(version, len(list(group))) for version, group in groupby(versions)]
 
 
