@@ -12,7 +12,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-_MOST_DIGITS = 20_000.0
+_MOST_DIGITS, _MOST_FACTORS = 20_000.0, 5_000
 
 _DECIMAL = re.compile(
     r"[({\s]*([+-]?)[({\s]*(\d+\.?\d*|\.\d+)\s*(?:/\s*(\d+\.?\d*))?[)}\s]*(?:(?:\\times|\\cdot|\*)\s*10\s*\^\s*\{?\s*([+-]?\d{1,3})\s*\}?)?"
@@ -172,7 +172,11 @@ def digits_of(expression: Any) -> float:
         return math.inf
     if isinstance(expression, sympy.Pow) and expression.exp.is_number:
         return parts[0] * max(1.0, _magnitude(expression.exp, parts[1])) + parts[1]
-    if isinstance(expression, sympy.factorial) and expression.args[0].is_number:
+    if isinstance(expression, sympy.Product):  # the multiplication of long numbers cannot be interrupted
+        spans = [high - low for _, low, high in expression.limits]
+        if any(span.is_number and not span <= _MOST_FACTORS for span in spans):
+            return math.inf
+    if isinstance(expression, sympy.factorial | sympy.gamma) and expression.args[0].is_number:
         argument = _magnitude(expression.args[0], parts[0])
         return argument * math.log10(argument + 2) + 1
     return sum(parts) + len(parts)
