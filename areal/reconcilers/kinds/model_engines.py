@@ -54,6 +54,7 @@ def engine_args_faults(
 ) -> dict[Ref, list[Diagnostic]]:
     """Arguments that the installed engines do not have, by the model that has them."""
     known: dict[tuple[str, str], Collection[str] | None] = {}
+    of_source: dict[tuple[str, str], Collection[str] | None] = {}
     problems: dict[Ref, list[Diagnostic]] = {}
     for resource in models:
         backend, arguments = resource.spec.get("backend"), resource.spec.get("engineArgs") or {}
@@ -61,12 +62,14 @@ def engine_args_faults(
         if engine not in _HELP:
             continue
         python = str((resource.spec.get("env") or {}).get("AREAL_ENGINE_PYTHON", sys.executable))
-        found = list(engine_arg_faults(engine, arguments, source_flags(engine, python, cache)))
-        if found or source_flags(engine, python, cache) is None:
-            if (engine, python) not in known:
-                tell = partial(report, str(resource.ref))
-                known[engine, python] = installed_flags(engine, python, cache, tell)
-            found = list(engine_arg_faults(engine, arguments, known[engine, python]))
+        asked = engine, python
+        if asked not in of_source:
+            of_source[asked] = source_flags(engine, python, cache)
+        found = list(engine_arg_faults(engine, arguments, of_source[asked]))
+        if found or of_source[asked] is None:
+            if asked not in known:
+                known[asked] = installed_flags(engine, python, cache, partial(report, str(resource.ref)))
+            found = list(engine_arg_faults(engine, arguments, known[asked]))
         for name, message in found:
             problems.setdefault(resource.ref, []).append(resource.fault(("engineArgs", name), message))
     return problems
