@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 
 _DEADLINE_S = 10.0
-_LOOK_S = 2.0
-_HELD = ("Progressing", "Failed", "Missing", "Suspended")  # phases in which a gateway holds requests
 
 
 class KeyRefused(ArealError):
@@ -181,37 +179,6 @@ def gateway_of(cli: Invocation, service: str | None, kind: str = INFERENCE_SERVI
         raise ArealError(f"{ref} does not run", hint=f"start it: areal {namespace(kind)} run --service {ref.name} -d")
     key = read_key(cli.key_file_flag) if cli.key_file_flag else service_key(cli.home, ref.name, kind)
     return GatewayClient(address, key)
-
-
-def require_serving(cli: Invocation, chosen: GatewayClient, service: str | None, model: str | None) -> None:
-    """Raises ArealError with the reason if ``model``, or every model of the service, is known not to serve: the gateway
-    would hold a request until it does."""
-    if gateway(cli) is not None:
-        from areal.cli.remote_view import GatewayAnswers, model_healths
-
-        try:
-            workers = chosen._replace(timeout_s=_LOOK_S).get("/workers")
-        except ArealError:  # the key may not see them
-            return
-        healths = model_healths(GatewayAnswers((200, {}), (), workers))
-        seen = [(name, name, it.phase, it.ready, it.message) for name, it in healths.items()]
-    else:
-        from areal.cli.objects import HomeView
-
-        home, host = HomeView(cli.home), service_name(cli, service)
-        items = [item for item in home.of_kind(MODEL) if item.spec.get("service", "default") == host]
-        found = home.statuses(items)
-        seen = [
-            (served_name(item.name, item.spec), item.name, status.phase, status.ready_replicas, status.message)
-            for item in items
-            if (status := found[str(item.ref)])
-        ]
-    wanted = [about for served, *about in seen if model in (None, served)]
-    if not wanted or any(ready or phase not in _HELD for _, phase, ready, _ in wanted):
-        return
-    name, phase, _, message = wanted[0]
-    why = f"model/{name} is {phase}" + (f": {message}" if message else "")
-    raise ArealError(why, hint=f"areal wait model/{name} --for ready; areal describe model/{name}")
 
 
 def model_at(cli: Invocation, service: str | None, model: str | None) -> str | None:

@@ -15,19 +15,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from areal import interrupt
-from areal.cli.objects import model_name_option, service_option
+from areal.cli.objects import HomeView, model_name_option, service_name, service_option
 from areal.cli.options import FiniteRange, Invocation, read_options, timeout
 from areal.cli.output import Column, camel, dump, render_table, write
-from areal.cli.remote import gateway_of, model_at, require_serving
+from areal.cli.remote import GatewayClient, gateway, gateway_of, model_at
 from areal.cli.repl import Repl, message_of, message_option, read_line
 from areal.errors import ArealError, UsageFault
 from areal.files import parse_json
+from areal.resources.kinds import MODEL, served_name
 
 if TYPE_CHECKING:
     from areal.client.http import ChatClient, ChatDelta, TokenLogprob
 
 
-_ANSWER_S = 600.0
+_ANSWER_S, _LOOK_S = 600.0, 2.0
+_HELD = ("Progressing", "Failed", "Missing", "Suspended")  # phases in which a gateway holds requests
 
 
 @click.command()
@@ -53,7 +55,7 @@ def chat(cli: Invocation, /, service: str | None, message: str | None, **given: 
     given["model"] = model_at(cli, service, given["model"])
     given |= {"stream": False if given.pop("no_stream") else None, "logprobs": given.pop("show_logprobs") or None}
     chosen = gateway_of(cli, service)
-    require_serving(cli, chosen, service, given["model"])
+    _require_serving(cli, chosen, service, given["model"])
     client = ChatClient(chosen.url, chosen.key, cli.timeout_s or _ANSWER_S)
     talk = Conversation(client, {name: value for name, value in given.items() if value is not None})
     text = message_of(message, "areal inf chat")
@@ -145,6 +147,35 @@ _LOGPROBS = (
     Column("TOKEN", lambda row: json.dumps(row["token"], ensure_ascii=False)),
     Column("LOGPROB", lambda row: f"{row['logprob']:.4f}", right=True),
 )
+
+
+def _require_serving(cli: Invocation, chosen: GatewayClient, service: str | None, model: str | None) -> None:
+    """Raises ArealError with the reason if ``model``, or every model of the service, is known not to serve: the gateway
+    would hold a request until it does."""
+    if gateway(cli) is not None:
+        from areal.cli.remote_view import GatewayAnswers, model_healths
+
+        try:
+            workers = chosen._replace(timeout_s=_LOOK_S).get("/workers")
+        except ArealError:  # the key may not see them
+            return
+        healths = model_healths(GatewayAnswers((200, {}), (), workers))
+        seen = [(name, name, it.phase, it.ready, it.message) for name, it in healths.items()]
+    else:
+        home, host = HomeView(cli.home), service_name(cli, service)
+        items = [item for item in home.of_kind(MODEL) if item.spec.get("service", "default") == host]
+        found = home.statuses(items)
+        seen = [
+            (served_name(item.name, item.spec), item.name, status.phase, status.ready_replicas, status.message)
+            for item in items
+            if (status := found[str(item.ref)])
+        ]
+    wanted = [about for served, *about in seen if model in (None, served)]
+    if not wanted or any(ready or phase not in _HELD for _, phase, ready, _ in wanted):
+        return
+    name, phase, _, message = wanted[0]
+    why = f"model/{name} is {phase}" + (f": {message}" if message else "")
+    raise ArealError(why, hint=f"areal wait model/{name} --for ready; areal describe model/{name}")
 
 
 @dataclass
