@@ -199,7 +199,7 @@ def test_damaged_object_is_reported_and_the_others_are_shown(areal: Areal, objec
     path = home.objects / "model" / "llama" / "object.json"
     path.write_bytes(path.read_bytes()[:-10])
     result = areal("get", "models")
-    assert result.code == 1
+    assert result.code == 3
     assert [row[0] for row in result.rows[1:]] == ["qwen"]
     assert "unreadable" in result.err and "areal doctor --fix" in result.err
     assert path.exists()

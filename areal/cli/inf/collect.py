@@ -167,7 +167,7 @@ def _finish(
     complete = progress.done == progress.planned
     document = {"output": str(output.path), "model": given["model"], **summary(progress, seconds)}
     output.finish(document, complete=complete)
-    emit_one(cli, document, name=str(output.path), text=lambda: summary_page(document), answered=True)
+    emit_one(cli, document, name=str(output.path), text=lambda: summary_page(document))
     if complete:
         return 0
     if interrupted:
