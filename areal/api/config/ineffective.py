@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from areal.api.alloc_mode import train_backend
 from areal.api.config.training import NormConfig, PPOActorConfig, TrainEngineConfig
 
-if TYPE_CHECKING:
-    from areal.api.config.experiment import BaseExperimentConfig
-
 Ineffective = Iterator[tuple[tuple[str, ...], str]]
 
 
-def run_ineffective(config: BaseExperimentConfig) -> Ineffective:
+def run_ineffective(config: Any) -> Ineffective:
+    """``config``: a BaseExperimentConfig, whose module imports this one."""
     for place, part in ((each.name, getattr(config, each.name)) for each in fields(config)):
         if isinstance(part, TrainEngineConfig):
             yield from _at(place, engine_ineffective(part, config.allocation_mode))
