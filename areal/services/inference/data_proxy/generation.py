@@ -132,6 +132,8 @@ class Choice:
             self.token_ids += tokens
             self.logprobs += delta.logprobs
             self.versions += delta.versions
+            if delta.all_versions is not None:
+                self.versions = list(delta.all_versions)
             if delta.top_logprobs is not None:
                 self.top_logprobs += delta.top_logprobs
             if finish is not None and not start:
@@ -157,6 +159,8 @@ class Choice:
         self.token_ids += tokens[:count]
         self.logprobs += delta.logprobs[:count]
         self.versions += delta.versions[:count]
+        if delta.all_versions is not None:
+            self.versions = list(delta.all_versions[: len(self.token_ids)])
         if delta.top_logprobs is not None:
             self.top_logprobs += delta.top_logprobs[:count]
         self.finish_reason = finish

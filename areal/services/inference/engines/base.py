@@ -70,7 +70,8 @@ TopLogprobs = tuple[tuple[int, float], ...]
 @dataclass(slots=True)  # not frozen: there is one for each step of each stream, and freezing doubles its cost
 class EngineDelta:
     """New tokens of choice ``index``, with one entry in each list per token. ``versions`` are ``UNKNOWN_VERSION`` where
-    the engine reports none. ``after_first_s``, in the first delta: seconds since the engine sampled the first token."""
+    the engine reports none. ``all_versions``, in the last delta: those of the whole choice, where the engine knows them
+    better then. ``after_first_s``, in the first delta: seconds since the engine sampled the first token."""
 
     index: int
     token_ids: tuple[int, ...]
@@ -80,6 +81,7 @@ class EngineDelta:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     after_first_s: float = 0.0
+    all_versions: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """SGLang's native ``/generate`` with token ids in and out.
 
 Each event repeats the whole answer so far, or with SGLang's incremental option only the new part:
-``completion_tokens`` tells which. ``weight_versions`` are spans of the answer's tokens, exact also where an event has
-several; older servers report one ``weight_version`` per event. ``seed`` is not
-supported: it needs the server's deterministic mode, and is silently dropped without it.
+``completion_tokens`` tells which. The end of an answer has ``weight_versions``, exact spans of its tokens, so that
+whole answers need no event per token. Other events, and older servers, report one ``weight_version``, that of the
+server when the event is sent. ``seed`` is not supported: it needs the server's deterministic mode, and is silently
+dropped without it.
 
 Log-probabilities are tempered, before top-k, top-p and min-p, and after penalties, ``logit_bias`` and grammars; with
 ``SGLANG_RETURN_ORIGINAL_LOGPROB`` in the server's environment they are not tempered. The mode is determined once the
@@ -63,6 +64,7 @@ from areal.services.inference.engines.transport import (
     EngineClient,
     GenerateRequest,
     JsonEvents,
+    JsonWhole,
     adapters_of,
     check_event,
     key_refused,
@@ -116,7 +118,9 @@ class SglangClient(EngineClient):
 
     def _request(self, call: EngineCall) -> GenerateRequest:
         self._check_tokens(call.prompt)
-        return "/generate", wire_body(call), JsonEvents(StreamOffsets(call).deltas)
+        offsets, whole = StreamOffsets(call, self.capabilities), not call.stream and self.capabilities.whole_answers
+        reader = JsonWhole(offsets.deltas) if whole else JsonEvents(offsets.deltas)
+        return "/generate", {**wire_body(call), "stream": not whole}, reader
 
     def _check_tokens(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt with an id outside the vocabulary, of which the server would die."""
@@ -157,6 +161,7 @@ class SglangClient(EngineClient):
         if self._interval != 1:
             return EngineState(not_ready=_INTERVAL % self._interval, fault=_INTERVAL % self._interval)
         _, listed = await self._get("/v1/models")
+        _, about = await self._get("/v1/loads")
         served: dict[str, Any] = next((entry for entry in listed.get("data") or () if not entry.get("parent")), {})
         return EngineState(
             not_ready=None,
@@ -165,6 +170,7 @@ class SglangClient(EngineClient):
             root=typed(model, "model_path", str),
             paused=self._paused,
             adapters=adapters_of(listed),
+            generated=_steps(about),
         )
 
     async def _info(self, name: str) -> tuple[int, dict[str, Any]]:
@@ -379,7 +385,6 @@ def wire_body(call: EngineCall) -> dict[str, Any]:
         "rid": call.request_id,
         "input_ids": call.prompt,
         "sampling_params": sampling,
-        "stream": True,
         "return_logprob": True,
         "logprob_start_len": -1,
         "top_logprobs_num": call.sampling.top_logprobs,
@@ -401,27 +406,35 @@ def _constraint(wanted: Mapping[str, Any]) -> dict[str, str]:
 
 @dataclass
 class StreamOffsets:
-    """Reads events, and counts the tokens of each choice that earlier ones had."""
+    """Reads events and whole answers, and counts the tokens of each choice that earlier events had. Learns from the
+    end of an answer whether the server reports spans of versions, so that whole answers may be asked for. Of a whole
+    answer only the latency is known: ``after_first_s`` takes each token for equally long."""
 
     call: EngineCall
+    capabilities: Capabilities
     seen: dict[int, int] = field(default_factory=dict)
 
-    def deltas(self, data: Mapping[str, Any]) -> tuple[EngineDelta]:
-        check_event(data)
-        return (self.read(data),)
+    def deltas(self, data: Any) -> list[EngineDelta]:
+        answers = data if isinstance(data, list) else [data]  # a whole answer of several choices
+        for answer in answers:
+            check_event(answer)
+        return [self.read(answer, number) for number, answer in enumerate(answers)]
 
-    def read(self, data: Mapping[str, Any]) -> EngineDelta:
-        index = data.get("index", 0)
+    def read(self, data: Mapping[str, Any], number: int = 0) -> EngineDelta:
+        index = data.get("index", number)
         about = data.get("meta_info", {})
         entries = about.get("output_token_logprobs") or []
         tops = about.get("output_top_logprobs") or []
         first, total = self.seen.get(index, 0), about.get("completion_tokens", 0)
         if len(entries) >= total:  # the whole answer so far, and perhaps tokens of the events after this one
             entries, tops = entries[first:total], tops[first:total]
-        self.seen[index] = first + len(entries)
+        total = self.seen[index] = first + len(entries)
         reason = about.get("finish_reason")
         ended = isinstance(reason, Mapping)
         matched = reason.get("matched") if ended else None
+        has_spans = ended and bool(about.get("weight_versions"))
+        if ended:
+            self.capabilities.whole_answers = has_spans
         return EngineDelta(
             index=index,
             token_ids=tuple(entry[1] for entry in entries),
@@ -430,6 +443,8 @@ class StreamOffsets:
             top_logprobs=tuple(map(_top, tops)) if self.call.sampling.top_logprobs else None,
             finish_reason=FinishReason.read(reason.get("type")) if ended else None,
             stop_token_id=matched if isinstance(matched, int) else None,
+            after_first_s=about.get("e2e_latency", 0.0) * (1 - 1 / total) if ended and total and not first else 0.0,
+            all_versions=versions_of(about, 0, total) if has_spans and first else None,
         )
 
 
@@ -442,6 +457,12 @@ def read_prompt(about: Mapping[str, Any], prompt: Sequence[int], top: int) -> Pr
         )
     tops = about.get("input_top_logprobs") or [None] * len(entries)
     return PromptLogprobs(tuple(entry[0] for entry in entries[1:]), tuple(_top(each)[:top] for each in tops[1:]))
+
+
+def _steps(about: Mapping[str, Any]) -> int | None:
+    """A number that grows while the server generates, from its loads."""
+    moments = [load["decode_moments"][0] for load in about.get("loads") or () if load.get("decode_moments")]
+    return int(sum(moments)) if moments else None
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:

@@ -209,6 +209,8 @@ def _joined(parts: Sequence[EngineDelta]) -> EngineDelta:
         top_logprobs=None if tops is None else tuple(chain.from_iterable(tops)),
         finish_reason=last.finish_reason,
         stop_token_id=last.stop_token_id,
+        after_first_s=parts[0].after_first_s,
+        all_versions=last.all_versions,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -157,6 +158,47 @@ async def test_sglang_spans_of_versions_at_the_end_are_those_of_its_tokens(http:
     last["meta_info"]["weight_versions"] = spans
     api.replies["POST /generate"] = [last, "[DONE]"]
     assert [version for _, _, version in tokens_of(await collect(await engine("sglang", http, api.url)))] == [6, 6, 7]
+
+
+async def test_sglang_spans_at_the_end_of_a_stream_correct_the_versions_of_its_events(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    last = _sglang_event([5, 6, 9], 3, {"type": "length"})
+    last["meta_info"]["weight_versions"] = [
+        {"version": "6", "start": 0, "end": 2},
+        {"version": "7", "start": 2, "end": 3},
+    ]
+    client = await engine("sglang", http, api.url)
+    sent = asyncio.Event()
+    api.replies["POST /generate"] = [_sglang_event([5], 1, None), sent.wait, last, "[DONE]"]
+    deltas: list[EngineDelta] = []
+    async for delta in client.generate(CALL):
+        deltas.append(delta)
+        sent.set()
+    assert deltas[0].versions == (7,) and deltas[-1].versions == (6, 7)
+    assert deltas[-1].all_versions == (6, 6, 7)
+
+
+async def test_sglang_that_reports_spans_is_asked_for_whole_answers_where_nothing_is_streamed(
+    http: HttpClient, api: ScriptedApi
+) -> None:
+    whole = [_sglang_event([5, 6], 2, {"type": "length"}), _sglang_event([9], 1, {"type": "stop", "matched": 9})]
+    client = await engine("sglang", http, api.url)
+    quiet = replace(CALL, stream=False)
+    for spans in ([], [{"version": "6", "start": 0, "end": 1}, {"version": "7", "start": 1, "end": 2}]):
+        for answer in whole:
+            answer["meta_info"] |= {"weight_versions": spans, "e2e_latency": 0.5}
+        api.replies["POST /generate"] = [whole[0], "[DONE]"]
+        await collect(client, quiet)  # of an older server a stream
+        assert api.bodies("POST /generate")[-1]["stream"] is True
+    api.replies["POST /generate"] = (200, whole)
+    first, second = await collect(client, quiet)
+    assert api.bodies("POST /generate")[-1]["stream"] is False
+    assert (first.index, first.token_ids, first.versions, first.after_first_s) == (0, (5, 6), (6, 7), 0.25)
+    assert (second.index, second.token_ids, second.finish_reason) == (1, (9,), FinishReason.STOP)
+    api.replies["POST /generate"] = [whole[0], "[DONE]"]
+    await collect(client)
+    assert api.bodies("POST /generate")[-1]["stream"] is True
 
 
 def _sglang_event(ids: list[int], completion_tokens: int, finish: dict[str, Any] | None) -> dict[str, Any]:

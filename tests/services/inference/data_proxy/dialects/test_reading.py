@@ -209,3 +209,15 @@ def test_tools_without_a_parser_reach_the_template_and_leave_the_text_alone() ->
     use = read_tool_use(Fields({"tools": TOOLS}), Template(TEMPLATE, {}), Parsers(), Capabilities())
     assert use.shown == TOOLS and use.form is None
     assert ResponseParsing(None, use).new_reader("").push("<tool_call>") == (Content("<tool_call>"),)
+
+
+def test_versions_at_the_end_of_a_choice_replace_those_of_its_deltas(talking_tokenizer: Path) -> None:
+    codec = TextCodec(
+        Tokenizer.from_file(str(talking_tokenizer / "tokenizer.json")), template=None, end_ids=[], max_positions=None
+    )
+    for stops in ((), ("never",)):
+        choice = Choice(0, codec.stream(), stops)
+        choice.push(EngineDelta(0, (70,), (-0.5,), (7,)))
+        last = EngineDelta(0, (71,), (-0.5,), (7,), None, FinishReason.LENGTH, all_versions=(6, 7))
+        choice.push(last)
+        assert choice.versions == [6, 7]

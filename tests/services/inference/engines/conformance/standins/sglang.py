@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ class Sglang:
         body = await request.json()
         if body["logprob_start_len"] == 0:
             return await self._scored(body)
-        assert body["stream"] and body["return_logprob"] and body["logprob_start_len"] == -1
+        assert body["return_logprob"] and body["logprob_start_len"] == -1
         sampling = dict(body["sampling_params"])
         schema, top = sampling.pop("json_schema", None), body["top_logprobs_num"]
         for dropped in ("seed", "skip_special_tokens"):
@@ -124,22 +125,32 @@ class Sglang:
         events = self._core.deltas(body["input_ids"], {**sampling, "top_logprobs": top}, body.get("lora_path"), wanted)
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         so_far: dict[int, dict[str, Any]] = {}
+        whole: dict[int, dict[str, Any]] = {}
+        began = time.monotonic()
         self._running[body["rid"]] = False
         try:
             async for delta in events:
-                if not out.prepared:
+                if not out.prepared and body["stream"]:
                     await out.prepare(request)
-                about = so_far.setdefault(delta.index, {"logprobs": [], "tops": []})
+                about = so_far.setdefault(delta.index, {"logprobs": [], "tops": [], "versions": []})
+                about["versions"] += [self._core.label] * len(delta.token_ids)
                 pairs = zip(delta.logprobs, delta.token_ids, strict=True)
                 about["logprobs"] += [[logprob, token, None] for logprob, token in pairs]
                 about["tops"] += [[[value, token, None] for token, value in each] for each in delta.top_logprobs or ()]
                 aborted = self._running[body["rid"]]
                 event = _event(body["rid"], delta, about, len(body["input_ids"]), self._core.label, aborted)
+                event["meta_info"]["e2e_latency"] = time.monotonic() - began
+                if not body["stream"]:
+                    whole[delta.index] = event
+                    continue
                 if sampling.get("n", 1) > 1:
                     event["index"] = delta.index
                 await out.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                 if aborted:
                     break
+            if not body["stream"]:
+                answers = [whole[index] for index in sorted(whole)]
+                return web.json_response(answers if len(answers) > 1 else answers[0])
             await out.write(b"data: [DONE]\n\n")
         except Refused as refused:
             return web.json_response({"error": {"message": str(refused)}}, status=400)
@@ -279,6 +290,15 @@ def _custom_group(body: dict[str, Any]) -> Any:
     return group
 
 
+def _spans(versions: list[str]) -> list[dict[str, Any]]:
+    spans: list[dict[str, Any]] = []
+    for number, version in enumerate(versions):
+        if not spans or spans[-1]["version"] != version:
+            spans.append({"version": version, "start": number, "end": number})
+        spans[-1]["end"] = number + 1
+    return spans
+
+
 def _event(
     rid: str, delta: Any, about: dict[str, Any], prompt_tokens: int, label: str, aborted: bool
 ) -> dict[str, Any]:
@@ -300,5 +320,6 @@ def _event(
             "weight_version": label,
             "output_token_logprobs": about["logprobs"],
             "output_top_logprobs": about["tops"],
+            **({} if finish is None else {"weight_versions": _spans(about["versions"])}),
         },
     }
