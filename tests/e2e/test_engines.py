@@ -22,13 +22,13 @@ pytestmark = pytest.mark.timeout(1500)
 STEPS = 60
 
 
-def engine_of(name: str) -> dict[str, Any]:
-    """``env`` and ``engineArgs`` of an engine on a CPU."""
+def engine_of(name: str, folder: Path) -> dict[str, Any]:
+    """``env`` and ``engineArgs`` of an engine on a CPU. SGLang leaves files behind, in ``folder``."""
     env = {"AREAL_ENGINE_PYTHON": os.environ[REAL[name]], "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if name == "vllm":
         arguments: dict[str, Any] = {"enforceEager": True, "maxModelLen": 128, "maxNumSeqs": 32}
         return {"env": {**env, "VLLM_CPU_KVCACHE_SPACE": "1"}, "engineArgs": {"dtype": "float32", **arguments}}
-    env |= {"PYTHONPATH": str(SGLANG_ON_CPU), "SGLANG_USE_CPU_ENGINE": "1"}
+    env |= {"PYTHONPATH": str(SGLANG_ON_CPU), "SGLANG_USE_CPU_ENGINE": "1", "TMPDIR": str(folder)}
     names = [each.removeprefix("--") for each in SGLANG_ON_CPU_FLAGS]
     values = [True if after.startswith("--") else after for after in (*SGLANG_ON_CPU_FLAGS[1:], "--")]
     given = zip(SGLANG_ON_CPU_FLAGS, names, values, strict=True)
@@ -45,7 +45,7 @@ def manifest(box: Box, model: Path, name: str, mode: str) -> str:
         "evaluator.eval_before_train": False,
         "total_train_steps": STEPS,
     }
-    engine = engine_of(name)
+    engine = engine_of(name, box.folder)
     listed = json.dumps([f"{name}={json.dumps(value)}" for name, value in overrides.items()])
     return f"""
 apiVersion: areal.dev/v1alpha1
