@@ -16,6 +16,7 @@ from areal.resources.render import RenderRequest, render
 from areal.resources.specs import InferenceServiceSpec
 from areal.resources.validation import effective
 from tests.reconcilers.worlds import model
+from tests.services.inference.engines.conformance.engines import ON_GPU, SGLANG_ON_CPU
 
 FLAGS = [f"flag-{number}" for number in range(30)]
 
@@ -108,13 +109,17 @@ def test_help_that_takes_too_long_is_reported_and_asked_for_again(
     "engine", [pytest.param(engine, marks=getattr(pytest.mark, engine)) for engine in ("vllm", "sglang")]
 )
 def test_source_of_a_real_parser_has_every_flag_of_its_help_and_that_has_all_that_areal_passes(
-    tmp_path: Path, engine: str
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = os.environ.get(f"AREAL_{engine.upper()}_PYTHON")
     if not python:
         pytest.skip(f"AREAL_{engine.upper()}_PYTHON names no Python that has {engine}")
+    if engine == "sglang" and not ON_GPU:
+        monkeypatch.setenv("PYTHONPATH", str(SGLANG_ON_CPU))
     source = source_flags(engine, python, tmp_path)
-    flags = frozenset(installed_flags(engine, python, tmp_path) or ())
+    listed = installed_flags(engine, python, tmp_path) or ()
+    prose = ("json-arg", "help")  # of vLLM's example; others are cut at the end of a line
+    flags = frozenset(name for name in listed if "." not in name and name not in prose and not name.endswith("-"))
     assert source is not None and flags and flags - set(source) == set()
     (tmp_path / "key").write_text("k")
     item = model({"service": "home", "backend": engine, "path": str(tmp_path), "lora": {"a": str(tmp_path)}})

@@ -139,7 +139,8 @@ class Sglang:
                 about["tops"] += [[[value, token, None] for token, value in each] for each in delta.top_logprobs or ()]
                 aborted = self._running[body["rid"]]
                 event = _event(body["rid"], delta, about, len(body["input_ids"]), self._core.label, aborted)
-                event["meta_info"]["e2e_latency"] = time.monotonic() - began
+                if event["meta_info"]["finish_reason"]:
+                    event["meta_info"]["e2e_latency"] = time.monotonic() - began
                 if not body["stream"]:
                     whole[delta.index] = event
                     continue
