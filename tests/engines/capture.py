@@ -110,7 +110,8 @@ def _reply(name: str, url: str, route: str, body: Any, model: str) -> dict[str, 
     if kind == "text/event-stream":
         events = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
         forms = [form(json.loads(event)) for event in events if event != "[DONE]"]
-        return reply | {"type": kind, "ends": events[-1], "events": [forms[0], forms[-1]]}
+        first = {"first": forms[0]} if len(forms) > 1 else {}  # the tokens of a short answer may come at once
+        return reply | {"type": kind, "ends": events[-1], **first, "last": forms[-1]}
     if kind == "application/json":
         value = json.loads(text)
         if name in _LONG:
