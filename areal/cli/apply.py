@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from areal.cli.failures import error_lines, fault_lines
 from areal.cli.manifest import DryRunCommand, SourceFlags, dry_run_option, print_manifests, source_options
 from areal.cli.objects import (
     complete_targets,
@@ -38,8 +39,6 @@ from areal.cli.output import (
     dump,
     emit_one,
     emit_rows,
-    error_lines,
-    fault_lines,
     field,
     iso,
     show,

@@ -337,7 +337,7 @@ def _run(args: Sequence[str] | None) -> int:
         if isinstance(error, KeyboardInterrupt) or is_interrupt(error):
             invocation.info("interrupted")
             return STATUS
-        from areal.cli.output import report
+        from areal.cli.failures import report
 
         return report(error, invocation)
     return status

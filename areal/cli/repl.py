@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from areal.cli.failures import report
 from areal.cli.options import Decorator, Invocation
-from areal.cli.output import report
 from areal.errors import ArealError, UsageFault
 
 message_option: Decorator[Any] = click.option(

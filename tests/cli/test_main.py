@@ -128,7 +128,7 @@ def test_destructive_verb_off_a_terminal_needs_yes(areal: Areal, verb: str) -> N
 def test_every_kind_of_error_has_its_exit_status(
     error: Exception, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from areal.cli.output import report
+    from areal.cli.failures import report
 
     assert report(error, Invocation()) == code
     assert "Traceback" not in capsys.readouterr().err
@@ -149,7 +149,7 @@ def test_manifest_errors_are_listed_by_position(areal: Areal, tmp_path: object) 
 
 
 def test_child_log_lines_are_quoted_under_the_error(capsys: pytest.CaptureFixture[str]) -> None:
-    from areal.cli.output import report
+    from areal.cli.failures import report
 
     report(TargetFailed("engine/0 died", detail="CUDA out of memory\nsecond", hint="areal logs model/x"), Invocation())
     assert capsys.readouterr().err == (
@@ -158,7 +158,7 @@ def test_child_log_lines_are_quoted_under_the_error(capsys: pytest.CaptureFixtur
 
 
 def test_debug_shows_the_traceback_and_nothing_else_does(capsys: pytest.CaptureFixture[str]) -> None:
-    from areal.cli.output import report
+    from areal.cli.failures import report
 
     def fail() -> Exception:
         try:
