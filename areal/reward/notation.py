@@ -64,7 +64,7 @@ _TABLE = r"""
 \(\s*\\mod\s*\{?\s*(\w+)\s*\}?\s*\)|\\p?mod\s*(?:\{\s*(\w+)\s*\}|(\w+)) => \\pmod{\1\2\3}
 \\(overline|over(?:left)?rightarrow|widehat|vec|triangle|angle)\s*(?:\{\s*([A-Z]{2,})'*\s*\}|([A-Z]{2,})) => @name
 \\math(?:rm|normal)\s*\{\s*([eidTP])\s*\} => @\1@
-\\frac\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\} => «\1» / «\2»
+\\frac\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}\}\s*\{\\(?:text|mathrm)\s*\{([A-Za-z ]+)\}{{power}}\} => «\1»/«\2»\3
 \\(?:operatorname|text|mathrm)\s*\{({{functions}})\} => \\\1@
 \\(?:text(?:bf|it|rm|normal|tt|sf)?|math(?:rm|normal)|[mh]box|operatorname)\s*{{group}} => @words
 (?<![\\A-Za-z«])({{functions}})(?=[\s(_^\d]|\Z) => \\\1
@@ -85,10 +85,12 @@ _TABLE = r"""
 \(\s*«(?:exact(?:ly)?|approx\w*|simplified)»\s*\) =>
 (?<=\S)[,;]?\s*\(?\s*(?:{{any}}\s*)*[a-z]\s*\\in\s*(?:\\mathbb\{Z\}|\(-\\infty,\\infty\))\s*\)?\Z =>
 (?<=[\w)}]),?\s*(?:«for»|«where»)\s*(?:{{any}}\s*)+(?:«?[a-z]»?\s*)?\Z =>
-(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
+(?i:(?:«?(?:all|real)»?\s+)+«?(?:reals?|numbers?)»?[ «x»]*?«?except»?)\s+(.+)\Z => (-\\infty,\\infty)\\setminus\\{\1\\}
 «?\\?cis»?\s*(?:\(([^()]*)\)|([^\s(]\S*)) => (\\cos(\1\2)+i\\sin(\1\2))
 \\mu\s*«(\w+)» => «u\1»
 (?<=[\d}])\s*\\(Omega|AA)\> => «\1»
+«\s*([A-Za-z]+)\s*/\s*([A-Za-z]+)\s*»{{power}} => «\1»/«\2»\3
+(?<![A-Za-z\\«])(?!{{plurals}})(?=[A-Z]*[a-z])({{cons}})({{cons}})({{cons}})({{cons}}?){{last}} => \1 \2 \3 \4
 \\lg\> => \\log_{10}
 \A\s*([A-Z])\s*(\((?:[^()]|\([^()]*\))*,(?:[^()]|\([^()]*\))*\))\s*\Z => \1=\2
 \b(\d+)\s+«?to»?\s+(\d+)\b => \1:\2
@@ -271,6 +273,10 @@ _CONSTANTS = {
     "commands": "|".join(_COMMANDS),
     "functions": "sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|sinh|cosh|tanh|log|ln|exp|pi|gcd|lcm|max|min",
     "units": "km|cm|mm|kg|mg|m[lL]|ft|in|yd|mi|hr|lb|oz|[kM]?Hz|kN|kJ|kW|Pa|cc",
+    "power": r"(\s*\^\s*\{?\d\}?)?",
+    "plurals": "mph|kmh|lbs|hrs|rpm|pts|cms|kms|kgs|gms|mls|yrs",
+    "cons": "[b-df-hj-np-tv-xzB-DF-HJ-NP-TV-XZ]",
+    "last": "(?![A-Za-z»])",
     "end": r"(?=\s*(?:\^\s*\{?-?\d\}?\s*|/\s*\w+\s*)?\Z)",
     "scales": "|".join(SCALES),
     "group": rf"\{{({_GROUP})\}}",
