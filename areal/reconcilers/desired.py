@@ -53,7 +53,7 @@ class Wanted:
 @dataclass(frozen=True)
 class Target:
     """``object`` is what to record; ``action`` create | configure | unchanged | replace | prune | delete. ``replaces``:
-    the stored object that has to be deleted first, for ``replace``."""
+    the stored object that has to be deleted first, for ``replace``. ``is_expired``: its manifest limits its time."""
 
     object: StoredObject
     action: str
@@ -61,6 +61,7 @@ class Target:
     taken: tuple[str, ...] = ()
     cause: str = ""
     replaces: StoredObject | None = None
+    is_expired: bool = False
 
     @cached_property
     def ref(self) -> str:

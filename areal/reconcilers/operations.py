@@ -299,7 +299,10 @@ def reconcile_once(
         ended = deletions(stored, map(str, outlived), cascade=False)
         deleted = {target.ref for target in ended}
         targets = [Target(item, "unchanged") for item in chosen if str(item.ref) not in deleted]
-        targets += [replace(target, cause=_TTL) if target.object.ref in outlived else target for target in ended]
+        targets += [
+            replace(target, cause=_TTL, is_expired=True) if target.object.ref in outlived else target
+            for target in ended
+        ]
         check_removals(stored, targets)
         return tuple(targets)
 

@@ -62,7 +62,7 @@ def make_plan(
     for drift in notes.drift:
         drifted.setdefault(drift.ref, []).append(drift)
     shown = [t for t in scope.all if t.ref in scope.requested or ops_of(t.ref) or t.ref in notes.refused]
-    ended = [t for t in scope.all if t.is_deleted and t.ref not in notes.refused]
+    ended = [t for t in scope.all if t.is_deleted and not t.is_expired and t.ref not in notes.refused]
     ended += [t for t in scope.all if t.replaces is not None]
     past = {"prune": "pruned", "delete": "deleted", "replace": "deleted and created again"}
     return Plan(
